@@ -85,7 +85,9 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
         now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()
         notifier = Notifier(database, sinks, settings.scheduler, metrics)
         notifier.add_sinks(now)
-        manual = Scheduler.of(settings, database, producer, metrics, owner=_owner(), schedule_id=MANUAL_SCHEDULE_ID)
+        manual = Scheduler(
+            database, producer, settings, owner=_owner(), metrics=metrics, schedule_id=MANUAL_SCHEDULE_ID
+        )
         manual.run_once(now)
         notifier.send_due(now)
     finally:
@@ -101,16 +103,11 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m scheduler", description=__doc__, epilog="example: python -m scheduler once --profile local"
     )
     parser.add_argument("mode", choices=("run", "once"), help="stay and measure at every interval, or one run now")
-    parser.add_argument("--configs", type=Path, default=_path("ALPHALOOP_CONFIGS"), help="folder of TOML files")
-    parser.add_argument(
-        "--profile", default=os.environ.get("ALPHALOOP_PROFILE") or None, help="one more file of it, over the others"
-    )
+    configs, profile = (os.environ.get(f"ALPHALOOP_{name}") or None for name in ("CONFIGS", "PROFILE"))
+    parser.add_argument("--configs", type=Path, default=configs, help="folder of TOML files")
+    parser.add_argument("--profile", default=profile, help="one more file of it, over the others")
     parser.add_argument("--data-dir", type=Path, default=None, help="where a running `alphaloop up` keeps its data")
     return parser.parse_args(argv)
-
-
-def _path(variable: str) -> Path | None:
-    return Path(os.environ[variable]) if os.environ.get(variable) else None
 
 
 if __name__ == "__main__":

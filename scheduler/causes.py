@@ -20,7 +20,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from alphaloop.acceptance import Z95, Interval
+from alphaloop.acceptance import Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.wording import minute
 from scheduler.drift.watching import State, TrafficVerdict, state_of
@@ -140,7 +140,10 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
 
     A rise that the probes share is no finding: something was repaired.
     """
-    findings = [_from_step(step, evidence) for step in evidence.probes.falls()]
+    findings = []
+    for step in evidence.probes.falls():
+        told, began = _of_probes(step.across, evidence), (step.began_after, step.began_before)
+        findings.append(DriftFinding(step.left.subject, *told, *began, None, step.across, step.left))
     move = move_of(evidence.traffic, evidence.margin)
     if move is not None:
         own = evidence.probes.across(move.changed_after, move.changed_before)
@@ -156,12 +159,6 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
     return list(found.values())
 
 
-def _from_step(step: ProbeStep, evidence: DrafterEvidence) -> DriftFinding:
-    cause, sentence, action = _of_probes(step.across, evidence)
-    began = step.began_after, step.began_before
-    return DriftFinding(step.left.subject, cause, sentence, action, *began, None, step.across, step.left)
-
-
 def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bool:
     """Whether a fall of the probes and a fall of traffic are the same.
 
@@ -175,14 +172,24 @@ def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bo
 def _from_traffic(move: Move, own: ProbeVerdict | None, evidence: DrafterEvidence) -> list[DriftFinding]:
     """What traffic alone has shown, judged by `own`: its probes on both sides of the change."""
     if move.mix is not None:
-        return [_finding(move, Cause.MIX_SHIFT, _say_mix_shifted(move, move.mix), _MIX_ACTION, evidence)]
+        shifted = (
+            f"{_traffic(move)} Inside the segments, by their shares now, the change is {_change(move.mix)}: most of it "
+            "is their shares of the jobs."
+        )
+        return [_finding(move, Cause.MIX_SHIFT, shifted, _MIX_ACTION, evidence)]
     seen = [incident for incident in evidence.incidents if incident.at >= move.changed_after]
     if seen:
-        return [_finding(move, Cause.FAULT, _say_engine_erred(move, seen), _FAULT_ACTION, evidence, own)]
+        erred = f"{_traffic(move)}{_incidents(seen)} So the engine is the first suspect, whatever the probes say."
+        return [_finding(move, Cause.FAULT, erred, _FAULT_ACTION, evidence, own)]
     if own is None or own.state is State.TOO_LITTLE:
         return [_with_other_tasks(move, own, evidence)]
     if own.state is not move.state:
-        return [_finding(move, Cause.TRAFFIC_CHANGED, _say_jobs_changed(move, own), _JOBS_ACTION, evidence, own)]
+        how = "steady" if own.state is State.STEADY else "better"
+        changed = (
+            f"{_traffic(move)} On {own.num_prompts} fixed probe prompts the draft was {how} across that time "
+            f"({_change(own.change)}): the jobs have changed, not the draft."
+        )
+        return [_finding(move, Cause.TRAFFIC_CHANGED, changed, _JOBS_ACTION, evidence, own)]
     if own.state is State.ROSE:
         return []
     return [_finding(move, *_of_probes(own, evidence), evidence, own)]
@@ -194,13 +201,16 @@ def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvi
     fallen = [verdict for verdict in across if verdict is not None and verdict.state is State.FELL]
     causes = {_cause_across(verdict, ()) for verdict in fallen}
     if move.state is State.FELL and len(causes) == 1:
-        cause = causes.pop()
-        return _finding(move, cause, _say_fell_elsewhere(move, fallen), _action_after(fallen[0], cause), evidence, own)
+        cause, tasks = causes.pop(), ", ".join(sorted(v.subject.task for v in fallen))
+        sentence = (
+            f"{_traffic(move)} Its own probes do not reach across that time, but those of {tasks} fell too. "
+            f"{_what_changed(fallen[0].before, fallen[0].after)}"
+        )
+        return _finding(move, cause, sentence, _action_after(fallen[0], cause), evidence, own)
     newest = evidence.probes.newest
     sentence = _say_too_little(move, own, newest.measured_at if newest else None)
-    return _finding(
-        move, Cause.TOO_LITTLE_EVIDENCE, sentence, _what_would_tell(own, newest, evidence.margin), evidence, own
-    )
+    action = _what_would_tell(own, newest, evidence.margin)
+    return _finding(move, Cause.TOO_LITTLE_EVIDENCE, sentence, action, evidence, own)
 
 
 def _cause_across(verdict: ProbeVerdict, incidents: Sequence[SeenIncident]) -> Cause:
@@ -259,10 +269,11 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     clearest = sorted(segments, key=_size, reverse=True)
     by_state = {state: [v for v in clearest if v.state is state] for state in _MOVED}
     if overall is None or overall.state not in _MOVED:
-        return _hidden(by_state[State.FELL] or by_state[State.ROSE])
+        hidden = by_state[State.FELL] or by_state[State.ROSE]  # all segments together do not show it
+        return _move(hidden[0], hidden) if hidden else None
     against = by_state[State.ROSE if overall.state is State.FELL else State.FELL]
     if 2 * sum(v.trials_after for v in against) > sum(v.trials_after for v in segments):
-        return _hidden(against)
+        return _move(against[0], against)
     within = within_change(segments) if len(segments) > 1 else None
     is_mix = _is_mix(overall, within, margin)
     move = _move(overall, [] if is_mix else by_state[overall.state])
@@ -275,17 +286,12 @@ def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
     Direct standardisation with the shares after the change. The rest of the change of the mean is the mix's. Segments
     without an estimate, because they are new or thin, are left out while the others have most of the trials.
     """
-    told = [v for v in segments if v.change is not None]
-    total = sum(v.trials_after for v in told)
+    told = [(v.trials_after, v.change) for v in segments if v.change is not None]
+    total = sum(trials for trials, _ in told)
     if not total or total < MOST * sum(v.trials_after for v in segments):
         return None
-    mean = variance = 0.0
-    for verdict in told:
-        if verdict.change is not None:
-            share = verdict.trials_after / total
-            mean += share * verdict.change.mean
-            variance += (share * (verdict.change.high - verdict.change.low) / 2 / Z95) ** 2
-    half = Z95 * math.sqrt(variance)
+    mean = sum(trials / total * change.mean for trials, change in told)
+    half = math.hypot(*(trials / total * (change.high - change.low) / 2 for trials, change in told))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -299,14 +305,8 @@ def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> 
         return False
     sign = -1 if overall.state is State.FELL else 1
     whole = sign * overall.change.mean
-    most = max(sign * within.low, sign * within.high)
-    is_small = most < whole and sign * within.mean < whole / 2
+    is_small = max(sign * within.low, sign * within.high) < whole and sign * within.mean < whole / 2
     return is_small and state_of(within, margin) is not overall.state
-
-
-def _hidden(moved: Sequence[TrafficVerdict]) -> Move | None:
-    """A move that all segments together do not show."""
-    return _move(moved[0], moved) if moved else None
 
 
 def _size(verdict: TrafficVerdict) -> float:
@@ -343,37 +343,6 @@ _CHANGES: Final = {
     "draft": "the draft changed from {0.draft_revision:.12} to {1.draft_revision:.12}",
     "engine": "the engine changed from {0.engine} to {1.engine}",
 }
-
-
-def _say_jobs_changed(move: Move, probes: ProbeVerdict) -> str:
-    """The jobs have changed, and the probes show that the draft has not."""
-    how = "steady" if probes.state is State.STEADY else "better"
-    return (
-        f"{_traffic(move)} On {probes.num_prompts} fixed probe prompts the draft was {how} across that time "
-        f"({_change(probes.change)}): the jobs have changed, not the draft."
-    )
-
-
-def _say_mix_shifted(move: Move, within: Interval) -> str:
-    """The segments have other shares."""
-    return (
-        f"{_traffic(move)} Inside the segments, by their shares now, the change is {_change(within)}: most of it is "
-        "their shares of the jobs."
-    )
-
-
-def _say_engine_erred(move: Move, seen: Sequence[SeenIncident]) -> str:
-    """The engine was seen to err."""
-    return f"{_traffic(move)}{_incidents(seen)} So the engine is the first suspect, whatever the probes say."
-
-
-def _say_fell_elsewhere(move: Move, fallen: Sequence[ProbeVerdict]) -> str:
-    """Other tasks' probes fell at the same time."""
-    tasks = ", ".join(sorted(v.subject.task for v in fallen))
-    return (
-        f"{_traffic(move)} Its own probes do not reach across that time, but those of {tasks} fell too. "
-        f"{_what_changed(fallen[0].before, fallen[0].after)}"
-    )
 
 
 def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | None) -> str:
@@ -426,8 +395,7 @@ def _what_changed(before: ProbeSetup, after: ProbeSetup) -> str:
 
 
 def _traffic(move: Move) -> str:
-    told = move.told
-    verb = "fell" if move.state is State.FELL else "rose"
+    told, verb = move.told, "fell" if move.state is State.FELL else "rose"
     where = f"{told.subject.drafter} on {told.subject.task}{f' ({_segments(move.segments)})' if move.segments else ''}"
     when = f"between {minute(move.changed_after)} and {minute(move.changed_before)}"
     text = f"Acceptance of {where} {verb}{_from_to(told)} {when}."

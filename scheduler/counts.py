@@ -38,11 +38,8 @@ class RunCounts:
 
     def current_streams(self) -> dict[Stream, Sequence[DecodedJob]]:
         """Speculative streams of the revisions that decoded last, by task and drafter."""
-        newest: dict[tuple[str, str], tuple[datetime, DriftSubject]] = {}
-        for stream, jobs in self.streams.items():
-            seen = (jobs[-1].decoded_at, subject_of(stream))
-            newest[stream.task, stream.drafter] = max(newest.get((stream.task, stream.drafter), seen), seen)
-        current = {subject for _, subject in newest.values()}
+        seen = sorted((jobs[-1].decoded_at, subject_of(stream)) for stream, jobs in self.streams.items())
+        current = {(subject.task, subject.drafter): subject for _, subject in seen}.values()
         return {s: jobs for s, jobs in self.streams.items() if s.drafter and subject_of(s) in current}
 
     def in_use(self) -> dict[tuple[str, str], DriftSubject]:
@@ -61,7 +58,7 @@ class RunCounts:
         newest = [(jobs[-1].decoded_at, stream) for stream, jobs in self.streams.items() if stream.task == task]
         if not newest:
             return None
-        _, stream = max(newest)
+        stream = max(newest)[1]
         job, mode = self.streams[stream][-1], Mode.SPECULATIVE if stream.drafter else Mode.VANILLA
         return NextJob(mode.value, stream.drafter or None, job.num_draft_tokens, job.reason, "")
 

@@ -170,24 +170,18 @@ def _over(event: DriftEvent, judged: Judged | None, now: datetime, forget_after:
 
 def _probes_recovered(event: DriftEvent, judged: Judged) -> str | None:
     reference = event.content.evidence["probes"]["measured_before"]
-    for step in judged.steps:
-        if step.across.measured_before.isoformat() != reference or step.left.change is None:
-            continue
-        if has_recovered(step.left, judged.evidence.margin):
-            change = step.left.change
+    for left in (step.left for step in judged.steps if step.across.measured_before.isoformat() == reference):
+        if left.change is not None and has_recovered(left, judged.evidence.margin):
+            mean, low, high = astuple(left.change)
             return (
-                f"On {step.left.num_prompts} probe prompts, acceptance of {step.left.measured_after:%Y-%m-%d %H:%M} "
-                f"UTC is back where it was before the fall: change {change.mean:+.2f} [{change.low:+.2f}, "
-                f"{change.high:+.2f}]."
+                f"On {left.num_prompts} probe prompts, acceptance of {left.measured_after:%Y-%m-%d %H:%M} UTC is back "
+                f"where it was before the fall: change {mean:+.2f} [{low:+.2f}, {high:+.2f}]."
             )
     return None
 
 
 def _traffic_recovered(event: DriftEvent, judged: Judged) -> str | None:
-    if (event.subject.draft_revision, event.subject.target_revision) != (
-        judged.subject.draft_revision,
-        judged.subject.target_revision,
-    ):
+    if event.subject != judged.subject:
         return "Another draft or target is in use: its jobs are a new history."
     segment = (event.content.evidence["traffic"] or {}).get("segment", "")
     verdict = next((v for v in judged.evidence.traffic if v.segment == segment), None)
@@ -244,16 +238,15 @@ def lost_tokens_per_s(finding: DriftFinding, pace: TaskPace) -> float | None:
 
 
 def _measured(finding: DriftFinding, pace: TaskPace) -> float | None:
-    before = _speedup(finding, pace.measured_before)
+    before, now = _speedup(finding, pace.measured_before), pace.measured_now
     if before is None or pace.setting is None:
         return None
     if pace.setting.mode == "vanilla":
         return before
-    now = pace.measured_now
     if now is None or finding.began_before is None or now.covers_from < finding.began_before:
         return None
     current = _speedup(finding, now)
-    return None if current is None else before / current
+    return current and before / current
 
 
 def _speedup(finding: DriftFinding, measured: TaskSpeedup | None) -> float | None:

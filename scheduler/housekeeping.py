@@ -49,19 +49,18 @@ class Retention:
         def time_is_up() -> bool:
             return self.clock() >= until
 
+        def drop(before: datetime, *tables: str) -> None:
+            for table in tables:
+                _tell(table, self.store.drop(table, before, time_is_up))
+
         history = now - timedelta(days=self.settings.history_retention_days)
-        hours = now - HOURLY_KEPT_FOR
-        days = now - DAILY_KEPT_FOR
         drop_reports(self.report_folder, history)
-        for table in ("decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports"):
-            _tell(table, self.store.drop(table, history, time_is_up))
-        _tell("acceptance_hourly", self.store.drop("acceptance_hourly", hours, time_is_up))
-        for table in ("acceptance_daily", "drift_events", "incidents", "notifications"):
-            _tell(table, self.store.drop(table, days, time_is_up))
+        drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
+        drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
+        drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         ended = self._jobs_before(now)
         if ended is not None:
-            for table in ("cancellations", "redrives"):
-                _tell(table, self.store.drop(table, ended, time_is_up))
+            drop(ended, "cancellations", "redrives")
             _tell("jobs", self.store.drop_jobs(ended, time_is_up))
             # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
             self._drop_contents(ended, ended - (now - ended), time_is_up)
@@ -86,31 +85,20 @@ class Retention:
         try:
             readable = self.message_retention()
         except BrokerError as error:
-            log.warning(
-                "no job deleted: %s", error.message, extra={"action": "retention_postponed", "code": error.code}
-            )
+            postponed = {"action": "retention_postponed", "code": error.code}
+            log.warning("no job deleted: %s", error.message, extra=postponed)
             return None
         if readable is None:
-            log.warning(
-                "no job deleted: a jobs topic keeps its messages without limit",
-                extra={"action": "retention_postponed", "hint": "set retention.ms on every jobs topic"},
-            )
+            postponed = {"action": "retention_postponed", "hint": "set retention.ms on every jobs topic"}
+            log.warning("no job deleted: a jobs topic keeps its messages without limit", extra=postponed)
             return None
-        if readable + MARGIN > wanted:
-            log.warning(
-                "jobs are kept for %s instead of %s, because their topics keep messages so long",
-                readable + MARGIN,
-                wanted,
-                extra={"action": "retention_extended"},
-            )
-        return now - max(wanted, readable + MARGIN)
+        if (least := readable + MARGIN) > wanted:
+            told = "jobs are kept for %s instead of %s, because their topics keep messages so long"
+            log.warning(told, least, wanted, extra={"action": "retention_extended"})
+        return now - max(wanted, least)
 
 
 def _tell(table: str, dropped: Dropped) -> None:
     if dropped.num_rows or not dropped.is_all:
-        log.info(
-            "deleted %d of %s",
-            dropped.num_rows,
-            table,
-            extra={"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all},
-        )
+        told = {"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all}
+        log.info("deleted %d of %s", dropped.num_rows, table, extra=told)

@@ -9,7 +9,9 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from datetime import datetime
+from functools import partial
 from typing import Final
 
 from alphaloop.console.app import ConsoleServer
@@ -72,7 +74,6 @@ def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str,
         metrics.registry.register(lag)
         producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
         exits.callback(producer.close)
-        clock = DatabaseClock(database)
         watchdog = Watchdog(liveness)
         exits.callback(watchdog.close)
         watchdog.start()
@@ -81,9 +82,9 @@ def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str,
         def parts(term: Term) -> tuple[Scheduler, Notifier | None]:
             its = database.guarded(term.check)
             notifier = Notifier(its, sinks, dials, metrics) if sinks else None
-            return Scheduler.of(settings, its, producer, metrics, owner=owner), notifier
+            return Scheduler(its, producer, settings, owner=owner, metrics=metrics), notifier
 
-        _lead_in_turn(dials, stop, died, liveness, metrics, clock, lease, parts)
+        _lead_in_turn(dials, stop, died, liveness, metrics, DatabaseClock(database).measure, lease, parts)
     log.info("stopped", extra={"action": "scheduler_stopped"})
     return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
@@ -93,7 +94,7 @@ def _console(settings: Settings, exits: ExitStack) -> str:
     if not settings.console.is_on:
         return "-"
     try:
-        return exits.enter_context(ConsoleServer(settings)).url
+        return exits.enter_context(closing(ConsoleServer(settings))).url
     except ConfigError as error:
         # Measuring goes on without it: another scheduler of this machine may serve it already.
         log.warning("no console: %s", error.message, extra={"action": "console_not_served", "hint": error.hint or ""})
@@ -106,7 +107,7 @@ def _lead_in_turn(
     died: threading.Event,
     liveness: Liveness,
     metrics: SchedulerMetrics,
-    clock: DatabaseClock,
+    clock: Callable[[], datetime],
     lease: LeaderLease,
     parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
 ) -> None:
@@ -118,10 +119,9 @@ def _lead_in_turn(
     checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
     runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
-    pause_s = table.longest_pause_s(clock.measure())
+    pause_s = table.longest_pause_s(clock())
     metrics.set_longest_pause(pause_s)
-    longest_tick_s = pause_s + MISFIRE_GRACE_S + MAX_RUN_S
-    ticks = liveness.watch(Pulse("the timer of measurement runs"), longest_tick_s)
+    ticks = liveness.watch(Pulse("the timer of measurement runs"), pause_s + MISFIRE_GRACE_S + MAX_RUN_S)
 
     def fatal() -> None:
         died.set()
@@ -132,12 +132,9 @@ def _lead_in_turn(
         scheduler, notifier = parts(term)
         if notifier is not None:
             # Before the first run, so that what it finds is not older than what is told.
-            running.append(NotifyingThread(notifier, clock.measure, NOTIFY_CHECK_S))
-        now = clock.measure
-        run = scheduler.run_once
-        running.append(
-            Ticker(run, table=table, clock=now, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks)
-        )
+            running.append(NotifyingThread(notifier, clock, NOTIFY_CHECK_S))
+        made = partial(Ticker, scheduler.run_once, table=table, clock=clock, metrics=metrics, fatal=fatal)
+        running.append(made(run_pulse=runs, tick_pulse=ticks))
         for one in running:
             one.start()
 
@@ -168,46 +165,35 @@ class Leadership:
     """
 
     def __init__(
-        self,
-        lease: LeaderLease,
-        *,
-        promote: Callable[[Term], None],
-        demote: Callable[[], None],
-        check_s: float = 5.0,
+        self, lease: LeaderLease, promote: Callable[[Term], None], demote: Callable[[], None], check_s: float = 5.0
     ) -> None:
         """`check_s`: between two renewals of the lease while this process stops leading."""
         self._lease, self._promote, self._demote, self._check_s = lease, promote, demote, check_s
-        self._leads = False
-
-    @property
-    def leads(self) -> bool:
-        """Whether this process led at the last check."""
-        return self._leads
+        self.leads = False  #: at the last check
 
     def check(self) -> bool:
         """Ask the database once, and act on a change; returns whether this process leads.
 
         A database that does not answer is a lost lease.
         """
-        if not self._leads:
-            term = self._try()
-            if term is not None:
-                self._leads = True
+        if not self.leads:
+            if (term := self._try()) is not None:
+                self.leads = True
                 log.info("leading", extra={"action": "leader_elected", "term": term.number})
                 self._promote(term)
         elif not self._lease.is_held():
-            self._leads = False
+            self.leads = False
             log.warning("lost the leader's lease", extra={"action": "leader_lost"})
             self._demote()
-        return self._leads
+        return self.leads
 
     def resign(self) -> None:
         """Stop leading, then give the lease up, so that another process starts only after this one has stopped.
 
         To stop takes as long as the run under way. The lease is renewed meanwhile, else that run could not be recorded.
         """
-        if self._leads:
-            self._leads = False
+        if self.leads:
+            self.leads = False
             stopping = threading.Thread(target=self._demote, name="resigning")
             stopping.start()
             while stopping.is_alive():

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from pydantic import ValidationError
 
@@ -85,10 +86,6 @@ class RunSummary:
         return {name: kept[name] for name in kept if name.startswith("num_") or name == "headline"}
 
 
-#: What a worker would decide of the next job of each task at a moment, by task.
-NextJobs = Callable[[Sequence[TaskFigures], datetime], Mapping[str, NextJob]]
-
-
 class Scheduler:
     """Measures: reads the counts of decoded jobs, tests for drift, sends probes, reports. It never decodes."""
 
@@ -100,26 +97,23 @@ class Scheduler:
         *,
         owner: str,
         metrics: SchedulerMetrics,
-        message_retention: MessageRetention,
         schedule_id: str = SCHEDULE_ID,
-        next_jobs: NextJobs | None = None,
+        message_retention: MessageRetention | None = None,
     ) -> None:
         """`database` refuses a process that does not lead any more.
 
-        `message_retention` asks the broker how long a message of a jobs topic may still be read. `next_jobs` decides as
-        a worker would, by task; without it, choices are those of the log.
+        `message_retention` says how long a message of a jobs topic may still be read; without it the broker is asked.
         """
         dials = settings.scheduler
         self._database, self._producer, self._settings, self._dials = database, producer, settings, dials
-        self._owner, self._metrics, self._schedule_id, self._next_jobs = owner, metrics, schedule_id, next_jobs
+        self._owner, self._metrics, self._schedule_id = owner, metrics, schedule_id
         self._timetable = timetable(dials)
         self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
         self._partitions, self._rollups = PartitionKeeper(database), RollupStore(database)
         self._state = AcceptanceStateStore(database)
+        readable = message_retention or partial(longest_job_retention, settings.kafka)
         contents = ContentStore.of(settings.claim_check)
-        self._retention = Retention(
-            RetentionStore(database), dials, settings.report_folder, message_retention, contents
-        )
+        self._retention = Retention(RetentionStore(database), dials, settings.report_folder, readable, contents)
         self._drift, self._drift_memory = TrafficStore(database), DriftMemoryStore(database)
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
@@ -127,29 +121,6 @@ class Scheduler:
         self._probes = ProbeStore(database)
         self._planner = ProbePlanner(database, settings)
         self._servers = ServerIdentityStore(database)
-
-    @classmethod
-    def of(
-        cls,
-        settings: Settings,
-        database: Database,
-        producer: Producer,
-        metrics: SchedulerMetrics,
-        *,
-        owner: str,
-        schedule_id: str = SCHEDULE_ID,
-    ) -> Self:
-        """That of a process, which asks the broker and decides as a worker would."""
-        return cls(
-            database,
-            producer,
-            settings,
-            owner=owner,
-            metrics=metrics,
-            message_retention=lambda: longest_job_retention(settings.kafka),
-            schedule_id=schedule_id,
-            next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
-        )
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -159,7 +130,8 @@ class Scheduler:
         """
         due = scheduled_for or now
         if not self._schedule.claim(self._schedule_id, due, self._owner, now):
-            self._show_last()
+            if (report := self._last_report()) is not None:  # this process may lead since a moment ago
+                self._metrics.show(report)
             return RunSummary(due, claimed=False)
         try:
             with self._metrics.time_run():
@@ -178,18 +150,8 @@ class Scheduler:
             self._metrics.run_failed()
             self._note_failure(due, error, now)
             raise
-        summary = RunSummary(
-            due,
-            True,
-            counts.num_jobs,
-            flagged.num_opened,
-            flagged.num_closed,
-            len(report.drift),
-            flagged.num_status_changes,
-            sent.num_jobs,
-            report.headline,
-            page,
-        )
+        changed = flagged.num_opened, flagged.num_closed, len(report.drift), flagged.num_status_changes
+        summary = RunSummary(due, True, counts.num_jobs, *changed, sent.num_jobs, report.headline, page)
         self._schedule.finish(self._schedule_id, due, summary.outcome(), now)
         self._metrics.run_succeeded(report, sent)
         numbers = {name: value for name, value in summary.outcome().items() if name.startswith("num_")}
@@ -219,42 +181,28 @@ class Scheduler:
         since = now - WINDOW
         # A draft is compared with its first probes, which are older than the window.
         probed_since = now - timedelta(days=self._dials.history_retention_days)
-        return RunCounts(
-            since,
-            now,
-            self._drift.streams(since, now),
-            self._probes.results(probed_since),
-            self._drift.num_jobs(since, now),
-        )
+        streams, probes = self._drift.streams(since, now), self._probes.results(probed_since)
+        return RunCounts(since, now, streams, probes, self._drift.num_jobs(since, now))
 
     def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, NextJob]:
         """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
         found = {}
         for task in counts.tasks:
-            used = counts.last_used(task)
-            if used is not None:
+            if (used := counts.last_used(task)) is not None:
                 found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
                 found[task] = NextJob(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
-        if self._next_jobs is not None:
-            asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-            found |= self._next_jobs(asked, counts.now)
-        return found
+        asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
+        return found | next_jobs(self._database, self._settings, asked, counts.now)
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
         """Test the traffic for drift, compare the probes, and name causes."""
         margin = self._dials.alpha_margin
         accepted = self._events.accepted_levels(counts.now)
-        parents = {
-            (d.drafter, d.draft_revision): d.parent_revision
-            for d in self._drafts.all()
-            if d.parent_revision is not None
-        }
-        incidents = [
-            SeenIncident(one.opened_at, one.found.task, one.found.drafter, one.found.kind)
-            for one in self._incidents.open_incidents()
-        ]
+        parents = {(d.drafter, d.draft_revision): d.parent_revision for d in self._drafts.all() if d.parent_revision}
+        known = ((one.opened_at, one.found) for one in self._incidents.open_incidents())
+        incidents = [SeenIncident(at, found.task, found.drafter, found.kind) for at, found in known]
         return judge(
             watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
             probe_histories(counts.probes, margin, parents),
@@ -277,7 +225,7 @@ class Scheduler:
         statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
         found = status_changes(judged.values(), statuses)
         for one in found:
-            self._drafts.set_status(one.drafter, one.draft_revision, one.target_revision, one.status, one.reason)
+            self._drafts.set_status(*astuple(one))
         states = Counter(change.state for change in made)
         return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
 
@@ -294,25 +242,16 @@ class Scheduler:
 
     def _send_probes(self, due: datetime, now: datetime) -> SentProbes:
         """Send the probes and controls that are due. Raises DeliveryFailed with nothing marked as sent."""
-        dials = self._dials
         sets = self._planner.sets()
         plan = self._planner.plan(sets, now)
-        planned = make_jobs(
-            plan.chosen,
-            sets,
-            due,
-            num_prompts=dials.probe_prompts,
-            decoded_share=DECODED_SHARE,
-            deadline=now + DEADLINE,
-        )
+        chosen, most = plan.chosen, self._dials.probe_prompts
+        planned = make_jobs(chosen, sets, due, num_prompts=most, decoded_share=DECODED_SHARE, deadline=now + DEADLINE)
         if planned:
             # Recorded first, marked as sent when Kafka has acknowledged them.
             self._probes.record([self._probe_run(one, due) for one in planned])
-            for one in planned:
-                job = one.job
-                self._producer.send(
-                    jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job), headers=_HEADERS
-                )
+            for job in (one.job for one in planned):
+                key, value = job.job_id.encode(), encode_job(job)
+                self._producer.send(jobs_topic(job.task), key=key, value=value, headers=_HEADERS)
             self._producer.flush(_FLUSH_TIMEOUT_S)
             self._probes.mark_sent([one.job.job_id for one in planned], now)
         return SentProbes(plan, Counter(one.job.task for one in planned))
@@ -374,8 +313,7 @@ class Scheduler:
                 "next_due": self._timetable.next_due(now),
             }
         )
-        before = self._last_report()
-        if before is None:
+        if (before := self._last_report()) is None:
             return report
         since = before.created_at
         states, closed = self._events.states_since(since), self._incidents.closed_since(since)
@@ -388,12 +326,10 @@ class Scheduler:
         spent = self._drift.spent(before_day, now)
         lines = []
         for line in tasks:
-            saved, cost = saved_device_s(measured.get(line.task)), spent.get(line.task)
-            update = {
-                "saved_device_s": saved,
-                "num_saved_passes": cost.num_saved_passes if cost else 0,
-                "cost": None if cost is None else cost_line(cost, saved, self._settings.report),
-            }
+            update: dict[str, object] = {"saved_device_s": (saved := saved_device_s(measured.get(line.task)))}
+            if (cost := spent.get(line.task)) is not None:
+                update |= {"num_saved_passes": cost.num_saved_passes}
+                update |= {"cost": cost_line(cost, saved, self._settings.report)}
             lines.append(line.model_copy(update=update))
         return tuple(lines)
 
@@ -414,25 +350,14 @@ class Scheduler:
 
     def _last_report(self) -> DriftReport | None:
         """The newest report; None before the first, and where another version of alphaloop wrote it otherwise."""
-        stored = self._reports.latest()
-        if stored is None:
+        if (stored := self._reports.latest()) is None:
             return None
         try:
             return DriftReport.model_validate(stored.content)
         except ValidationError as error:
-            log.warning(
-                "the report of %s was made by another version and is not compared with: %d fields differ",
-                stored.created_at,
-                error.error_count(),
-                extra={"action": "report_not_compared"},
-            )
+            told = "the report of %s was made by another version and is not compared with: %d fields differ"
+            log.warning(told, stored.created_at, error.error_count(), extra={"action": "report_not_compared"})
             return None
-
-    def _show_last(self) -> None:
-        """Show in the metrics what the last run found: this process may lead since a moment ago."""
-        report = self._last_report()
-        if report is not None:
-            self._metrics.show(report)
 
     def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
         outcome = {"error": type(error).__name__}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import Final
 
@@ -96,11 +95,9 @@ class SchedulerMetrics:
         for outcome in ("succeeded", "failed"):
             self._runs.labels(outcome)
 
-    @contextmanager
-    def time_run(self) -> Iterator[None]:
+    def time_run(self) -> AbstractContextManager[object]:
         """Time a run, also one that fails."""
-        with self._seconds.time():
-            yield
+        return self._seconds.time()
 
     def run_failed(self) -> None:
         """Count a run that raised."""
@@ -110,13 +107,9 @@ class SchedulerMetrics:
         """Count a run and what it did, and show what it found."""
         self._runs.labels("succeeded").inc()
         self._reports.inc()
-        exactness = report.exactness
-        num_wrong = exactness.num_pairs - exactness.num_equal - exactness.num_near_ties
-        for outcome, number in (
-            ("equal", exactness.num_equal),
-            ("near_tie", exactness.num_near_ties),
-            ("wrong", num_wrong),
-        ):
+        its = report.exactness
+        num_wrong = its.num_pairs - its.num_equal - its.num_near_ties
+        for outcome, number in (("equal", its.num_equal), ("near_tie", its.num_near_ties), ("wrong", num_wrong)):
             self._compared.labels(outcome).inc(number)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
@@ -126,29 +119,25 @@ class SchedulerMetrics:
         """Show what a run found: one of this process, or the last one of the leader before it."""
         self._last.set(report.created_at.timestamp())
         self._budget.set(report.probe_budget_device_s)
-        self._stale.set(sum(1 for draft in report.drafts if draft.status == "stale"))
-        found = collections.Counter((line.cause, line.acknowledged_by is not None) for line in report.drift)
+        self._stale.set([draft.status for draft in report.drafts].count("stale"))
         for cause in Cause:
-            self._drift.labels(cause.value, "no").set(found[cause, False])
-            self._drift.labels(cause.value, "yes").set(found[cause, True])
-            self._lost.labels(cause.value).set(
-                sum(line.lost_tokens_per_s or 0.0 for line in report.drift if line.cause is cause)
-            )
+            lines = [line for line in report.drift if line.cause is cause]
+            num_acknowledged = sum(line.acknowledged_by is not None for line in lines)
+            self._drift.labels(cause.value, "no").set(len(lines) - num_acknowledged)
+            self._drift.labels(cause.value, "yes").set(num_acknowledged)
+            self._lost.labels(cause.value).set(sum(line.lost_tokens_per_s or 0.0 for line in lines))
         self._opened.clear()
         for line in sorted(report.drift, key=lambda line: line.opened_at, reverse=True):
             self._opened.labels(line.task, line.cause.value).set(line.opened_at.timestamp())
-        self._set_due(report)
-        self._set_figures(report)
-        incidents_by_kind = collections.Counter(line.kind for line in report.incidents)
+        kinds = [line.kind for line in report.incidents]
         for kind in IncidentKind:
-            self._incidents.labels(kind.value).set(incidents_by_kind[kind])
-
-    def _set_due(self, report: DriftReport) -> None:
+            self._incidents.labels(kind.value).set(kinds.count(kind))
         due = {(line.task, line.drafter) for line in (*report.probes, *report.probes_waiting)}
         self._num_runs_due = {pair: self._num_runs_due.get(pair, 0) + 1 for pair in due}
         self._due_runs.clear()
         for pair, num_runs in self._num_runs_due.items():
             self._due_runs.labels(*pair).set(num_runs)
+        self._set_figures(report)
 
     def _set_figures(self, report: DriftReport) -> None:
         self._jobs.clear()
@@ -156,23 +145,18 @@ class SchedulerMetrics:
             by_purpose = {"traffic": line.num_jobs, "probe": line.num_probes, "control": line.num_controls}
             for purpose, number in by_purpose.items():
                 self._jobs.labels(line.task, purpose).set(number)
-        _set(
-            self._alpha_1,
-            (
-                (line.task, line.acceptance_drafter or "", asdict(line.alpha_1))
-                for line in report.tasks
-                if line.alpha_1 is not None and line.acceptance_from == "traffic"
-            ),
-        )
-        _set(self._speedup, ((line.task, m.drafter, _of_speedup(m)) for line in report.tasks if (m := line.measured)))
-        _set(
-            self._expectation,
-            (
-                (one.task, one.drafter, {"pairs": n, "held_share": one.num_held / n, "ratio": one.ratio})
-                for one in report.expectations
-                if (n := one.num_pairs)
-            ),
-        )
+        for figures in (self._alpha_1, self._speedup, self._expectation):
+            for gauge in figures.values():
+                gauge.clear()
+        for line in report.tasks:
+            if line.alpha_1 is not None and line.acceptance_from == "traffic":
+                _set(self._alpha_1, line.task, line.acceptance_drafter or "", asdict(line.alpha_1))
+            if line.measured is not None:
+                _set(self._speedup, line.task, line.measured.drafter, _of_speedup(line.measured))
+        for one in report.expectations:
+            if n := one.num_pairs:
+                values = {"pairs": n, "held_share": one.num_held / n, "ratio": one.ratio}
+                _set(self._expectation, one.task, one.drafter, values)
 
     def know_sink(self, sink: str) -> None:
         """Show a sink from the start, so that its first failure is seen as an increase."""
@@ -211,13 +195,9 @@ class SchedulerMetrics:
         self._pause.set(seconds)
 
 
-def _set(gauges: Mapping[str, Gauge], found: Iterable[tuple[str, str, Mapping[str, float]]]) -> None:
-    """Show these figures by task and drafter, and no older ones."""
-    for gauge in gauges.values():
-        gauge.clear()
-    for task, drafter, values in found:
-        for name, value in values.items():
-            gauges[name].labels(task, drafter).set(value)
+def _set(gauges: Mapping[str, Gauge], task: str, drafter: str, values: Mapping[str, float]) -> None:
+    for name, value in values.items():
+        gauges[name].labels(task, drafter).set(value)
 
 
 def _of_speedup(measured: MeasuredLine) -> dict[str, float]:

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from datetime import datetime
 from itertools import groupby
-from typing import Final, Self
+from operator import attrgetter
+from typing import Final, NamedTuple, Self
 
 from alphaloop.acceptance import Interval
 from alphaloop.intervals import t95
@@ -97,17 +98,14 @@ class ProbeHistory:
         cls, task: str, drafter: str, results: Iterable[ProbeResult], margin: float, parents: Mapping[str, str]
     ) -> Self:
         """The history that these results of one task and drafter make, in any order."""
-
-        def key(result: ProbeResult) -> tuple[datetime, str, str, str]:
-            return result.scheduled_for, result.target_revision, result.draft_revision, result.engine
-
+        key = attrgetter("scheduled_for", "target_revision", "draft_revision", "engine")
         measurements = [
             Side(
                 at,
-                ProbeSetup(target, draft, engine),
-                {_prompt(r): (r.trials[0], r.accepts[0]) for r in group if r.trials},
+                ProbeSetup(*setup),
+                {(r.prompt_id, r.num_draft_tokens): (r.trials[0], r.accepts[0]) for r in group if r.trials},
             )
-            for (at, target, draft, engine), group in groupby(sorted(results, key=key), key=key)
+            for (at, *setup), group in groupby(sorted(results, key=key), key=key)
         ]
         return cls(task, drafter, tuple(m for m in measurements if m.counts), margin, parents)
 
@@ -189,29 +187,18 @@ def probe_histories(
     results: Iterable[ProbeResult], margin: float, parents: Mapping[tuple[str, str], str]
 ) -> list[ProbeHistory]:
     """The histories of every (task, drafter). `parents` is by (drafter, draft revision)."""
-    by_subject: dict[tuple[str, str], list[ProbeResult]] = {}
-    for result in results:
-        by_subject.setdefault((result.task, result.drafter), []).append(result)
-    return [
-        ProbeHistory.of(
-            task,
-            drafter,
-            found,
-            margin,
-            {draft: parent for (name, draft), parent in parents.items() if name == drafter},
-        )
-        for (task, drafter), found in sorted(by_subject.items())
-    ]
+    about = attrgetter("task", "drafter")
+    found = []
+    for (task, drafter), its in groupby(sorted(results, key=about), key=about):
+        of_drafter = {draft: parent for (name, draft), parent in parents.items() if name == drafter}
+        found.append(ProbeHistory.of(task, drafter, its, margin, of_drafter))
+    return found
 
 
 def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:
     """What changed between two setups: of target, draft and engine."""
-    changed = {
-        "target": before.target_revision != after.target_revision,
-        "draft": before.draft_revision != after.draft_revision,
-        "engine": before.engine != after.engine,
-    }
-    return tuple(name for name, is_other in changed.items() if is_other)
+    parts = zip(("target", "draft", "engine"), astuple(before), astuple(after), strict=True)
+    return tuple(name for name, one, other in parts if one != other)
 
 
 def _each_prompt(own: Sequence[Side]) -> Side:
@@ -227,10 +214,6 @@ def _sum(measurements: Sequence[Side]) -> Side:
             known = counts.get(key, (0, 0))
             counts[key] = (known[0] + trials, known[1] + accepts)
     return Side(measurements[-1].measured_at, measurements[-1].setup, counts)
-
-
-def _prompt(result: ProbeResult) -> PromptKey:
-    return result.prompt_id, result.num_draft_tokens
 
 
 # Two sides compared
@@ -249,10 +232,7 @@ def compare(task: str, drafter: str, before: Side, after: Side, margin: float) -
         measured_after=after.measured_at,
         before=before.setup,
         after=after.setup,
-        trials_before=sum(pair.trials_before for pair in pairs),
-        accepts_before=sum(pair.accepts_before for pair in pairs),
-        trials_after=sum(pair.trials_after for pair in pairs),
-        accepts_after=sum(pair.accepts_after for pair in pairs),
+        **_sums(pairs)._asdict(),
     )
 
 
@@ -263,14 +243,11 @@ def has_recovered(left: ProbeVerdict, margin: float) -> bool:
 
 def shared_prompts(before: Side, after: Side) -> list[PromptPair]:
     """The prompts that both sides measured at the same k."""
-    return [
-        PromptPair(*before.counts[key], *after.counts[key])
-        for key in sorted(before.counts.keys() & after.counts.keys())
-    ]
+    shared = sorted(before.counts.keys() & after.counts.keys())
+    return [PromptPair(*before.counts[key], *after.counts[key]) for key in shared]
 
 
-@dataclass(frozen=True, slots=True)
-class PromptPair:
+class PromptPair(NamedTuple):
     """Trials and accepts of position 1 on one prompt, before and after."""
 
     trials_before: int
@@ -284,24 +261,20 @@ def alpha_change(pairs: Sequence[PromptPair]) -> Interval | None:
 
     With a single prompt nothing is known about the spread, and the interval is the whole range.
     """
-    trials_before, trials_after = sum(p.trials_before for p in pairs), sum(p.trials_after for p in pairs)
+    trials_before, accepts_before, trials_after, accepts_after = _sums(pairs)
     if not trials_before or not trials_after:
         return None
-    before = sum(p.accepts_before for p in pairs) / trials_before
-    after = sum(p.accepts_after for p in pairs) / trials_after
+    before, after = accepts_before / trials_before, accepts_after / trials_after
     influences = [
         (p.accepts_after - after * p.trials_after) / trials_after
         - (p.accepts_before - before * p.trials_before) / trials_before
         for p in pairs
     ]
-    margin = _margin(influences)
-    change = after - before
+    num, change, margin = len(pairs), after - before, math.inf
+    if num > 1:
+        margin = t95(num - 1) * math.sqrt(num / (num - 1) * sum(influence**2 for influence in influences))
     return Interval(change, max(-1.0, change - margin), min(1.0, change + margin))
 
 
-def _margin(influences: Sequence[float]) -> float:
-    num = len(influences)
-    if num < 2:
-        return math.inf
-    variance = num / (num - 1) * sum(influence * influence for influence in influences)
-    return t95(num - 1) * math.sqrt(variance)
+def _sums(pairs: Sequence[PromptPair]) -> PromptPair:
+    return PromptPair(*map(sum, zip(*pairs, strict=True))) if pairs else PromptPair(0, 0, 0, 0)

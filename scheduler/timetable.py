@@ -130,12 +130,11 @@ class Ticker:
         clock: Callable[[], datetime],
         metrics: SchedulerMetrics,
         fatal: Callable[[], None],
-        misfire_grace_s: int = MISFIRE_GRACE_S,
         run_pulse: Pulse | None = None,
         tick_pulse: Pulse | None = None,
     ) -> None:
         self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
-        self._table, self._misfire_grace_s = table, misfire_grace_s
+        self._table = table
         self._scheduler: BackgroundScheduler | None = None
         self._run_pulse = run_pulse or Pulse("the measurement run")  # beats when a run begins
         self._tick_pulse = tick_pulse or Pulse("the timer of measurement runs")  # beats at each tick
@@ -153,7 +152,7 @@ class Ticker:
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
             executors={"default": ThreadPoolExecutor(max_workers=1)},
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": self._misfire_grace_s},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": MISFIRE_GRACE_S},
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
         self._tick_pulse.beat()

@@ -26,7 +26,7 @@ from alphaloop.cli import (
     services,
     status,
 )
-from alphaloop.cli.options import GlobalOptions
+from alphaloop.cli.options import EXAMPLES, GlobalOptions
 
 app: Final = typer.Typer(
     help="A Kafka-driven processor for text-generation jobs that speculates only where speculation pays.",
@@ -36,11 +36,6 @@ app: Final = typer.Typer(
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-def epilog(example: str) -> str:
-    """An example for the end of a command's help, with its line breaks."""
-    return "Example:\n\n\b\n" + "\n".join(f"  {line}" for line in example.splitlines())
 
 
 def _show_version(asked: bool) -> None:
@@ -70,30 +65,11 @@ def root(
     logging.getLogger("alphaloop.kafka.librdkafka").setLevel(logging.ERROR)
 
 
-def _add(function: Callable[..., Any], example: str, group: typer.Typer = app, name: str | None = None) -> None:
-    group.command(name or function.__name__, epilog=epilog(example))(function)
-
-
-_add(demo.demo, demo.EXAMPLE)
-_add(services.up, services.UP_EXAMPLE)
-_add(services.down, services.DOWN_EXAMPLE)
-_add(services.worker, services.WORKER_EXAMPLE)
-_add(services.scheduler, services.SCHEDULER_EXAMPLE)
-_add(enqueue.enqueue, enqueue.EXAMPLE)
-_add(status.status, status.EXAMPLE)
-_add(services.env, services.ENV_EXAMPLE)
-_add(jobs.job, jobs.JOB_EXAMPLE)
-_add(jobs.wait, jobs.WAIT_EXAMPLE)
-_add(jobs.tail, jobs.TAIL_EXAMPLE)
-_add(explain.explain, explain.EXAMPLE)
-_add(replay.replay, replay.EXAMPLE)
-_add(reports.report, reports.REPORT_EXAMPLE)
-_add(jobs.cancel, jobs.CANCEL_EXAMPLE)
-_add(models.calibrate, models.CALIBRATE_EXAMPLE)
-_add(measure.measure, measure.EXAMPLE)
-_add(models.check_pair, models.CHECK_PAIR_EXAMPLE, name="check-pair")
-_add(models.check_server, models.CHECK_SERVER_EXAMPLE, name="check-server")
-_add(services.migrate, services.MIGRATE_EXAMPLE)
+def _add(group: typer.Typer, *functions: Callable[..., Any], **named: Callable[..., Any]) -> None:
+    """Commands in the order of the help: by the names of their functions, then those with another name."""
+    for name, function in [*((one.__name__.replace("_", "-"), one) for one in functions), *named.items()]:
+        lines = "\n".join(f"  {line}" for line in EXAMPLES[function].splitlines())
+        group.command(name, epilog=f"Example:\n\n\b\n{lines}")(function)
 
 
 def _group(name: str, help_text: str) -> typer.Typer:
@@ -102,32 +78,19 @@ def _group(name: str, help_text: str) -> typer.Typer:
     return group
 
 
-batch_group = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
-_add(batch.submit, batch.SUBMIT_EXAMPLE, batch_group)
-_add(batch.status, batch.STATUS_EXAMPLE, batch_group)
-_add(batch.cancel, batch.CANCEL_EXAMPLE, batch_group)
-_add(batch.output, batch.OUTPUT_EXAMPLE, batch_group)
-_add(batch.errors, batch.ERRORS_EXAMPLE, batch_group)
-dlq_group = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")
-_add(dlq.list_letters, dlq.LIST_EXAMPLE, dlq_group, "list")
-_add(dlq.show, dlq.SHOW_EXAMPLE, dlq_group)
-_add(dlq.redrive, dlq.REDRIVE_EXAMPLE, dlq_group)
-_add(dlq.purge, dlq.PURGE_EXAMPLE, dlq_group)
-draft_group = _group("draft", "Train, register and list draft models.")
-_add(models.train, models.TRAIN_EXAMPLE, draft_group)
-_add(models.register, models.REGISTER_EXAMPLE, draft_group)
-_add(models.list_drafts, models.DRAFTS_EXAMPLE, draft_group, "list")
-drift_group = _group("drift", "List and acknowledge drift events.")
-_add(reports.list_events, reports.EVENTS_EXAMPLE, drift_group, "list")
-_add(reports.show, reports.SHOW_EXAMPLE, drift_group)
-_add(reports.ack, reports.ACK_EXAMPLE, drift_group)
-probes_group = _group("probes", "Manage probe sets: the fixed prompts with which acceptance is measured again.")
-_add(probes.register, probes.REGISTER_EXAMPLE, probes_group)
-_add(probes.draw, probes.DRAW_EXAMPLE, probes_group)
-_add(probes.list_sets, probes.LIST_EXAMPLE, probes_group, "list")
-_add(probes.show, probes.SHOW_EXAMPLE, probes_group)
-_add(probes.plan, probes.PLAN_EXAMPLE, probes_group)
-notify_group = _group("notify", "Test notification targets, and list deliveries.")
-_add(reports.test, reports.TEST_EXAMPLE, notify_group)
-_add(reports.list_attempts, reports.ATTEMPTS_EXAMPLE, notify_group, "list")
-_add(services.install, services.INSTALL_EXAMPLE, _group("kafka", "Install the embedded broker."))
+_add(app, demo.demo, services.up, services.down, services.worker, services.scheduler, enqueue.enqueue, status.status)
+_add(app, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay, reports.report, jobs.cancel)
+_add(app, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
+_batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
+_add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors)
+_letters = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")
+_add(_letters, list=dlq.list_letters, show=dlq.show, redrive=dlq.redrive, purge=dlq.purge)
+_drafts = _group("draft", "Train, register and list draft models.")
+_add(_drafts, models.train, models.register, list=models.list_drafts)
+_drift = _group("drift", "List and acknowledge drift events.")
+_add(_drift, list=reports.list_events, show=reports.show, ack=reports.ack)
+_probes = _group("probes", "Manage probe sets: the fixed prompts with which acceptance is measured again.")
+_add(_probes, probes.register, probes.draw, list=probes.list_sets, show=probes.show, plan=probes.plan)
+_notify = _group("notify", "Test notification targets, and list deliveries.")
+_add(_notify, reports.test, list=reports.list_attempts)
+_add(_group("kafka", "Install the embedded broker."), services.install)

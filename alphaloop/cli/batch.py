@@ -12,9 +12,9 @@ from typing import Final
 import typer
 
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Part, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, print_json
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
@@ -24,11 +24,6 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.wording import counts, one_line
 
-SUBMIT_EXAMPLE: Final = "alphaloop batch submit requests.jsonl --task chat --wait"
-STATUS_EXAMPLE: Final = "alphaloop batch status requests.jsonl"
-CANCEL_EXAMPLE: Final = "alphaloop batch cancel requests.jsonl"
-OUTPUT_EXAMPLE: Final = "alphaloop batch output requests.jsonl --to output.jsonl"
-ERRORS_EXAMPLE: Final = "alphaloop batch errors requests.jsonl --to errors.jsonl"
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
     help="The batch's file, - for standard input, or the batch_id that its jobs were sent with."
@@ -38,6 +33,7 @@ _TO: Final = typer.Option(
 )
 
 
+@example("alphaloop batch submit requests.jsonl --task chat --wait")
 def submit(
     context: typer.Context,
     file: Path = typer.Argument(help="JSONL of requests in OpenAI's batch form; - for standard input."),
@@ -77,6 +73,7 @@ def submit(
         raise typer.Exit(1)
 
 
+@example("alphaloop batch status requests.jsonl")
 def status(
     context: typer.Context,
     batch: str = _BATCH,
@@ -88,6 +85,7 @@ def status(
         _tell_status(found, settings, database, as_json=as_json)
 
 
+@example("alphaloop batch cancel requests.jsonl")
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     """Cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
@@ -97,11 +95,13 @@ def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
 
 
+@example("alphaloop batch output requests.jsonl --to output.jsonl")
 def output(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -> None:
     """Write the output file so far: one line for each request that succeeded, as OpenAI's."""
     _write(context, batch, to, "output")
 
 
+@example("alphaloop batch errors requests.jsonl --to errors.jsonl")
 def errors(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -> None:
     """Write the error file so far: one line for each request that has no text, wrong lines among them."""
     _write(context, batch, to, "error")
@@ -125,7 +125,10 @@ def _tell_status(
     found = counted(rows_of(batch, settings, database), most_wrong=_MAX_SHOWN)
     num_failed = found.by_part.get("error", 0)
     for row in found.wrong if says_why else ():
-        note(one_line(_why(row)))
+        told = row.row or {}
+        error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
+        where = ", ".join(names + ([told["custom_id"]] if told.get("custom_id") else [])) or row.job_id
+        note(one_line(f"{where}: {row.status}, {error.get('code')}: {error.get('message')}"))
     if says_why and num_failed > len(found.wrong):
         note(f"… and {num_failed - len(found.wrong)} more; `alphaloop batch errors` has them all")
     if as_json:
@@ -133,14 +136,6 @@ def _tell_status(
     else:
         note(one_line(f"{batch.batch_id}: {found.state}; {counts(found.by_status)}"))
     return num_failed
-
-
-def _why(row: RequestRow) -> str:
-    told = row.row or {}
-    error = told.get("error") or {}
-    where = [f"line {told['line']}"] if "line" in told else []
-    where += [told["custom_id"]] if told.get("custom_id") else []
-    return f"{', '.join(where) or row.job_id}: {row.status}, {error.get('code')}: {error.get('message')}"
 
 
 def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:

@@ -149,9 +149,7 @@ class _Stopping:
     """
 
     def __init__(self, child: subprocess.Popen[bytes], said: str | None) -> None:
-        self._child = child
-        self._unsaid = [said] if said else []
-        self._is_loading = False
+        self._child, self._unsaid, self._is_loading = child, [said] if said else [], False
         self.was_ended = False  #: while it loaded
 
     def on_stage(self, name: str) -> None:
@@ -309,9 +307,8 @@ def await_event(
 
 
 def _has_action(line: str, action: str) -> bool:
-    if line.startswith("{"):
-        try:
-            return bool(json.loads(line).get("action") == action)
-        except ValueError:
-            return False
-    return f" {action} " in f"{line} "
+    if not line.startswith("{"):
+        return f" {action} " in f"{line} "
+    with contextlib.suppress(ValueError):
+        return bool(json.loads(line).get("action") == action)
+    return False

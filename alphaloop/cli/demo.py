@@ -6,7 +6,7 @@ import os
 import signal
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Final
 
 import typer
-from rich.console import Console
 
 from alphaloop.cli import interrupt
 from alphaloop.cli.children import LogFollower, await_event, child_log, child_process
-from alphaloop.cli.options import DATA_DIR, GlobalOptions, global_options, open_database
+from alphaloop.cli.options import DATA_DIR, GlobalOptions, example, global_options, open_database
 from alphaloop.cli.screen import err, note, out, progress
 from alphaloop.cli.services import fetch_kafka, prepare, program
 from alphaloop.cli.status import task_table
@@ -40,9 +39,6 @@ from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 
-EXAMPLE: Final = """\
-alphaloop demo
-alphaloop demo --jobs 40 --data-dir /tmp/demo"""
 _FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0
 _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
@@ -65,6 +61,9 @@ _SCHEDULER_ENVIRONMENT: Final = {"ALPHALOOP_SCHEDULER__PROBE_MIN_DEVICE_S": "360
 _MANUAL: Final = "manual"
 
 
+@example("""\
+alphaloop demo
+alphaloop demo --jobs 40 --data-dir /tmp/demo""")
 def demo(
     context: typer.Context,
     jobs: int = typer.Option(26, min=2, max=100, help="Jobs of each task."),
@@ -81,7 +80,7 @@ def demo(
     settings = _embedded(options)
     signal.signal(signal.SIGTERM, interrupt)
     _try_kafka(settings)
-    run = _Demo(options, settings, err(), out(), seed, jobs)
+    run = _Demo(options, settings, seed, jobs)
     try:
         run.run()
     except AlphaloopError as error:
@@ -117,8 +116,6 @@ class _Demo:
 
     options: GlobalOptions
     settings: Settings  #: local ones, naming neither broker nor database
-    screen: Console  #: progress: standard error
-    page: Console  #: the result: standard output
     seed: int
     jobs_per_task: int
     step: str = field(default="reading this Python's sources", init=False)
@@ -130,7 +127,7 @@ class _Demo:
         """
         prompts = self._harvest()
         self.step = "starting the broker and the database"
-        with EmbeddedStack(self.settings, on_event=self._say) as running:
+        with EmbeddedStack(self.settings, on_event=note) as running:
             self.step = "creating the schema and the topics"
             prepare(running)
             with open_database(running) as database, self._worker(running) as worker:
@@ -140,12 +137,16 @@ class _Demo:
                 self._report(running, database, prompts)
                 self._check(database)
             self.step = "stopping"
-        self._say_how_to_go_on()
+        folder, here = self.settings.data_dir, Path.cwd()
+        ours = f"{program()} --data-dir {folder.relative_to(here) if folder.is_relative_to(here) else folder}"
+        note(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
+        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
+            note(f"  {ours} {command}")
 
     def _harvest(self) -> DemoPrompts:
         num_probes = self.settings.scheduler.probe_prompts
         prompts = harvest(self.seed, num_traffic=self.jobs_per_task, num_probes=num_probes, tasks=TASKS)
-        self._say(
+        note(
             f"{prompts.num_traffic} prompts for {len(prompts.traffic)} tasks, and {num_probes} more each to measure "
             "with, from the sources of this Python"
         )
@@ -161,10 +162,10 @@ class _Demo:
         worker.start()
         try:
             begun = time.monotonic()
-            self._say("loading the model, and measuring what a round costs here unless that is known …")
-            with self.screen.status("the worker is starting"):
+            note("loading the model, and measuring what a round costs here unless that is known …")
+            with err().status("the worker is starting"):
                 await_event(worker, follower, "worker_ready")
-            self._say(f"the worker consumes after {time.monotonic() - begun:.1f} s")
+            note(f"the worker consumes after {time.monotonic() - begun:.1f} s")
             yield worker
         finally:
             worker.stop()
@@ -172,12 +173,8 @@ class _Demo:
     def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
         store, now = ProbeSetStore(database), datetime.now(UTC)
         for task, found in prompts.probes.items():
-            made = new_probe_set(
-                task,
-                [_body(prompt) for prompt in found],
-                num_draft_tokens=DEFAULT_K,
-                max_tokens=DEFAULT_MAX_TOKENS,
-            )
+            bodies = [_body(prompt) for prompt in found]
+            made = new_probe_set(task, bodies, num_draft_tokens=DEFAULT_K, max_tokens=DEFAULT_MAX_TOKENS)
             store.register(made, now)
 
     def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
@@ -186,14 +183,15 @@ class _Demo:
         self._schedule_once(running)
         found = ScheduleStore(database).last_finished(_MANUAL)
         if found is None:
-            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {_log(running)}")
-        stall = _StallCheck("probes and controls", worker)
+            log = child_log(running, "scheduler")
+            raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {log}")
+        check = _stall_check("probes and controls", worker)
         with progress() as bar:
             sent = probe_progress(database, found[0])
-            self._say(f"the scheduler sent {sent.num_sent} probes and controls")
+            note(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
-                stall.check(sent.num_ended, sent.num_sent)
+                check(sent.num_ended, sent.num_sent)
                 time.sleep(_POLL_S)
                 sent = probe_progress(database, found[0])
                 bar.update(shown, completed=sent.num_ended)
@@ -202,8 +200,12 @@ class _Demo:
         self.step = "decoding the jobs"
         batch_id = f"demo-{uuid.uuid4().hex[:8]}"
         ended: list[Outcome] = []
-        stall = _StallCheck("jobs", worker)
+        check = _stall_check("jobs", worker)
         producer = Producer(running.kafka, client_id="alphaloop-demo")
+
+        def alive() -> None:
+            check(len(ended), prompts.num_traffic)
+
         try:
             with OutcomeReader(running.kafka, prompts.traffic.keys()) as reader, progress() as bar:
                 # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
@@ -213,11 +215,7 @@ class _Demo:
                     for job_id, job in jobs.items():
                         producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
                     producer.flush(_SCHEDULER_TIMEOUT_S)
-                    for outcome in reader.outcomes(
-                        jobs,
-                        timeout_s=_STALLED_S * len(jobs),
-                        alive=lambda: stall.check(len(ended), prompts.num_traffic),
-                    ):
+                    for outcome in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
                         ended.append(outcome)
                         bar.update(shown, advance=1)
         finally:
@@ -233,18 +231,18 @@ class _Demo:
         self._schedule_once(running)
         report = ReportStore(database).latest()
         if report is None:
-            raise AlphaloopError("the scheduler made no report", hint=f"see {_log(running)}")
-        self.page.print()
+            raise AlphaloopError("the scheduler made no report", hint=f"see {child_log(running, 'scheduler')}")
+        out().print()
         sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
-        self.page.print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
-        self.page.print(
+        out().print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
+        out().print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
             "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
             "speculative ones. Next job: what would be decided now.",
             style="dim",
         )
-        self._conclude(report.summary)
-        self._conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
+        _conclude(report.summary)
+        _conclude(f"the report: {(running.report_folder / 'latest.html').absolute().as_uri()}")
 
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
@@ -255,30 +253,22 @@ class _Demo:
         )
         if not found.holds:
             raise AlphaloopError(f"the record does not hold together: {sentence}")
-        self._conclude(f"in Postgres: {sentence}")
+        _conclude(f"in Postgres: {sentence}")
 
     def _schedule_once(self, running: Settings) -> None:
         scheduler = child_process("scheduler", ["once"], self.options, running, environment=_SCHEDULER_ENVIRONMENT)
         scheduler.start()
         try:
-            with self.screen.status("the scheduler runs"):
+            with err().status("the scheduler runs"):
                 code = scheduler.wait(_SCHEDULER_TIMEOUT_S)
         finally:
             scheduler.stop()
         if code:
             raise scheduler.failed(f"ended with code {code}")
 
-    def _say_how_to_go_on(self) -> None:
-        ours = f"{program()} --data-dir {_shown(self.settings.data_dir)}"
-        self._say(f"\nEverything is kept. `{ours} up` starts it again; then, in another terminal:")
-        for command in ("status", "explain code", 'enqueue --task code --prompt "def gcd(a, b):" --wait'):
-            self._say(f"  {ours} {command}")
 
-    def _conclude(self, text: str) -> None:
-        self.page.print(text, markup=False, soft_wrap=True)
-
-    def _say(self, text: str) -> None:
-        self.screen.print(text, markup=False, soft_wrap=True)
+def _conclude(text: str) -> None:
+    out().print(text, markup=False, soft_wrap=True)
 
 
 def _job(task: str, prompt: str, batch_id: str) -> Job:
@@ -290,34 +280,21 @@ def _body(prompt: str) -> dict[str, object]:
     return {"messages": [{"role": "user", "content": prompt}], "max_tokens": _MAX_TOKENS, "temperature": 0.0}
 
 
-class _StallCheck:
-    """Ends a wait if the worker died or no more outcomes arrive."""
+def _stall_check(what: str, worker: ChildProcess) -> Callable[[int, int], None]:
+    """A check to call again and again with how many of how many are done.
 
-    def __init__(self, what: str, worker: ChildProcess) -> None:
-        self._what = what
-        self._worker = worker
-        self._done = 0
-        self._since = time.monotonic()
+    It raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds.
+    """
+    last = (0, time.monotonic())  # how many were done, and since when
 
-    def check(self, done: int, total: int) -> None:
-        """Raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds."""
-        if not self._worker.is_running:
-            raise self._worker.failed("ended by itself")
-        if done != self._done:
-            self._done, self._since = done, time.monotonic()
-        if time.monotonic() - self._since > _STALLED_S:
-            raise AlphaloopError(
-                f"{done} of {total} {self._what} done, and none in the last {_STALLED_S:.0f} s",
-                hint=f"see {self._worker.log}",
-            )
+    def check(done: int, total: int) -> None:
+        nonlocal last
+        if not worker.is_running:
+            raise worker.failed("ended by itself")
+        if done != last[0]:
+            last = done, time.monotonic()
+        if time.monotonic() - last[1] > _STALLED_S:
+            told = f"{done} of {total} {what} done, and none in the last {_STALLED_S:.0f} s"
+            raise AlphaloopError(told, hint=f"see {worker.log}")
 
-
-def _log(settings: Settings) -> Path:
-    return child_log(settings, "scheduler")
-
-
-def _shown(folder: Path) -> Path:
-    try:
-        return folder.relative_to(Path.cwd())
-    except ValueError:
-        return folder
+    return check

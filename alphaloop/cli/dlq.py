@@ -11,7 +11,7 @@ from typing import Any, Final
 import typer
 from rich.text import Text
 
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
@@ -21,17 +21,6 @@ from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import one_line
 
-LIST_EXAMPLE: Final = """\
-alphaloop dlq list --task code --limit 20
-alphaloop dlq list --code decode_failed --since 2h --json"""
-SHOW_EXAMPLE: Final = "alphaloop dlq show jobs.code.dlq:0:17 --value"
-REDRIVE_EXAMPLE: Final = """\
-alphaloop dlq redrive --code unknown_task --dry-run
-alphaloop dlq redrive --task code --code decode_failed --since 1d
-alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5"""
-PURGE_EXAMPLE: Final = """\
-alphaloop dlq purge --task code --before 14d --dry-run
-alphaloop dlq purge --before 14d --yes"""
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
 _CODE: Final = typer.Option([], help="Only letters with this code, such as decode_failed; may be repeated.")
@@ -41,6 +30,9 @@ _UNTIL: Final = typer.Option(None, help="Only letters written before then.")
 _AT: Final = typer.Option([], help="Only the letter at this place, TOPIC:PARTITION:OFFSET, as list shows it.")
 
 
+@example("""\
+alphaloop dlq list --task code --limit 20
+alphaloop dlq list --code decode_failed --since 2h --json""")
 def list_letters(
     context: typer.Context,
     task: str | None = _TASK,
@@ -56,7 +48,7 @@ def list_letters(
 ) -> None:
     """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
-    choice = choice_of(task, code, job_id, [], since, until, datetime.now(UTC))
+    choice = _choice(task, code, job_id, [], since, until)
     letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
     if as_json:
         print_json(letters)
@@ -67,6 +59,7 @@ def list_letters(
     _show(letters)
 
 
+@example("alphaloop dlq show jobs.code.dlq:0:17 --value")
 def show(
     context: typer.Context,
     place: str = typer.Argument(help="TOPIC:PARTITION:OFFSET, as list shows it."),
@@ -75,8 +68,7 @@ def show(
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
-    choice = choice_of(None, [], [], [place], None, None, datetime.now(UTC))
-    letter = next(choice.letters(kafka), None)
+    letter = next(LetterFilter(places=frozenset({place})).letters(kafka), None)
     if letter is None:
         raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
     if value:
@@ -94,6 +86,10 @@ def show(
         out().print(one_line(f"{name:<28}{'-' if content is None else content}"), soft_wrap=True)
 
 
+@example("""\
+alphaloop dlq redrive --code unknown_task --dry-run
+alphaloop dlq redrive --task code --code decode_failed --since 1d
+alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5""")
 def redrive(
     context: typer.Context,
     task: str | None = _TASK,
@@ -114,7 +110,7 @@ def redrive(
     in redrive_of. The exit code is 1 if a letter could not be sent.
     """
     corrections = corrections_of(correct, "--set")
-    choice = choice_of(task, code, job_id, at, since, until, datetime.now(UTC))
+    choice = _choice(task, code, job_id, at, since, until)
     if choice.is_by_task_only and task is None:
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
@@ -131,6 +127,9 @@ def redrive(
         raise AlphaloopError(f"{done.num_wrong} letters would be refused again", hint="correct them with --set")
 
 
+@example("""\
+alphaloop dlq purge --task code --before 14d --dry-run
+alphaloop dlq purge --before 14d --yes""")
 def purge(
     context: typer.Context,
     before: str = typer.Option(..., help="Delete letters written before then: 14d, 2026-09-01."),
@@ -140,7 +139,7 @@ def purge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
-    choice = choice_of(task, [], [], [], None, before, datetime.now(UTC))
+    choice = LetterFilter(task, until=moment(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
@@ -157,24 +156,13 @@ def purge(
         plan.carry_out()
 
 
-def choice_of(
-    task: str | None,
-    code: list[str],
-    job_id: list[str],
-    at: list[str],
-    since: str | None,
-    until: str | None,
-    now: datetime,
+def _choice(
+    task: str | None, code: list[str], job_id: list[str], at: list[str], since: str | None, until: str | None
 ) -> LetterFilter:
     """What the options ask for. Raises ConfigError for a time that is none."""
-    return LetterFilter(
-        task,
-        frozenset(code),
-        frozenset(job_id),
-        frozenset(at),
-        None if since is None else moment(since, now, "--since"),
-        None if until is None else moment(until, now, "--until"),
-    )
+    now, options = datetime.now(UTC), (("--since", since), ("--until", until))
+    span = (moment(text, now, option) if text is not None else None for option, text in options)
+    return LetterFilter(task, frozenset(code), frozenset(job_id), frozenset(at), *span)
 
 
 def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ import typer
 
 from alphaloop.claim_check.store import ContentStore, by_reference
 from alphaloop.cli.jobs import GrowingText, row_of, say_they_go_on, texts_of, wait_again
-from alphaloop.cli.options import connected_settings, global_options
+from alphaloop.cli.options import connected_settings, example, global_options
 from alphaloop.cli.screen import as_shown, note, print_json, progress
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD, Destination, reading
@@ -31,15 +31,15 @@ from alphaloop.outcomes.reading import Outcome, OutcomeReader, RefusedJob, reaso
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts, json_text, one_line, rate
 
-EXAMPLE: Final = """\
-alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
-alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
-cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday"""
 _TopicOf: TypeAlias = Callable[[str], str]
 _MAX_SHOWN: Final = 20
 _FLUSH_S: Final = 120.0
 
 
+@example("""\
+alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
+alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
+cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday""")
 def enqueue(
     context: typer.Context,
     file: list[str] = typer.Option(
@@ -90,9 +90,8 @@ def enqueue(
     topic_of = high_topic if high else jobs_topic
     with contextlib.ExitStack() as stack:
         contents = ContentStore.of(settings.claim_check)
-        items: Iterable[JobLine | BadLine] = carried(
-            _read(reader, file, prompt, stack), settings.worker.max_job_bytes, contents
-        )
+        lines = _read(reader, file, prompt, stack)
+        items: Iterable[JobLine | BadLine] = carried(lines, settings.worker.max_job_bytes, contents)
         if waits or strict:
             items = list(items)
         if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
@@ -113,11 +112,7 @@ def enqueue(
     if target is None and prompt is not None and not (stream or as_json):
         sys.stdout.writelines(f"{as_shown(row['text'])}\n" for row in rows if row.get("text") is not None)
     _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
-    if summary.without_result:
-        results = None if output is None or not output.is_file() else output
-        options = global_options(context)
-        _say_what_is_left(summary, wait_again(options, summary.without_result, batch_id=batch_id, file=results))
-    _exit(summary, waits=waits)
+    _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
 
 
 @dataclass(slots=True)
@@ -140,9 +135,10 @@ class _Summary:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        counts_by_status = {"sent": self.sent, "invalid": self.invalid, **self.by_status}
         return {
-            **counts_by_status,
+            "sent": self.sent,
+            "invalid": self.invalid,
+            **self.by_status,
             "job_ids": self.job_ids,
             "completion_tokens": self.completion_tokens,
             "wall_s": round(self.wall_s, 3),
@@ -230,10 +226,12 @@ def _send_and_wait(
         for text in texts.values():
             text.end()
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
-    _report_failed(outcomes.values())
+    failed = ((one, why) for one in outcomes.values() if (why := reason_of(one)) is not None)
+    _note_first([f"{one.job_id}: {status_of(one)}, {why}" for one, why in failed], "jobs without a text")
     for item in items:
         if isinstance(item, BadLine):
-            yield _wrong_row(item)
+            named = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
+            yield {"line": item.where, "status": "invalid", "error": _given(named)}
             continue
         end = outcomes.get(item.job.job_id)
         summary.by_status["missing" if end is None else status_of(end)] += 1
@@ -252,27 +250,20 @@ def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
     return outcome.model_copy(update={"error": error})
 
 
-def _wrong_row(item: BadLine) -> dict[str, Any]:
-    error = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
-    return {"line": item.where, "status": "invalid", "error": {k: v for k, v in error.items() if v is not None}}
-
-
-def _report_failed(outcomes: Iterable[Outcome]) -> None:
-    """Print why there is no text, for each job that has none, to standard error."""
-    failed = [(outcome, why) for outcome in outcomes if (why := reason_of(outcome)) is not None]
-    for outcome, why in failed[:_MAX_SHOWN]:
-        note(one_line(f"{outcome.job_id}: {status_of(outcome)}, {why}"))
-    if len(failed) > _MAX_SHOWN:
-        note(f"… and {len(failed) - _MAX_SHOWN} more jobs without a text")
-
-
 def report_wrong(wrong: Sequence[BadLine]) -> None:
     """Print the place and the error of every wrong line to standard error."""
-    for item in wrong[:_MAX_SHOWN]:
+    told = []
+    for item in wrong:
         where = f"{item.where}: {item.error.field}" if item.error.field else item.where
-        note(one_line(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else "")))
-    if len(wrong) > _MAX_SHOWN:
-        note(f"… and {len(wrong) - _MAX_SHOWN} more wrong lines")
+        told.append(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
+    _note_first(told, "wrong lines")
+
+
+def _note_first(told: Sequence[str], what: str) -> None:
+    for line in told[:_MAX_SHOWN]:
+        note(one_line(line))
+    if len(told) > _MAX_SHOWN:
+        note(f"… and {len(told) - _MAX_SHOWN} more {what}")
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -301,18 +292,16 @@ def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict
         print_json({**summary.as_json(), **({} if shown is None else {"results": shown})})
 
 
-def _say_what_is_left(summary: _Summary, again: str) -> None:
-    missing = len(summary.without_result)
-    if summary.interrupted:
-        say_they_go_on(missing, again)
-        return
-    raise AlphaloopError(
-        f"{missing} {'job' if missing == 1 else 'jobs'} had no result within the timeout",
-        hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
-    )
-
-
-def _exit(summary: _Summary, *, waits: bool) -> None:
+def _exit(context: typer.Context, summary: _Summary, *, waits: bool, batch_id: str | None, output: Path | None) -> None:
+    if missing := summary.without_result:
+        results = None if output is None or not output.is_file() else output
+        again = wait_again(global_options(context), missing, batch_id=batch_id, file=results)
+        if not summary.interrupted:
+            raise AlphaloopError(
+                f"{len(missing)} {'job' if len(missing) == 1 else 'jobs'} had no result within the timeout",
+                hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
+            )
+        say_they_go_on(len(missing), again)
     if summary.interrupted:
         raise typer.Exit(130)
     bad = summary.invalid + sum(n for status, n in summary.by_status.items() if status != "succeeded")

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Final
 
 import typer
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
@@ -28,7 +29,6 @@ from alphaloop.explaining.explanation import (
     ExplainRequest,
     Explanation,
     RecordedAs,
-    WhatRuns,
     explain_recorded,
     explain_task,
     usual_request,
@@ -44,11 +44,6 @@ from alphaloop.store.traffic import TrafficStore
 from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
 from alphaloop.wording import sentence as capitalized
 
-EXAMPLE: Final = """\
-alphaloop explain code --batch 4
-alphaloop explain code --segment gold --at 2026-09-01T12:00
-alphaloop explain --job 0b5c1c1e
-alphaloop explain chat --sampling 't<=1.0' --at 3d --json"""
 #: As alphaloop.acceptance.sampling_bucket makes them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
 _MAX_ALTERNATIVES: Final = 10
@@ -61,6 +56,11 @@ _AIMS: Final = {
 _DRAFTERS_ABREAST: Final = 2
 
 
+@example("""\
+alphaloop explain code --batch 4
+alphaloop explain code --segment gold --at 2026-09-01T12:00
+alphaloop explain --job 0b5c1c1e
+alphaloop explain chat --sampling 't<=1.0' --at 3d --json""")
 def explain(
     context: typer.Context,
     task: str | None = typer.Argument(None, help="The task to explain."),
@@ -199,12 +199,9 @@ def _asked(found: Explanation) -> str:
     if found.recorded is not None:
         return sentences
     if found.fleet is not None:
-        sentences += " ".join(("", found.fleet.sentence, *_ended(found.fleet)))
+        ended = (f"They do not ask {name} for {why}." for name, why in found.fleet.ended.items())
+        sentences += " ".join(("", found.fleet.sentence, *ended))
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
-
-
-def _ended(fleet: WhatRuns) -> list[str]:
-    return [f"They do not ask {name} for {why}." for name, why in fleet.ended.items()]
 
 
 def _show_alternatives(found: Explanation) -> None:
@@ -322,14 +319,11 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        paragraph(f"{shown(change.decided_at)}  {step} ({_reason_then(change)}; {where})", style="bold")
+        reason = why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
+        paragraph(f"{shown(change.decided_at)}  {step} ({reason}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)
-
-
-def _reason_then(change: DecisionChange) -> str:
-    return why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
 
 
 def _then(figures: ChoiceFigures) -> str:
@@ -359,7 +353,10 @@ def _show_evidence(found: Explanation) -> None:
         paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        paragraph(_seen(drafter, found.evidence[drafter.name]) + _counted_beside(drafter, found.drafters))
+        told = _seen(drafter, found.evidence[drafter.name])
+        if names := " and ".join(other.name for other in found.drafters if other.shares_weights_with(drafter)):
+            told += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
+        paragraph(told)
     if found.request.segment and found.request.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
         paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
@@ -401,26 +398,13 @@ def _sources(its: Evidence) -> str:
     return f" Sources of α₁: {of_task}{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
 
 
-def _counted_beside(drafter: DrafterState, drafters: Sequence[DrafterState]) -> str:
-    shared_weights = [other.name for other in drafters if other.shares_weights_with(drafter)]
-    return (
-        f" Rounds of {' and '.join(shared_weights)} count for {drafter.name} too, because the weights are the same."
-        if shared_weights
-        else ""
-    )
-
-
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
     names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
     shown_table = table("position", *names, right=["position", "tested", "reach"])
-    rows: list[tuple[int, list[str]]] = []
-    for i in range(max(len(its.acceptance) for _, its in abreast)):
-        cells = [cell for _, its in abreast for cell in _position(its, i)]
-        if not rows or rows[-1][1] != cells:
-            rows.append((i, cells))
-    ends = [first for first, _ in rows[1:]] + [max(len(its.acceptance) for _, its in abreast)]
-    for (first, cells), end in zip(rows, ends, strict=True):
-        shown_table.add_row(str(end) if end == first + 1 else f"{first + 1}–{end}", *cells)
+    rows = range(max(len(its.acceptance) for _, its in abreast))
+    for cells, alike in groupby(rows, key=lambda i: [cell for _, its in abreast for cell in _position(its, i)]):
+        first, *more = alike
+        shown_table.add_row(f"{first + 1}–{more[-1] + 1}" if more else str(first + 1), *cells)
     out().print(shown_table)
 
 

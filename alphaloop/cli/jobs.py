@@ -15,7 +15,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.claim_check.store import ContentStore, with_text
-from alphaloop.cli.options import GlobalOptions, connected_settings, global_options, open_database
+from alphaloop.cli.options import GlobalOptions, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
@@ -42,22 +42,12 @@ from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import known_jobs, pages_of_batch
 from alphaloop.wording import counts, json_text, one_line
 
-JOB_EXAMPLE: Final = "alphaloop job order-4711"
-WAIT_EXAMPLE: Final = """\
-alphaloop wait order-4711 order-4712
-alphaloop wait --batch-id monday --output results.jsonl
-alphaloop wait --file results.jsonl --json"""
 _MAX_SHOWN: Final = 20
-CANCEL_EXAMPLE: Final = """\
-alphaloop cancel 5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d --wait
-alphaloop cancel --batch-id monday"""
-TAIL_EXAMPLE: Final = """\
-alphaloop tail order-4711
-alphaloop tail order-4711 order-4712 --json"""
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
 _MAX_TYPED: Final = 20
 
 
+@example("alphaloop job order-4711")
 def job(
     context: typer.Context,
     job_id: list[str] = typer.Argument(help="The jobs to look for."),
@@ -82,6 +72,10 @@ def job(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop wait order-4711 order-4712
+alphaloop wait --batch-id monday --output results.jsonl
+alphaloop wait --file results.jsonl --json""")
 def wait(
     context: typer.Context,
     job_id: list[str] = typer.Argument(None, help="The jobs to wait for."),
@@ -128,6 +122,9 @@ def wait(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop cancel 5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d --wait
+alphaloop cancel --batch-id monday""")
 def cancel(
     context: typer.Context,
     job_id: list[str] = typer.Argument(None, help="The jobs to cancel."),
@@ -172,6 +169,9 @@ def cancel(
         raise typer.Exit(1)
 
 
+@example("""\
+alphaloop tail order-4711
+alphaloop tail order-4711 order-4712 --json""")
 def tail(
     context: typer.Context,
     job_id: list[str] = typer.Argument(help="The jobs to follow."),
@@ -271,7 +271,9 @@ def wait_again(
     if batch_id is not None:
         return f"{typed} {shlex.join(['--batch-id', batch_id])}"
     if file is None and len(job_ids) > _MAX_TYPED:
-        file = _listed(job_ids)
+        with tempfile.NamedTemporaryFile("w", prefix="alphaloop-jobs-", suffix=".jsonl", delete=False) as listed:
+            listed.writelines(json.dumps({"job_id": job_id}) + "\n" for job_id in job_ids)
+        file = Path(listed.name)
     if file is not None:
         return f"{typed} {shlex.join(['--file', str(file)])}"
     return f"{typed} {shlex.join(job_ids)}"
@@ -280,15 +282,6 @@ def wait_again(
 def say_they_go_on(num_jobs: int, again: str) -> None:
     """A note that the wait has ended and the jobs have not."""
     note(f"stopped waiting; {'1 job goes' if num_jobs == 1 else f'{num_jobs} jobs go'} on. Wait again: {again}")
-
-
-def _listed(job_ids: Sequence[str]) -> Path:
-    lines = "".join(json.dumps({"job_id": job_id}) + "\n" for job_id in job_ids)
-    with tempfile.NamedTemporaryFile(
-        "w", prefix="alphaloop-jobs-", suffix=".jsonl", delete=False, encoding="utf-8"
-    ) as listed:
-        listed.write(lines)
-    return Path(listed.name)
 
 
 def _job_ids(file: Path | None) -> list[str]:
@@ -402,14 +395,17 @@ def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
     for event in events:
         text = texts.setdefault(event.job_id, GrowingText(event.job_id, is_one=is_one))
         match event:
+            case Waits(is_claimed=True):
+                note(f"{event.job_id}: a worker has it; a text that is not streamed comes at its end")
             case Waits():
-                note(f"{event.job_id}: {_waiting(event)}")
+                note(f"{event.job_id}: no worker has seen it: it waits in Kafka, or no such job was sent")
             case TextSoFar():
                 text.show(event.text)
             case Ended():
                 ended[event.job_id] = event
                 text.end(event.text)
-                note(f"{event.job_id}: {_ending(event)}")
+                told = event.status.value + (f", {event.reason}" if event.reason else "")
+                note(f"{event.job_id}: {told}{'' if event.is_streamed else '; it was not streamed'}")
     return ended
 
 
@@ -433,14 +429,3 @@ def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
                 line |= {"reason": event.reason} if event.reason else {}
         print_json_line(line)
     return ended
-
-
-def _waiting(event: Waits) -> str:
-    if event.is_claimed:
-        return "a worker has it; a text that is not streamed comes at its end"
-    return "no worker has seen it: it waits in Kafka, or no such job was sent"
-
-
-def _ending(event: Ended) -> str:
-    told = event.status.value + (f", {event.reason}" if event.reason else "")
-    return told if event.is_streamed else f"{told}; it was not streamed"

@@ -9,20 +9,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
+from pydantic_core import to_jsonable_python
 from rich.text import Text
 
-from alphaloop.acceptance import Interval
 from alphaloop.cli.children import carry_out
+from alphaloop.cli.options import example
 from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
-from alphaloop.payoff.report import Footprint, Report, Row, Setup, best_of
+from alphaloop.payoff.report import Footprint, Report, Row, best_of
 from alphaloop.wording import rate, share, share_with_interval
 
-EXAMPLE: Final = """\
-alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
-alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
-head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json"""
 _STYLES: Final = {
     ShipVerdict.SHIP: "bold green",
     ShipVerdict.DO_NOT_SHIP: "bold red",
@@ -33,6 +30,10 @@ _FEW_FOR_P99: Final = 100
 SHORTER_IS_BETTER: Final = "k_too_high"
 
 
+@example("""\
+alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
+alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
+head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json""")
 def measure(
     context: typer.Context,
     prompts: Path = typer.Option(help="JSONL in any form that `alphaloop enqueue` takes; - for standard input."),
@@ -84,7 +85,9 @@ def show(report: Report) -> None:
     console.print(_acceptance(report.rows))
     console.print()
     console.print(_memory(report.footprint))
-    say(_footprint(report.footprint))
+    held = report.footprint
+    gpus = "".join(f"; on {device} {_bytes(number)}" for device, number in held.bytes_by_device.items())
+    say([f"The process held at most {_bytes(held.peak_process_bytes)}{gpus}."])
     console.print()
     say(_exactness(report.rows), "  ")
     console.print()
@@ -106,8 +109,9 @@ def _wrapped(line: str, width: int, indent: str) -> Text:
 def _head(report: Report) -> Iterator[str]:
     setup, identity = report.setup, report.setup.identity
     yield f"{identity.target} on {identity.device}, {identity.engine}"
+    sampling = "greedy" if setup.temperature == 0 else f"temperature {setup.temperature:g}"
     yield (
-        f"{setup.num_prompts} prompts of {setup.prompt_tokens:.0f} tokens, {_sampling(setup)}, batch {setup.batch}, "
+        f"{setup.num_prompts} prompts of {setup.prompt_tokens:.0f} tokens, {sampling}, batch {setup.batch}, "
         f"answers of {report.vanilla.output_tokens:.0f} tokens (medians; at most {setup.max_tokens}), seed {setup.seed}"
     )
     if report.num_turns < report.num_turns_planned:
@@ -115,22 +119,13 @@ def _head(report: Report) -> Iterator[str]:
         yield f"INTERRUPTED: {report.num_turns} of {planned} batches were measured; what follows is theirs alone"
 
 
-def _sampling(setup: Setup) -> str:
-    return "greedy" if setup.temperature == 0 else f"temperature {setup.temperature:g}"
-
-
 def _speeds(report: Report) -> object:
     made = table("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
-        made.add_row(
-            row.candidate.name,
-            rate(row.figures.tokens_per_s),
-            Text(_ratio(row.figures.ratio)),
-            Text(_ratio(row.figures.median)),
-            Text(verdict.upper(), style=_STYLES[verdict]),
-        )
+        its, told = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
+        made.add_row(row.candidate.name, rate(its.tokens_per_s), _ratio(its.ratio), _ratio(its.median), told)
     return made
 
 
@@ -150,27 +145,16 @@ def _tails(everything: Sequence[Figures]) -> object:
 
 
 def _three(tails: Tails | None, factor: float) -> str:
-    """In columns of their own inside the cell."""
+    """In columns of their own inside the cell, with three digits each."""
     if tails is None:
         return "-"
-    return " ".join(f"{_figure(factor * value):>5}" for value in (tails.p50, tails.p95, tails.p99))
-
-
-def _figure(value: float) -> str:
-    """Three digits."""
-    return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
+    values = [factor * value for value in (tails.p50, tails.p95, tails.p99)]
+    return " ".join(f"{v:>5.2f}" if v < 10 else f"{v:>5.1f}" if v < 100 else f"{v:>5.0f}" for v in values)
 
 
 def _acceptance(rows: Sequence[Row]) -> object:
-    made = table(
-        "acceptance",
-        "tokens a round",
-        "proposed",
-        "empty",
-        "α [95 %]",
-        "α_1, α_2 …",
-        right=["tokens a round", "proposed", "empty"],
-    )
+    numbers = ["tokens a round", "proposed", "empty"]
+    made = table("acceptance", *numbers, "α [95 %]", "α_1, α_2 …", right=numbers)
     for row in rows:
         seen = row.figures.acceptance
         by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
@@ -192,11 +176,6 @@ def _memory(footprint: Footprint) -> object:
         numbers = part.weight_bytes, part.kv_bytes_per_token, part.kv_bytes_per_slot
         made.add_row(part.name, part.device, *map(_bytes, numbers))
     return made
-
-
-def _footprint(footprint: Footprint) -> Iterator[str]:
-    gpus = "".join(f"; on {device} {_bytes(held)}" for device, held in footprint.bytes_by_device.items())
-    yield f"The process held at most {_bytes(footprint.peak_process_bytes)}{gpus}."
 
 
 def _exactness(rows: Sequence[Row]) -> Iterator[str]:
@@ -236,23 +215,19 @@ def _verdict(report: Report, row: Row) -> str:
 
 def _against_the_bar(report: Report, row: Row) -> str:
     bounds, bar = row.figures.ratio, report.setup.bar
+    more = "it is so near the bar that more prompts would hardly settle it"
+    if row.judgement.num_more is not None:
+        more = f"about {row.judgement.num_more * report.setup.batch} more prompts would probably settle it"
     if not row.figures.exactness.is_exact:
         return "because it wrote other texts than vanilla."
     if bounds.known is None:
-        return f"since {bounds.num_values} batches bound nothing; {_more(report, row)}."
+        return f"since {bounds.num_values} batches bound nothing; {more}."
     low, high = bounds.known
     if row.judgement.verdict is ShipVerdict.SHIP:
         return f"at least {low:.2f}x, and the bar is {bar:.2f}x."
     if row.judgement.verdict is ShipVerdict.DO_NOT_SHIP:
         return f"at most {high:.2f}x, and the bar is {bar:.2f}x."
-    return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {_more(report, row)}."
-
-
-def _more(report: Report, row: Row) -> str:
-    more = row.judgement.num_more
-    if more is None:
-        return "it is so near the bar that more prompts would hardly settle it"
-    return f"about {more * report.setup.batch} more prompts would probably settle it"
+    return f"between {low:.2f}x and {high:.2f}x, the bar of {bar:.2f}x among them; {more}."
 
 
 def _conclusion(report: Report) -> Iterator[str]:
@@ -283,8 +258,8 @@ def _bytes(number: int) -> str:
 
 def report_as_json(report: Report) -> dict[str, Any]:
     """Times in seconds, sizes in bytes, counts as they were counted."""
-    return {
-        "setup": asdict(report.setup),
+    found = {
+        "setup": report.setup,
         "num_batches": report.num_turns,
         "num_batches_planned": report.num_turns_planned,
         "is_interrupted": report.is_interrupted,
@@ -292,48 +267,42 @@ def report_as_json(report: Report) -> dict[str, Any]:
         "candidates": [_row(row) for row in report.rows],
         "ship": None if report.shipped is None else report.shipped.candidate.name,
         "not_told_apart": [candidate.name for candidate in report.rivals],
-        "memory": asdict(report.footprint),
-        "notes": list(report.notes),
+        "memory": report.footprint,
+        "notes": report.notes,
     }
+    return dict(to_jsonable_python(found))
 
 
 def _row(row: Row) -> dict[str, Any]:
-    judgement = row.judgement
+    its = row.figures
     return {
-        **_figures(row.figures),
-        "drafter": row.candidate.drafter,
-        "draft_revision": row.candidate.draft_revision,
-        "num_draft_tokens": row.candidate.num_draft_tokens,
-        "verdict": judgement.verdict.value,
-        "num_more_batches": judgement.num_more,
-        "ratio": asdict(row.figures.ratio),
-        "median_ratio": asdict(row.figures.median),
-        "ratios": list(row.figures.ratios),
-        "exactness": asdict(row.figures.exactness),
-        "costs_in_vanilla_rounds": None if row.costs is None else asdict(row.costs),
+        **_figures(its),
+        **asdict(row.candidate),
+        "verdict": row.judgement.verdict,
+        "num_more_batches": row.judgement.num_more,
+        "ratio": its.ratio,
+        "median_ratio": its.median,
+        "ratios": its.ratios,
+        "exactness": its.exactness,
+        "costs_in_vanilla_rounds": row.costs,
         "reasons": [{"name": name, "sentence": sentence} for name, sentence in row.reasons],
     }
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
     seen = figures.acceptance
-    counts = seen.counts
     return {
         "name": figures.candidate.name,
         "tokens_per_s": figures.tokens_per_s,
-        "time_to_first_token_s": asdict(figures.first_token_s),
-        "time_per_token_s": None if figures.token_s is None else asdict(figures.token_s),
-        "response_s": asdict(figures.response_s),
+        "time_to_first_token_s": figures.first_token_s,
+        "time_per_token_s": figures.token_s,
+        "response_s": figures.response_s,
         "output_tokens_median": figures.output_tokens,
         "num_texts": seen.num_texts,
-        "counts": asdict(counts),
+        "counts": seen.counts,
         "tokens_per_round": seen.tokens_per_round,
         "proposed_per_round": seen.proposed_per_round,
-        "alpha": _interval(seen.alpha),
-        "alpha_by_position": [_interval(seen.alpha_at(i)) for i in range(1, len(counts.trials) + 1)],
-        "times": asdict(figures.times),
+        "alpha": seen.alpha,
+        "alpha_by_position": [seen.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)],
+        "times": figures.times,
     }
-
-
-def _interval(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else asdict(interval)

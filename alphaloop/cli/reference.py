@@ -34,8 +34,11 @@ def commands() -> Iterator[tuple[str, typer.Context]]:
 
 def reference() -> str:
     """The page."""
-    sections = [f"## {name}\n\n```text\n{_help(context)}\n```\n" for name, context in commands()]
-    return "\n".join([_HEAD, *sections])
+    sections = [_HEAD]
+    for name, context in commands():
+        told = "\n".join(line.rstrip() for line in context.get_help().splitlines())
+        sections.append(f"## {name}\n\n```text\n{told}\n```\n")
+    return "\n".join(sections)
 
 
 def _below(name: str, parent: typer.Context | None, command: object) -> Iterator[tuple[str, typer.Context]]:
@@ -47,10 +50,6 @@ def _below(name: str, parent: typer.Context | None, command: object) -> Iterator
     if isinstance(command, TyperGroup):
         for child in command.list_commands(context):
             yield from _below(f"{name} {child}", context, command.get_command(context, child))
-
-
-def _help(context: typer.Context) -> str:
-    return "\n".join(line.rstrip() for line in context.get_help().splitlines())
 
 
 if __name__ == "__main__":

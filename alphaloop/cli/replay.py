@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, progress, table
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
@@ -26,10 +26,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.snapshots import JobsAlike, SnapshotStore
 from alphaloop.wording import named
 
-EXAMPLE: Final = """\
-alphaloop replay --set policy.explore_share=0.0
-alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
-alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json"""
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
     "policy.*",
@@ -55,6 +51,10 @@ _HONESTLY: Final = (
 )
 
 
+@example("""\
+alphaloop replay --set policy.explore_share=0.0
+alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
+alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json""")
 def replay(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task; all, if not given."),
@@ -83,7 +83,13 @@ def replay(
         if task is not None:
             check_task(database, was, task)
         window = _window(database, task, begin, end, HISTORY)
-        found = _run(database, rules_of(was, would), window, seed)
+        with progress() as bar:
+            days = bar.add_task("days", total=sum(1 for _ in window.days()), note="")
+
+            def tell(num_done: int, num_jobs: int) -> None:
+                bar.update(days, completed=num_done, note=f"{num_jobs} jobs")
+
+            found = replay_history(database, rules_of(was, would), window, seed=seed, tell=tell)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
         print_json(_document(found, changed))
@@ -156,7 +162,6 @@ class Replayed:
     num_reproduced: int = 0  #: of these, decisions that come out as they were recorded
     num_given: int = 0  #: probes, controls, and jobs whose mode the job or the engine fixed
     left_out: Counter[str] = field(default_factory=Counter)  #: jobs that were not compared, by the reason
-    num_days: int = 0
 
 
 def _window(database: Database, task: str | None, begin: datetime | None, end: datetime, longest: timedelta) -> Window:
@@ -167,17 +172,6 @@ def _window(database: Database, task: str | None, begin: datetime | None, end: d
         raise AlphaloopError(f"expected history to replay, found no {which} in that time{span}")
     last = min(end, kept[1] + timedelta(microseconds=1))
     return Window(max(kept[0], last - longest if begin is None else begin), last, task)
-
-
-def _run(database: Database, rules: Rules, window: Window, seed: int) -> Replayed:
-    num_days = sum(1 for _ in window.days())
-    with progress() as bar:
-        shown = bar.add_task("days", total=num_days, note="")
-
-        def tell(num_done: int, num_jobs: int) -> None:
-            bar.update(shown, completed=num_done, note=f"{num_jobs} jobs")
-
-        return replay_history(database, rules, window, seed=seed, tell=tell)
 
 
 def rules_of(was: Settings, would: Settings) -> Rules:
@@ -211,7 +205,6 @@ def replay_history(
             if found.num_recorded % 200 == 0:
                 tell(number, sum(found.reasons.values()))
         found.left_out[_NO_SNAPSHOT] += store.num_without(begin, end, task=window.task)
-        found.num_days = number + 1
         tell(number + 1, sum(found.reasons.values()))
     return found
 
@@ -271,11 +264,12 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
             paragraph(f"{task}: {named_changes}.")
     reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
     paragraph(f"Reasons: {reasons} jobs.")
+    num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
     gained = everything.was_s - everything.would_s
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
     paragraph(
         f"It would have {verdict} {_time(everything.was_s)} of the device. "
-        f"{_share(_num_changed_tokens(everything), everything.num_tokens)} of the tokens would change settings; "
+        f"{_share(num_changed, everything.num_tokens)} of the tokens would change settings; "
         f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
     )
     paragraph(_HONESTLY, style="dim")
@@ -333,7 +327,3 @@ def _share(part: int, whole: int) -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
-def _num_changed_tokens(its: Compared) -> int:
-    return sum(tokens for (was, would), tokens in its.settings.items() if was != would)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.options import AS_JSON, connected_settings, global_options, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows
 from alphaloop.cli.screen import note as tell
 from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
@@ -21,22 +21,17 @@ from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, Past
 from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
 from alphaloop.wording import minute, words
 
-EVENTS_EXAMPLE: Final = """\
-alphaloop drift list
-alphaloop drift list --since 30d --json"""
-SHOW_EXAMPLE: Final = "alphaloop drift show 17 --json"
 ACK_EXAMPLE: Final = """\
 alphaloop drift ack 17 --by Ada --note "a new draft is in training"
 alphaloop drift ack 17 --by Ada --new-level --note "the reviews are longer since Monday"\
 """
 _NUMBER: Final = typer.Argument(min=1, help="Number of the event, as list shows it.")
 TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
-ATTEMPTS_EXAMPLE: Final = "alphaloop notify list --json"
-REPORT_EXAMPLE: Final = """\
+
+
+@example("""\
 alphaloop report
-alphaloop report --html report.html"""
-
-
+alphaloop report --html report.html""")
 def report(
     context: typer.Context,
     html: Path | None = typer.Option(None, help="Write the page to this file instead, - for standard output."),
@@ -75,6 +70,9 @@ def _say_if_old(found: StoredReport) -> None:
         )
 
 
+@example("""\
+alphaloop drift list
+alphaloop drift list --since 30d --json""")
 def list_events(
     context: typer.Context,
     since: str | None = typer.Option(None, help="Also events that ended since then: 30d, 2026-09-01."),
@@ -100,6 +98,7 @@ def _event_cells(event: DriftEvent) -> list[str]:
     return [str(event.id), its.task, its.drafter, words(event.cause), event.state, cost(event), opened]
 
 
+@example("alphaloop drift show 17 --json")
 def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSON) -> None:
     """Show an event: what was found, what it costs, what may be done, and its history."""
     with open_database(connected_settings(context, broker=False)) as database:
@@ -119,6 +118,7 @@ def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSO
         paragraph(_line(state), indent=2)
 
 
+@example(ACK_EXAMPLE)
 def ack(
     context: typer.Context,
     event_id: int = _NUMBER,
@@ -167,6 +167,7 @@ def _line(state: PastState) -> str:
     return f"{state.at:%Y-%m-%d %H:%M} {state.state}{by} ({words(state.cause)}): {state.sentence}"
 
 
+@example(TEST_EXAMPLE)
 def test(context: typer.Context) -> None:
     """Send a test message to every address of scheduler.notify_urls, and say which of them took it."""
     sinks = open_sinks(global_options(context).settings().scheduler.notify_urls)
@@ -187,6 +188,7 @@ def test(context: typer.Context) -> None:
         raise NotificationFailed(f"{num_failed} of {len(sinks)} addresses did not take the message")
 
 
+@example("alphaloop notify list --json")
 def list_attempts(
     context: typer.Context,
     limit: int = typer.Option(50, min=1, max=10_000, help="Most lines."),

@@ -125,7 +125,8 @@ class FittedTable:
     A figure and its interval in brackets are one word where they fit. Text is shown as it is: a string holds no markup.
     """
 
-    def __init__(self, columns: Sequence[str], right: Sequence[str], title: str | None) -> None:
+    def __init__(self, *columns: str, right: Sequence[str] = (), title: str | None = None) -> None:
+        """The columns named in `right` hold figures."""
         self._title = title
         self._columns = [(name, name in right) for name in columns]
         self._rows: list[tuple[list[Text], str]] = []
@@ -154,9 +155,7 @@ class FittedTable:
         yield made
 
 
-def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> FittedTable:
-    """A plain table; the columns named in `right` hold figures."""
-    return FittedTable(columns, right, title)
+table: Final = FittedTable
 
 
 def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int]:

@@ -17,10 +17,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from enum import StrEnum
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final, Literal, NoReturn
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -34,7 +33,7 @@ from alphaloop.cli.children import (
     field_of,
     signals_to,
 )
-from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, global_options
+from alphaloop.cli.options import AS_JSON, DATA_DIR, GlobalOptions, connected_settings, example, global_options
 from alphaloop.cli.screen import err, note, out, print_json
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
 from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
@@ -46,30 +45,15 @@ from alphaloop.settings import Settings
 from alphaloop.store import schema
 from alphaloop.store.database import parse_url, redacted
 
-UP_EXAMPLE: Final = "alphaloop up --data-dir ./data"
-DOWN_EXAMPLE: Final = "alphaloop down --data-dir ./data"
 _WATCH_S: Final = 0.5
 #: So many new starts within WINDOW_S; one more end is an error that a person has to see to.
 MOST_STARTS: Final = 5
 WINDOW_S: Final = 600.0
 #: Before the first new start; each further one within WINDOW_S waits twice as long.
 _FIRST_WAIT_S: Final = 1.0
-ENV_EXAMPLE: Final = "alphaloop env"
-WORKER_EXAMPLE: Final = "KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker"
-SCHEDULER_EXAMPLE: Final = "alphaloop scheduler once"
-MIGRATE_EXAMPLE: Final = "DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphaloop migrate"
-INSTALL_EXAMPLE: Final = """\
-alphaloop kafka install
-alphaloop kafka install --mirror https://mirror.example.org/apache/kafka"""
 
 
-class _SchedulerMode(StrEnum):
-    """How long the scheduler stays."""
-
-    RUN = "run"
-    ONCE = "once"
-
-
+@example("alphaloop up --data-dir ./data")
 def up(
     context: typer.Context,
     worker: bool = typer.Option(True, help="Start a worker too."),
@@ -108,6 +92,7 @@ def up(
             note("stopping the servers")
 
 
+@example("alphaloop down --data-dir ./data")
 def down(
     context: typer.Context,
     timeout: float = typer.Option(90.0, min=0.0, help="Seconds to wait."),
@@ -132,6 +117,7 @@ def down(
     note("stopped")
 
 
+@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker")
 def worker(
     context: typer.Context,
     seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
@@ -140,16 +126,18 @@ def worker(
     _become(context, "worker", [] if seed is None else ["--seed", str(seed)])
 
 
+@example("alphaloop scheduler once")
 def scheduler(
     context: typer.Context,
-    mode: _SchedulerMode = typer.Argument(
-        _SchedulerMode.RUN, help="run: stay and measure at every interval. once: one run now, then end."
+    mode: Literal["run", "once"] = typer.Argument(
+        "run", help="run: stay and measure at every interval. once: one run now, then end."
     ),
 ) -> None:
     """Run the scheduler: measure acceptance again, test for drift and report."""
-    _become(context, "scheduler", [mode.value])
+    _become(context, "scheduler", [mode])
 
 
+@example("alphaloop env")
 def env(
     context: typer.Context,
     as_json: bool = AS_JSON,
@@ -173,6 +161,7 @@ def env(
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
 
 
+@example("DATABASE_URL=postgresql://alphaloop@localhost/alphaloop alphaloop migrate")
 def migrate(
     context: typer.Context,
     revision: str = typer.Option("head", help="Schema revision to go up to."),
@@ -202,6 +191,9 @@ def migrate(
         print_json({"from": before, "to": after})
 
 
+@example("""\
+alphaloop kafka install
+alphaloop kafka install --mirror https://mirror.example.org/apache/kafka""")
 def install(
     version: str | None = typer.Option(None, help="Release; the one that alphaloop is tested with, if not given."),
     mirror: str | None = typer.Option(None, help="Address of the releases; Apache's site, if not given."),
@@ -278,11 +270,12 @@ def _start(
 
 def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
+    typed = [str(_beside_python() or "alphaloop"), "--data-dir", str(settings.data_dir.absolute()), "env"]
     rows = {
         "broker": settings.kafka.bootstrap_servers,
         # Without the password, because this output is often kept as a log.
         "database": redacted(parse_url(settings.postgres.url)),
-        "in a shell": _command_for(settings.data_dir.absolute()),
+        "in a shell": f'eval "$({shlex.join(typed)})"',  # whatever the folder
         **addresses,
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
@@ -322,9 +315,7 @@ class Supervised:
         then: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._child = child
-        self._tell, self._then = tell, then
-        self._clock = clock
+        self._child, self._tell, self._then, self._clock = child, tell, then, clock
         self._starts: deque[float] = deque()  # of the new starts within WINDOW_S, when
         self._due: float | None = None
 
@@ -335,7 +326,9 @@ class Supervised:
         """
         if self._due is None:
             if (code := self._child.ended_with()) is not None:
-                self._plan(f"ended with code {code}{_meaning(code)}")
+                known = f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
+                meaning = f" (killed by signal {code - 128})" if code > 128 else known
+                self._plan(f"ended with code {code}{meaning}")
         elif self._clock() >= self._due:
             self._due = None
             self._starts.append(self._clock())
@@ -354,19 +347,8 @@ class Supervised:
             raise self._child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
         wait_s = _FIRST_WAIT_S * 2 ** len(self._starts)
         self._due = now + wait_s
-        self._tell(f"{_named(self._child.name)} {why}; starting it again in {wait_s:g} s")
-
-
-def _named(name: str) -> str:
-    """A child's name in a sentence: only servers have names of their own."""
-    return name if name[0].isupper() else f"the {name}"
-
-
-def _meaning(code: int) -> str:
-    """What an exit code says, in brackets; empty for codes of other programs."""
-    if code > 128:
-        return f" (killed by signal {code - 128})"
-    return f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
+        name = self._child.name  # only servers have names of their own
+        self._tell(f"{name if name[0].isupper() else f'the {name}'} {why}; starting it again in {wait_s:g} s")
 
 
 def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:
@@ -375,13 +357,6 @@ def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> No
     sys.stdout.flush()
     sys.stderr.flush()
     os.execve(sys.executable, child_command(module, arguments), environment)  # noqa: S606 - our own interpreter, no shell
-
-
-def _command_for(data_dir: Path) -> str:
-    """What a person types, in any folder, to have the addresses in a shell."""
-    beside = _beside_python()
-    program = shlex.join([str(beside) if beside else "alphaloop", "--data-dir", str(data_dir), "env"])
-    return f'eval "$({program})"'
 
 
 def program() -> str:

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import typer
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
-from alphaloop.cli.options import AS_JSON, connected_settings, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
@@ -24,7 +24,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
-from alphaloop.store.incidents import IncidentStore, KnownIncident
+from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
@@ -33,11 +33,11 @@ from alphaloop.wording import counted_apart, minute, rate, share_with_interval, 
 
 #: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
 _SILENT_S: Final = 15.0
-EXAMPLE: Final = """\
+
+
+@example("""\
 alphaloop status
-alphaloop status --json"""
-
-
+alphaloop status --json""")
 def status(
     context: typer.Context,
     hours: float = typer.Option(24.0, min=0.01, help="How far back to look, to the full hour."),
@@ -71,7 +71,7 @@ def status(
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     tasks = with_waiting(tasks, waiting)
     if as_json:
-        told = [_incident_as_json(one) for one in incidents]
+        told = [{"opened_at": one.opened_at.isoformat(), **asdict(one.found)} for one in incidents]
         shown = [{**now.as_json(waiting), "oldest_s": ages.get(now.task)} for now in tasks]
         seen = [one.as_json() for one in workers]
         expected = [asdict(one) for one in compared]
@@ -109,8 +109,8 @@ def task_table(
             now.task,
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
-            _acceptance(now),
-            _speedup(now),
+            "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter))),
+            figure(its) if (its := now.measured) is None else f"{figure(its)}\n{its.drafter}, {load(its)}",
             _next(now),
         )
     return shown
@@ -136,16 +136,6 @@ def _drafted(now: TaskFigures) -> str:
     lengths = draft_lengths(done.num_draft_tokens or ())
     told = f"{percent(done.drafted_share)}, {lengths}" if lengths else percent(done.drafted_share)
     return "\n".join([told, *drafted_by_load(done)])
-
-
-def _acceptance(now: TaskFigures) -> str:
-    """α₁ with its drafter, which may be another than that of the next job."""
-    return "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter)))
-
-
-def _speedup(now: TaskFigures) -> str:
-    its = now.measured
-    return figure(its) if its is None else f"{figure(its)}\n{its.drafter}, {load(its)}"
 
 
 def _next(now: TaskFigures) -> str:
@@ -186,10 +176,6 @@ def told_of(workers: Sequence[SeenWorker]) -> list[str]:
         counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
         found.append(f"workers serve {len(revisions)} revisions of the target: {counted}")
     return found
-
-
-def _incident_as_json(one: KnownIncident) -> dict[str, Any]:
-    return {"opened_at": one.opened_at.isoformat(), **asdict(one.found)}
 
 
 def _addresses(settings: Settings, database: str) -> dict[str, str]:

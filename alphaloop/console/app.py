@@ -10,9 +10,9 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import Any, Final, Self
+from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 import uvicorn
@@ -128,7 +128,8 @@ class ConsoleServer:
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._serve, name="console", daemon=True)
+        run = partial(self._server.run, sockets=[self._socket])
+        self._thread = threading.Thread(target=run, name="console", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -137,15 +138,6 @@ class ConsoleServer:
         self._thread.join(_STOP_S)
         self._socket.close()
         self._sources.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _serve(self) -> None:
-        self._server.run(sockets=[self._socket])
 
 
 class Console:
@@ -168,7 +160,7 @@ class Console:
             Route("/batch/file", self._of(batches.file)),
             Route("/batches", self._upload, methods=["POST"]),
             *(Route(path, self._doing(action), methods=["POST"]) for path, action in ACTIONS.items()),
-            Route("/sign-in", self._open(self._ask_to_sign_in)),
+            Route("/sign-in", self._open(lambda r: self._sign_in_page(r, r.query_params.get("to"), is_wrong=False))),
             Route("/sign-in", self._sign_in, methods=["POST"]),
             Route("/sign-out", self._sign_out, methods=["POST"]),
         ]
@@ -275,9 +267,6 @@ class Console:
         wanted = request.url.path + (f"?{request.url.query}" if request.url.query else "")
         return RedirectResponse(f"/sign-in?to={quote(wanted, safe='')}", 303)
 
-    def _ask_to_sign_in(self, request: Request) -> Response:
-        return self._sign_in_page(request, _inside(request.query_params.get("to")), is_wrong=False)
-
     async def _sign_in(self, request: Request) -> Response:
         form = await request.form(max_files=0, max_fields=5, max_part_size=4096)
         name, password, to = (str(form.get(field, "")) for field in ("username", "password", "to"))
@@ -285,7 +274,7 @@ class Console:
         def answer(request: Request) -> Response:
             session = self._sessions.sign_in(name, password)
             if session is None:
-                return self._sign_in_page(request, _inside(to), is_wrong=True)
+                return self._sign_in_page(request, to, is_wrong=True)
             welcome = RedirectResponse(_inside(to), 303)
             # Strict: a link on another site opens the console signed out, and no form there can act here.
             welcome.set_cookie(
@@ -295,8 +284,8 @@ class Console:
 
         return await run_in_threadpool(self._open(answer), request)
 
-    def _sign_in_page(self, request: Request, to: str, *, is_wrong: bool) -> Response:
-        data, status = {"to": to, "is_wrong": is_wrong}, 401 if is_wrong else 200
+    def _sign_in_page(self, request: Request, to: str | None, *, is_wrong: bool) -> Response:
+        data, status = {"to": _inside(to), "is_wrong": is_wrong}, 401 if is_wrong else 200
         page = Page("sign_in.html.j2", "Sign in", data, status=status, is_live=False, has_twin=False)
         return respond(page, request, self._frame(request, None))
 
@@ -341,39 +330,36 @@ def _place_of(path: str) -> str | None:
 
 
 def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Take note of an open drift event, as `alphaloop drift ack` does. Raises NoSuchEvent."""
-    event_id, (by, note) = request.path_params["event"], _acknowledgement(fields)
-    DriftEventStore(sources.database).acknowledge(min(event_id, 2**63 - 1), by, note, datetime.now(UTC))
-    _log(session, "drift_acknowledged", f"drift event {event_id}")
-    return f"/drift/{event_id}"
+    """Take note of an open drift event, as `alphaloop drift ack` does, or of an open incident.
 
-
-def _acknowledge_incident(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Take note of an open incident. Raises NoSuchIncident."""
-    incident_id, (by, note) = request.path_params["incident"], _acknowledgement(fields)
-    IncidentStore(sources.database).acknowledge(min(incident_id, 2**63 - 1), by, note, datetime.now(UTC))
-    _log(session, "incident_acknowledged", f"incident {incident_id}")
-    return "/drift"
+    Raises WrongRequest, NoSuchEvent, NoSuchIncident.
+    """
+    ((kind, number),) = request.path_params.items()
+    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
+    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
+        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
+    store = (DriftEventStore if kind == "event" else IncidentStore)(sources.database)
+    store.acknowledge(min(number, 2**63 - 1), by, note, datetime.now(UTC))
+    if kind == "incident":
+        _log(session, "incident_acknowledged", f"incident {number}")
+        return "/drift"
+    _log(session, "drift_acknowledged", f"drift event {number}")
+    return f"/drift/{number}"
 
 
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Ask the workers to cancel a job, as `alphaloop cancel` does. Raises BrokerError."""
-    job_id = _id_of(fields)
-    request_cancellation(sources.settings.kafka, [job_id])
-    _log(session, "job_cancelled", f"job {job_id}")
-    return f"/job?id={quote(job_id, safe='')}&asked=cancel"
+    """Ask the workers to cancel a job, as `alphaloop cancel` does, or all of a batch that has not ended.
 
-
-def _cancel_batch(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Ask the workers to cancel what has not ended of a batch, as `alphaloop batch cancel` does.
-
-    Raises BrokerError, StoreError.
+    Raises WrongRequest, BrokerError, StoreError.
     """
-    batch_id = _id_of(fields)
-    found = batches.open_jobs_of(sources, batch_id)
+    if not 0 < len(name := fields.get("id", "")) <= 200:
+        raise WrongRequest("expected an id")
+    is_batch = request.url.path == "/batch/cancel"
+    found = batches.open_jobs_of(sources, name) if is_batch else [name]
     request_cancellation(sources.settings.kafka, found)
-    _log(session, "batch_cancelled", f"batch {batch_id}, {len(found)} jobs")
-    return f"/batch?id={quote(batch_id, safe='')}&asked=cancel"
+    told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"
+    _log(session, "batch_cancelled" if is_batch else "job_cancelled", told)
+    return f"/{'batch' if is_batch else 'job'}?id={quote(name, safe='')}&asked=cancel"
 
 
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
@@ -387,30 +373,15 @@ def redrive(sources: Sources, session: Session, request: Request, fields: Fields
     return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
 
 
-def _id_of(fields: Fields) -> str:
-    """Of a job or a batch. Raises WrongRequest."""
-    if not 0 < len(found := fields.get("id", "")) <= 200:
-        raise WrongRequest("expected an id")
-    return found
-
-
-def _acknowledgement(fields: Fields) -> tuple[str, str]:
-    """Who takes note of something, and what they do about it. Raises WrongRequest."""
-    by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
-    if not 0 < len(by) <= 200 or len(note) > _MAX_NOTE_CHARS:
-        raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
-    return by, note
-
-
 def _log(session: Session, action: str, about: str) -> None:
     log.info("%s, by %s in the console", about, session.username, extra={"action": action})
 
 
 ACTIONS: Final[Mapping[str, Action]] = {
     "/drift/{event:int}/acknowledge": acknowledge,
-    "/incidents/{incident:int}/acknowledge": _acknowledge_incident,
+    "/incidents/{incident:int}/acknowledge": acknowledge,
     "/job/cancel": cancel,
-    "/batch/cancel": _cancel_batch,
+    "/batch/cancel": cancel,
     "/dead-letters/redrive": redrive,
 }
 

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Part, Progress, RequestRow, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest, text
 from alphaloop.console.reading import Sources
@@ -53,9 +53,10 @@ def batches(sources: Sources, request: Request) -> Page:
 def batch(sources: Sources, request: Request) -> Page:
     """The batch `id`: its requests by what became of them, as `alphaloop batch status` counts them."""
     batch_id = _batch_id(request)
-    kept = KeptBatches(sources.settings.console_batches)
-    found = kept.find(batch_id)
-    reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, kept, batch_id))
+    found = KeptBatches(sources.settings.console_batches).find(batch_id)
+    reading = sources.remembered.get(
+        ("batch", batch_id), lambda: counted(_rows(sources, batch_id), most_wrong=_MAX_ERRORS)
+    )
     now = reading.value
     if found is None and now is not None and not now.by_status:
         raise NotFound(f"no batch {batch_id[:100]!r}: no file of it is kept here, and no job of it was sent")
@@ -84,8 +85,7 @@ def file(sources: Sources, request: Request) -> Response:
     batch_id, part = _batch_id(request), _FILES.get(text(request, "part"))
     if part is None:
         raise WrongRequest("part: expected output or error")
-    rows = _rows(sources, KeptBatches(sources.settings.console_batches), batch_id, with_texts=True)
-    parts = _chunks(rows, part)
+    parts = _chunks(_rows(sources, batch_id, with_texts=True), part)
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
     name = "".join(one if one.isalnum() or one in "-_" else "_" for one in batch_id)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{part}.jsonl"'}
@@ -94,7 +94,7 @@ def file(sources: Sources, request: Request) -> Response:
 
 def open_jobs_of(sources: Sources, batch_id: str) -> list[str]:
     """The jobs of a batch that have not ended."""
-    return open_jobs(_rows(sources, KeptBatches(sources.settings.console_batches), batch_id))
+    return open_jobs(_rows(sources, batch_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,26 +160,18 @@ def submit(sources: Sources, session: Session, upload: Upload) -> str:
     return f"/batch?id={quote(found.batch_id)}&sent={sent.num_sent}"
 
 
-def _counted(sources: Sources, kept: KeptBatches, batch_id: str) -> Progress:
-    return counted(_rows(sources, kept, batch_id), most_wrong=_MAX_ERRORS)
-
-
 def _wrong(one: RequestRow) -> dict[str, Any]:
     """A request without a text, from its row of the error file."""
     row = one.row or {}
     told = {name: row.get(name) for name in ("line", "custom_id", "error")}
-    return {**told, "status": one.status, "job_id": one.job_id, "field": _field(row)}
+    answered = ((row.get("response") or {}).get("body") or {}).get("error") or {}
+    return {**told, "status": one.status, "job_id": one.job_id, "field": answered.get("param")}
 
 
-def _field(row: dict[str, Any]) -> str | None:
-    """The field that is wrong, where the row names one."""
-    found = ((row.get("response") or {}).get("body") or {}).get("error") or {}
-    return found.get("param")
-
-
-def _rows(sources: Sources, kept: KeptBatches, batch_id: str, *, with_texts: bool = False) -> Iterator[RequestRow]:
-    contents = ContentStore.of(sources.settings.claim_check) if with_texts else None
-    return rows_of(kept.batch(batch_id), sources.settings, sources.database, contents)
+def _rows(sources: Sources, batch_id: str, *, with_texts: bool = False) -> Iterator[RequestRow]:
+    settings = sources.settings
+    contents = ContentStore.of(settings.claim_check) if with_texts else None
+    return rows_of(KeptBatches(settings.console_batches).batch(batch_id), settings, sources.database, contents)
 
 
 def _chunks(rows: Iterator[RequestRow], part: Part) -> Iterator[str]:

@@ -89,7 +89,9 @@ def job(sources: Sources, request: Request) -> Page:
     is_running = found is not None and found.status == "running"
     result = _result(sources, found) if found is not None and not is_running else None
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
-    so_far = _so_far(sources, job_id) if is_text_asked_for else None
+    so_far = None
+    if is_text_asked_for and (known := known_jobs(sources.database, [job_id]).get(job_id)):
+        so_far = text_so_far(sources.settings.kafka, known, timeout_s=_SO_FAR_S)
     return Page(
         "job.html.j2",
         "Job",
@@ -130,11 +132,6 @@ def _job_id(request: Request) -> str:
     if not job_id:
         raise NotFound("name a job: /job?id=…")
     return job_id
-
-
-def _so_far(sources: Sources, job_id: str) -> TextSoFar | None:
-    known = known_jobs(sources.database, [job_id]).get(job_id)
-    return None if known is None else text_so_far(sources.settings.kafka, known, timeout_s=_SO_FAR_S)
 
 
 def _result(sources: Sources, found: ListedJob) -> Result | None:

@@ -56,11 +56,13 @@ def respond(page: Page, request: Request, frame: Mapping[str, Any]) -> Response:
     if wants_json(request):
         return as_json(page.data, page.status)
     template = templates().get_template(page.template)
+    path = request.url.path if request.url.path != "/" else "/now"
+    twin = f"{path}.json" + (f"?{request.url.query}" if request.url.query else "")
     around = {
         **frame,
         "title": page.title,
         "is_live": page.is_live,
-        "json_url": _json_url(request) if page.has_twin else None,
+        "json_url": twin if page.has_twin else None,
     }
     return HTMLResponse(template.render({**page.data, **page.shown, **around}), page.status)
 
@@ -69,12 +71,6 @@ def as_json(data: Mapping[str, Any], status: int = 200) -> Response:
     """The data as JSON: times in ISO 8601, counts beside the rates that were computed from them."""
     content = json_text(to_jsonable_python(data, inf_nan_mode="null"), indent=2)
     return Response(content + "\n", status, media_type="application/json")
-
-
-def _json_url(request: Request) -> str:
-    path = request.url.path if request.url.path != "/" else "/now"
-    query = f"?{request.url.query}" if request.url.query else ""
-    return f"{path}.json{query}"
 
 
 @cache

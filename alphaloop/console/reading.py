@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
-from pydantic import SecretStr
-
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
@@ -51,7 +49,8 @@ class Sources:
         url = settings.console.database_url or settings.postgres.url
         if url is None:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
-        return cls(settings, _database(settings, url), Remembered(REFRESH_S))
+        limits = replace(settings.postgres.limits(), statement_s=_STATEMENT_S)
+        return cls(settings, Database(url, pool_size=_POOL_SIZE, limits=limits), Remembered(REFRESH_S))
 
     def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
@@ -77,14 +76,6 @@ class Sources:
         self.database.close()
 
 
-def _database(settings: Settings, url: SecretStr) -> Database:
-    return Database(
-        url,
-        pool_size=_POOL_SIZE,
-        limits=replace(settings.postgres.limits(), statement_s=_STATEMENT_S),
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[T]):
     """A value as it was read last. `value` is None before the first reading has ended."""
@@ -96,9 +87,7 @@ class Reading(Generic[T]):
 
 @dataclass(slots=True)
 class _Kept:
-    value: Any = None
-    read_at: datetime | None = None
-    error: str | None = None
+    reading: Reading[Any] = Reading(None, None, None)
     due: float = 0.0
     under_way: Future[None] | None = None
 
@@ -130,10 +119,9 @@ class Remembered:
             while len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
             under_way = kept.under_way
-        if kept.read_at is None and kept.error is None and under_way is not None:
+        if kept.reading.read_at is None and kept.reading.error is None and under_way is not None:
             wait([under_way], self._patience_s)
-        with self._lock:
-            return Reading(kept.value, kept.read_at, kept.error)
+        return kept.reading
 
     def forget(self, key: Hashable) -> None:
         """Read this anew when it is asked for next: something changed."""
@@ -146,16 +134,13 @@ class Remembered:
 
     def _read(self, kept: _Kept, read: Callable[[], Any]) -> None:
         began = self._clock()
-        value, error = kept.value, None
         try:
-            value = read()
-        except AlphaloopError as failed:
-            error = failed.message
+            found = Reading(read(), datetime.now(UTC), None)
         except Exception as failed:
-            error = type(failed).__name__
+            # Of a foreign one only its class: its text may quote a prompt.
+            told = failed.message if isinstance(failed, AlphaloopError) else type(failed).__name__
+            found = replace(kept.reading, error=told)
         ended = self._clock()
         with self._lock:
-            if error is None:
-                kept.value, kept.read_at = value, datetime.now(UTC)
-            kept.error, kept.under_way = error, None
+            kept.reading, kept.under_way = found, None
             kept.due = ended + max(self._max_age_s, _PAUSE_OVER_READING * (ended - began))

@@ -13,7 +13,7 @@ from starlette.requests import Request
 
 from alphaloop.console.page import NotFound, Page, text
 from alphaloop.console.reading import Sources
-from alphaloop.explaining.explanation import ExplainRequest, explain_task, usual_request
+from alphaloop.explaining.explanation import Explanation, explain_task, usual_request
 from alphaloop.explaining.wording import document, opening
 from alphaloop.messages import Purpose
 from alphaloop.pages import drawing
@@ -78,17 +78,11 @@ def by_activity(
         tokens[one.task] += one.num_tokens
     held = {now.task: now.num_held for now in tasks if now.num_held}
     waits = {task: number for task, number in (waiting or {}).items() if number}
-    found = [
-        _TaskActivity(
-            task,
-            None if waiting is None else waits.get(task, 0),
-            held.get(task, 0),
-            ended[task],
-            measuring[task],
-            tokens[task],
-        )
-        for task in {*held, *ended, *measuring, *waits}
-    ]
+    found = []
+    for task in {*held, *ended, *measuring, *waits}:
+        num_waiting = None if waiting is None else waits.get(task, 0)
+        counted = ended[task], measuring[task], tokens[task]
+        found.append(_TaskActivity(task, num_waiting, held.get(task, 0), *counted))
     return sorted(found, key=lambda one: (-one.num_tokens, -one.num_held, -(one.num_waiting or 0), one.task))
 
 
@@ -120,11 +114,7 @@ def tasks(sources: Sources, request: Request) -> Page:
         "Tasks",
         {
             "tasks": [
-                {
-                    **now.as_json(waiting.value),
-                    "last_change": changes.get(now.task),
-                    "by_hour": hours.get(now.task, []),
-                }
+                now.as_json(waiting.value) | {"last_change": changes.get(now.task), "by_hour": hours.get(now.task, [])}
                 for now in shown
             ],
             "q": wanted,
@@ -146,7 +136,13 @@ def task(sources: Sources, request: Request) -> Page:
     changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
         raise NotFound(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
-    explained = sources.remembered.get(("explain", name), lambda: explain_task(*_asked(sources, name)))
+
+    def explain() -> Explanation:
+        """As `alphaloop explain TASK` does without options."""
+        request = usual_request(figures_of(sources.database, name), datetime.now(UTC), is_now=True)
+        return explain_task(sources.database, sources.settings, request)
+
+    explained = sources.remembered.get(("explain", name), explain)
     found = explained.value
     waiting = sources.waiting()
     return Page(
@@ -166,13 +162,6 @@ def task(sources: Sources, request: Request) -> Page:
         },
         {"its": now, "found": found, "max_alternatives": _MAX_ALTERNATIVES},
     )
-
-
-def _asked(sources: Sources, name: str) -> tuple[Any, Any, ExplainRequest]:
-    """What `alphaloop explain TASK` asks for without options."""
-    figures = figures_of(sources.database, name)
-    request = usual_request(figures, datetime.now(UTC), is_now=True)
-    return sources.database, sources.settings, request
 
 
 def _history(sources: Sources, name: str) -> dict[str, Any] | None:

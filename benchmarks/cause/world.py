@@ -15,14 +15,15 @@ from datetime import UTC, datetime, timedelta
 
 from alphaloop.measurements import ProbeResult, Stream, WatchedJob
 from scheduler.counts import subject_of
-from scheduler.drift.watching import Rates, SegmentedStream, TrafficVerdict
+from scheduler.drift.phases import DriftRules
+from scheduler.drift.watching import SegmentedStream, TrafficVerdict
 from scheduler.probe_history import ProbeSetup
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DRAFTER = "draft"
 MARGIN = 0.05
 #: As configs/scheduler.toml has them, where one false alarm a month is one in 50,000 jobs.
-RATES = Rates.of(50_000, reference_jobs=64, margin=MARGIN)
+RULES = DriftRules(50_000, reference_jobs=64, margin=MARGIN)
 _TOKENS = 48
 _K = 3
 _FLIPS = 0.1  #: share of repeated texts that take another turn at a near-tie
@@ -120,7 +121,7 @@ def traffic(
     setup = world.setup(seen)
     stream = Stream(world.task, setup.target_revision, setup.engine, "greedy", DRAFTER, setup.draft_revision)
     watched = SegmentedStream()
-    watched.add([job.of(stream, number) for number, job in enumerate(jobs) if world.setup(job.day) == setup], RATES)
+    watched.add([job.of(stream, number) for number, job in enumerate(jobs) if world.setup(job.day) == setup], RULES)
     return tuple(watched.verdicts(subject_of(stream), MARGIN))
 
 

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -76,7 +77,7 @@ def main() -> None:
                 pictures(settings, options.tasks, options.pictures)
                 return
             _fill(settings, options.tasks, options.jobs)
-            with ConsoleServer(settings) as server, chromium() as browser:
+            with closing(ConsoleServer(settings)) as server, chromium() as browser:
                 found = [measured(browser, server.url, path, options.repeats) for path in PATHS]
                 least_ms = statistics.median(first_paint(browser, _ONE_WORD) for _ in range(options.repeats))
     show(found)
@@ -105,7 +106,7 @@ def pictures(settings: Settings, num_tasks: int, folder: Path) -> None:
         addresses = pages_of(settings, database)
         for load in loads:
             WorkerStore(database).say(load)
-    with ConsoleServer(settings) as server, chromium() as browser:
+    with closing(ConsoleServer(settings)) as server, chromium() as browser:
         for path in take(browser, server.listens_at, folder, addresses, password):
             console.print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

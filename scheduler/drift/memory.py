@@ -38,88 +38,54 @@ DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE, MOVED_AFTER, MOVED_BEFORE =
 class JobTally(NamedTuple):
     """Counts of a stretch of jobs."""
 
-    trials: Floats  #: [ROWS, POSITIONS]
-    accepts: Floats  #: [ROWS, POSITIONS]
-    mass: Floats  #: [ROWS, 2]: tokens and information
-    features: Floats  #: [FEATURES]: Σ information · feature
-    first: Floats  #: [5]: of position 1
-    segments: Floats  #: [SEGMENTS, 3]: jobs, trials and residuals of position 1
+    trials: Floats = np.zeros((ROWS, POSITIONS))
+    accepts: Floats = np.zeros((ROWS, POSITIONS))
+    mass: Floats = np.zeros((ROWS, 2))  #: tokens and information
+    features: Floats = np.zeros(FEATURES)  #: Σ information · feature
+    first: Floats = np.zeros(5)  #: of position 1
+    segments: Floats = np.zeros((SEGMENTS, 3))  #: jobs, trials and residuals of position 1
 
 
 class Memory(NamedTuple):
     """What the test remembers of a stream."""
 
-    clock: NDArray[np.int64]  #: [4]: jobs in the windows, phase, alarms so far, jobs so far
-    sums: Floats  #: [3]: running sums of residuals, information and reference error
-    marks: Floats  #: [SCALES, RING, 4]: the sums and the time (s) at multiples of 2ʲ jobs
-    spread: Floats  #: [SCALES, 2]: number of blocks of the reference, and sum of their squared sums over information
-    pending_spread: Floats  #: the same of the last whole period
-    current_spread: Floats  #: the same of the running period
-    base: Floats  #: [1]: variance of one job a unit of information, before its own says
-    variance: Floats  #: [SCALES]: variance of sums over 2ʲ jobs, a unit of information
-    reference: JobTally  #: the level that jobs are compared with
-    pending: JobTally  #: the last whole period, not yet in the reference
-    current: JobTally  #: the running period
-    norm: JobTally  #: of an open event: the reference before it
-    earlier: JobTally  #: of an open event: jobs since its last alarm beside the norm, all whole periods
-    latest: JobTally  #: and the running period
-    norm_alpha: Floats  #: [ROWS]: expected α_1 before the event
-    norm_centre: Floats  #: [FEATURES]: mean feature of the norm
-    alpha: Floats  #: [ROWS, POSITIONS]: expected α
-    shape: Floats  #: [ROWS, 2]: trials a token, and variance of the row's level in the reference
-    gram: Floats  #: [1 + FEATURES, 1 + FEATURES]: Σ information · feature · feature
-    moment: Floats  #: [1 + FEATURES]: Σ feature · residual
-    rhythm: Floats  #: [FEATURES]: the day's rhythm, in α
-    centre: Floats  #: [FEATURES]: mean feature of the reference
-    doubt: Floats  #: [FEATURES, FEATURES]: covariance of `rhythm`
-    evidence: Floats  #: [2, SIZES]: for a fall and for a rise of each size
-    noise: Floats  #: [SIZES]: variance with which a size keeps the run length, a unit of information
-    alarm: Floats  #: [6]: direction of the open event (0: none), times (s) of the last alarm, around the event's
-    #: beginning and around the last change
+    clock: NDArray[np.int64] = np.zeros(4, np.int64)  #: jobs in the windows, phase, alarms so far, jobs so far
+    sums: Floats = np.zeros(3)  #: running sums of residuals, information and reference error
+    marks: Floats = np.zeros((SCALES, RING, 4))  #: the sums and the time (s) at multiples of 2ʲ jobs
+    spread: Floats = np.zeros((SCALES, 2))  #: number of reference blocks, sum of their squared sums over information
+    pending_spread: Floats = np.zeros((SCALES, 2))  #: the same of the last whole period
+    current_spread: Floats = np.zeros((SCALES, 2))  #: the same of the running period
+    base: Floats = np.zeros(1)  #: variance of one job a unit of information, before its own says
+    variance: Floats = np.zeros(SCALES)  #: variance of sums over 2ʲ jobs, a unit of information
+    reference: JobTally = JobTally()  #: the level that jobs are compared with
+    pending: JobTally = JobTally()  #: the last whole period, not yet in the reference
+    current: JobTally = JobTally()  #: the running period
+    norm: JobTally = JobTally()  #: of an open event: the reference before it
+    earlier: JobTally = JobTally()  #: of an open event: jobs since its last alarm beside the norm, all whole periods
+    latest: JobTally = JobTally()  #: and the running period
+    norm_alpha: Floats = np.zeros(ROWS)  #: expected α_1 before the event
+    norm_centre: Floats = np.zeros(FEATURES)  #: mean feature of the norm
+    alpha: Floats = np.zeros((ROWS, POSITIONS))  #: expected α
+    shape: Floats = np.zeros((ROWS, 2))  #: trials a token, and variance of the row's level in the reference
+    gram: Floats = np.zeros((1 + FEATURES, 1 + FEATURES))  #: Σ information · feature · feature
+    moment: Floats = np.zeros(1 + FEATURES)  #: Σ feature · residual
+    rhythm: Floats = np.zeros(FEATURES)  #: the day's rhythm, in α
+    centre: Floats = np.zeros(FEATURES)  #: mean feature of the reference
+    doubt: Floats = np.zeros((FEATURES, FEATURES))  #: covariance of `rhythm`
+    evidence: Floats = np.zeros((2, SIZES))  #: for a fall and for a rise of each size
+    noise: Floats = np.zeros(SIZES)  #: variance with which a size keeps the run length, a unit of information
+    alarm: Floats = np.zeros(6)  #: direction of the open event (0: none), times (s) of the last alarm, around the
+    #: event's beginning and around the last change
 
 
 def empty_tally() -> JobTally:
     """No jobs."""
-    return JobTally(
-        np.zeros((ROWS, POSITIONS)),
-        np.zeros((ROWS, POSITIONS)),
-        np.zeros((ROWS, 2)),
-        np.zeros(FEATURES),
-        np.zeros(5),
-        np.zeros((SEGMENTS, 3)),
-    )
+    return JobTally(*(part.copy() for part in JobTally()))
 
 
 def empty_memory() -> Memory:
     """A stream of which nothing was read."""
-    return Memory(
-        clock=np.zeros(4, dtype=np.int64),
-        sums=np.zeros(3),
-        marks=np.zeros((SCALES, RING, 4)),
-        spread=np.zeros((SCALES, 2)),
-        pending_spread=np.zeros((SCALES, 2)),
-        current_spread=np.zeros((SCALES, 2)),
-        base=np.zeros(1),
-        variance=np.zeros(SCALES),
-        reference=empty_tally(),
-        pending=empty_tally(),
-        current=empty_tally(),
-        norm=empty_tally(),
-        earlier=empty_tally(),
-        latest=empty_tally(),
-        norm_alpha=np.zeros(ROWS),
-        norm_centre=np.zeros(FEATURES),
-        alpha=np.zeros((ROWS, POSITIONS)),
-        shape=np.zeros((ROWS, 2)),
-        gram=np.zeros((1 + FEATURES, 1 + FEATURES)),
-        moment=np.zeros(1 + FEATURES),
-        rhythm=np.zeros(FEATURES),
-        centre=np.zeros(FEATURES),
-        doubt=np.zeros((FEATURES, FEATURES)),
-        evidence=np.zeros((2, SIZES)),
-        noise=np.zeros(SIZES),
-        alarm=np.zeros(6),
-    )
+    return Memory._make(empty_tally() if isinstance(part, JobTally) else part.copy() for part in Memory())
 
 
 def is_open(memory: Memory) -> bool:
@@ -141,7 +107,7 @@ def from_document(document: Any) -> Memory:
         JobTally._make(_array(document[name][field], like) for field, like in part._asdict().items())
         if isinstance(part, JobTally)
         else _array(document[name], part)
-        for name, part in empty_memory()._asdict().items()
+        for name, part in Memory()._asdict().items()
     )
 
 

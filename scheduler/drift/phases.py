@@ -24,11 +24,11 @@ from scheduler.drift.memory import (
     LEARNING,
     NUM_JOBS,
     PHASE,
-    POSITIONS,
     RESIDUALS,
     TRIALS,
     WATCHING,
     Floats,
+    JobTally,
     Memory,
     is_open,
 )
@@ -94,10 +94,10 @@ def follow(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> None:
     """Add one job."""
     memory.clock[NUM_JOBS] += 1
     if is_open(memory):
-        recall(memory, jobs.rows[index], jobs.trials[index], jobs.accepts[index], jobs.tokens[index],
-               features(jobs.at[index]), jobs.segments[index])  # fmt: skip
+        shift, _ = wave(memory, features(jobs.at[index]) - memory.norm_centre)
+        study(memory.latest, jobs, index, memory.norm_alpha[jobs.rows[index]] + shift)
     if memory.clock[PHASE] == LEARNING:
-        study(memory, jobs, index)
+        study(memory.current, jobs, index, 0.0)
         if memory.current.first[JOBS] >= rules.reference_jobs:
             begin(memory, rules, jobs.at[index])
         return
@@ -120,13 +120,13 @@ def look_back(memory: Memory, rules: DriftRules, at: float) -> None:
         turn(memory, rules)
 
 
-def study(memory: Memory, jobs: Jobs, index: int) -> None:
-    """Count a job of the first reference."""
+def study(tally: JobTally, jobs: Jobs, index: int, expected: float) -> None:
+    """Count a job beside the α_1 that is expected of it: 0 in the first reference, in an event that of the norm."""
     row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     tested = trials.sum()
     information = tested * weight(tested)
-    count(memory.current, row, trials, accepts, jobs.tokens[index], information, features(jobs.at[index]))
-    count_first(memory.current, jobs.segments[index], trials[0], accepts[0], accepts[0])
+    count(tally, row, trials, accepts, jobs.tokens[index], information, features(jobs.at[index]))
+    count_first(tally, jobs.segments[index], trials[0], accepts[0], accepts[0] - trials[0] * expected)
 
 
 def begin(memory: Memory, rules: DriftRules, at: float) -> None:
@@ -175,10 +175,7 @@ def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
     waves = features(jobs.at[index])
     off = waves - memory.centre
     shift, doubt = wave(memory, off)
-    residual = 0.0
-    for i in range(POSITIONS):
-        residual += accepts[i] - trials[i] * memory.alpha[row, i]
-    residual *= weight(mass)
+    residual = (accepts - trials * memory.alpha[row]).sum() * weight(mass)
     first = accepts[0] - trials[0] * (memory.alpha[row, 0] + shift)
     count(memory.current, row, trials, accepts, jobs.tokens[index], information, waves)
     count_first(memory.current, jobs.segments[index], trials[0], accepts[0], first)
@@ -224,17 +221,6 @@ def raise_alarm(memory: Memory, at: float) -> None:
     clear(memory.earlier)
     clear(memory.latest)
     note(memory, at)
-
-
-def recall(
-    memory: Memory, row: int, trials: Floats, accepts: Floats, tokens: float, waves: Floats, segment: int
-) -> None:
-    """Count a job beside the norm."""
-    shift, _ = wave(memory, waves - memory.norm_centre)
-    tested = trials.sum()
-    count(memory.latest, row, trials, accepts, tokens, tested * weight(tested), waves)
-    residual = accepts[0] - trials[0] * (memory.norm_alpha[row] + shift)
-    count_first(memory.latest, segment, trials[0], accepts[0], residual)
 
 
 def is_like_norm(memory: Memory) -> bool:

@@ -212,19 +212,17 @@ PLAUSIBLE: Final = 4.0  # a change may lie where Z² is at most so much below it
 
 def note(memory: Memory, at: float) -> None:
     """Note an alarm, and between which moments the change was: where windows begin that are nearly the clearest."""
+    windows = [(level, back) for level in range(LEVELS) for back in range(RING) if is_kept(memory, level, back)]
     best = 0.0
-    for level in range(LEVELS):
-        for back in range(RING):
-            squared = standing(memory, level, back) if is_kept(memory, level, back) else 0.0
-            if abs(squared) > abs(best):
-                best = squared
+    for level, back in windows:
+        squared = standing(memory, level, back)
+        best = squared if abs(squared) > abs(best) else best
     direction = 1 if best > 0 else -1
     earliest, latest = at, 0.0
-    for level in range(LEVELS):
-        for back in range(RING):
-            if is_kept(memory, level, back) and direction * standing(memory, level, back) >= abs(best) - PLAUSIBLE:
-                began = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING, 3]
-                earliest, latest = min(earliest, began), max(latest, began)
+    for level, back in windows:
+        if direction * standing(memory, level, back) >= abs(best) - PLAUSIBLE:
+            began = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING, 3]
+            earliest, latest = min(earliest, began), max(latest, began)
     memory.clock[NUM_ALARMS] += 1
     memory.alarm[RAISED_AT] = at
     memory.alarm[MOVED_AFTER] = earliest
@@ -283,8 +281,7 @@ def count(
     tally.accepts[row, :] += accepts
     tally.mass[row, 0] += tokens
     tally.mass[row, 1] += information
-    for i in range(FEATURES):
-        tally.features[i] += information * waves[i]
+    tally.features[:] += information * waves
 
 
 def count_first(tally: JobTally, segment: int, trials: float, accepts: float, residual: float) -> None:
@@ -366,15 +363,9 @@ def features(at: float) -> Floats:
 
 def learn(memory: Memory, off: Floats, residual: float, information: float) -> None:
     """Add a job to the regression of residuals on the waves; `off` is how far its features are from the reference's."""
-    gram, moment = memory.gram, memory.moment
-    gram[0, 0] += information
-    moment[0] += residual
-    for i in range(FEATURES):
-        gram[0, 1 + i] += information * off[i]
-        gram[1 + i, 0] = gram[0, 1 + i]
-        moment[1 + i] += off[i] * residual
-        for j in range(FEATURES):
-            gram[1 + i, 1 + j] += information * off[i] * off[j]
+    design = np.concatenate((np.ones(1), off))
+    memory.gram[:] += information * np.outer(design, design)
+    memory.moment[:] += residual * design
 
 
 def solve(memory: Memory) -> None:
@@ -394,21 +385,12 @@ def solve(memory: Memory) -> None:
     gain += moment @ fitted - moment[0] ** 2 / level - np.linalg.slogdet(precision)[1]
     likely = 1 / (1 + (1 - LIKELY) / LIKELY * math.exp(-min(max(gain / 2, -50.0), 50.0)))
     memory.rhythm[:] = likely * fitted[1:]
-    for i in range(FEATURES):
-        for j in range(FEATURES):
-            spread = (1 - likely) * fitted[1 + i] * fitted[1 + j]
-            memory.doubt[i, j] = likely * (covariance[1 + i, 1 + j] + spread)
+    memory.doubt[:] = likely * (covariance[1:, 1:] + (1 - likely) * np.outer(fitted[1:], fitted[1:]))
 
 
 def wave(memory: Memory, off: Floats) -> tuple[float, float]:
     """What the rhythm adds to α so far from the reference's features, and its variance."""
-    shift = 0.0
-    variance = 0.0
-    for i in range(FEATURES):
-        shift += memory.rhythm[i] * off[i]
-        for j in range(FEATURES):
-            variance += off[i] * memory.doubt[i, j] * off[j]
-    return shift, max(variance, 0.0)
+    return float(memory.rhythm @ off), max(float(off @ memory.doubt @ off), 0.0)
 
 
 # How well a level is known: standard errors of α_1, with the variance of their time scale

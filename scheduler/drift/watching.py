@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -130,12 +130,12 @@ def watch_traffic(
     until = now - timedelta(seconds=settings.drift_settle_s)
     oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
-    rates = Rates.of(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
+    rules = DriftRules(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
     store.forget(oldest)
     found: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
         norms = {drafter: level.at for (name, drafter), level in (accepted or {}).items() if name == task}
-        found += _of_current(_follow(store, task, oldest, until, rates, norms), settings.alpha_margin)
+        found += _of_current(_follow(store, task, oldest, until, rules, norms), settings.alpha_margin)
     return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
 
 
@@ -149,7 +149,7 @@ def _follow(
     task: str,
     oldest: datetime,
     until: datetime,
-    rates: Rates,
+    rules: DriftRules,
     norms: Mapping[str, datetime],
 ) -> dict[Stream, tuple[SegmentedStream, datetime]]:
     """Every stream of a task after its new jobs, with the time of its last job.
@@ -165,10 +165,13 @@ def _follow(
     position = stored.position or Position(oldest, 0)
     num_read = 0
     while num_read < MOST_JOBS and (jobs := store.page(task, position, until, PAGE_JOBS)):
-        for stream, new in _by_stream(jobs).items():
+        by_stream: dict[Stream, list[WatchedJob]] = {}
+        for job in jobs:
+            by_stream.setdefault(job.stream, []).append(job)
+        for stream, new in by_stream.items():
             watched = streams[stream][0] if stream in streams else SegmentedStream()
             norm_since = norms.get(stream.drafter)
-            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rates)
+            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rules)
             streams[stream] = watched, new[-1].decoded_at
         position = Position(jobs[-1].decoded_at, jobs[-1].ledger_id)
         num_read += len(jobs)
@@ -192,22 +195,14 @@ def _restored(stream: Stream, stored: StoredMemory) -> SegmentedStream:
     return SegmentedStream()
 
 
-def _by_stream(jobs: Iterable[WatchedJob]) -> dict[Stream, list[WatchedJob]]:
-    found: dict[Stream, list[WatchedJob]] = {}
-    for job in jobs:
-        found.setdefault(job.stream, []).append(job)
-    return found
-
-
 def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin: float) -> list[TrafficVerdict]:
     """The verdicts of the revisions that decoded last, by drafter; of a subject's streams those of the clearest."""
-    newest: dict[str, tuple[datetime, DriftSubject]] = {}
-    for stream, (_, at) in streams.items():
-        newest[stream.drafter] = max(newest.get(stream.drafter, (at, subject_of(stream))), (at, subject_of(stream)))
+    seen = sorted((at, subject_of(stream)) for stream, (_, at) in streams.items())
+    newest = {subject.drafter: subject for _, subject in seen}
     clearest: dict[DriftSubject, tuple[tuple[bool, bool, int], list[TrafficVerdict]]] = {}
     for stream, (watched, _) in streams.items():
         subject = subject_of(stream)
-        if newest[stream.drafter][1] != subject:
+        if newest[stream.drafter] != subject:
             continue
         found = watched.verdicts(subject, margin)
         has_moved = any(verdict.state in _MOVED for verdict in found)
@@ -236,11 +231,7 @@ class WatchedStream:
 
     def document(self) -> dict[str, Any]:
         """As JSON keeps it."""
-        return {
-            "draft_lengths": self.draft_lengths,
-            "segments": self.segments,
-            "memory": to_document(self.memory),
-        }
+        return {"draft_lengths": self.draft_lengths, "segments": self.segments, "memory": to_document(self.memory)}
 
     @classmethod
     def of(cls, document: Any) -> Self:
@@ -280,17 +271,9 @@ def _row(names: list[Name], name: Name, most: int) -> int:
     return most - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """The rules of a test whose jobs are in no other, and of one of two tests that share their jobs."""
-
-    alone: DriftRules
-    shared: DriftRules
-
-    @classmethod
-    def of(cls, false_alarm_jobs: float, reference_jobs: int, margin: float) -> Self:
-        """Rules under which all tests together raise one false alarm in `false_alarm_jobs` jobs."""
-        return cls(*(DriftRules(number * false_alarm_jobs, reference_jobs, margin) for number in (1, 2)))
+def shared(rules: DriftRules) -> DriftRules:
+    """The rules of each of two tests that share their jobs: both together raise as many false alarms as one."""
+    return rules._replace(run_length=2 * rules.run_length)
 
 
 @dataclass(slots=True)
@@ -305,17 +288,17 @@ class SegmentedStream:
         """Jobs that were added and tested a draft."""
         return int(self.whole.memory.clock[NUM_JOBS])
 
-    def add(self, jobs: Sequence[WatchedJob], rates: Rates) -> None:
+    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
         """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
         num_alone = self._num_alone(jobs)
-        self.whole.add(jobs[:num_alone], rates.alone)
-        self.whole.add(jobs[num_alone:], rates.shared)
+        self.whole.add(jobs[:num_alone], rules)
+        self.whole.add(jobs[num_alone:], shared(rules))
         by_segment: dict[str, list[WatchedJob]] = {}
         for job in jobs[num_alone:]:
             by_segment.setdefault(job.segment, []).append(job)
         for segment, part in by_segment.items():
             if segment in self.parts or len(self.parts) < MOST_SEGMENTS:
-                self.parts.setdefault(segment, WatchedStream()).add(part, rates.shared)
+                self.parts.setdefault(segment, WatchedStream()).add(part, shared(rules))
 
     def verdicts(self, subject: DriftSubject, margin: float) -> list[TrafficVerdict]:
         """Of all segments together first; then of each, where there are two or more.
@@ -348,12 +331,9 @@ class SegmentedStream:
 
     def _num_alone(self, jobs: Sequence[WatchedJob]) -> int:
         """How many of the first jobs come before the stream has two segments."""
-        seen = set(self.whole.segments)
-        for number, job in enumerate(jobs):
-            seen.add(job.segment)
-            if len(seen) > 1:
-                return number
-        return len(jobs)
+        first = next(iter(self.whole.segments), jobs[0].segment if jobs else "")
+        is_mixed = len(self.whole.segments) > 1
+        return next((n for n, job in enumerate(jobs) if is_mixed or job.segment != first), len(jobs))
 
 
 # What a memory says
@@ -400,7 +380,7 @@ def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: Job
         state = State.FELL if memory.alarm[DIRECTION] < 0 else State.ROSE
     elif difference is not None and difference.is_within(margin):
         state = State.STEADY
-    counts = _of_first(before.first), _of_first(later.first)
+    counts = [[side.first[i] for i in (JOBS, TRIALS, ACCEPTS)] for side in (before, later)]
     return _verdict(subject, "", state, difference, memory, counts)
 
 
@@ -421,7 +401,8 @@ def _segment(
     state = state_of(difference, margin)
     if state in _MOVED and not is_open(memory):
         state = State.TOO_LITTLE
-    return _verdict(subject, name, state, difference, memory, (_counts(reference, before), _counts(reference, after)))
+    counts = [_counts(reference, before), _counts(reference, after)]
+    return _verdict(subject, name, state, difference, memory, counts)
 
 
 def _mean_error(memory: Memory, reference: JobTally, later: JobTally, segment: Floats) -> float:
@@ -456,10 +437,6 @@ def _level(reference: JobTally) -> float:
     return float(first[ACCEPTS] / first[TRIALS]) if first[TRIALS] else 0.0
 
 
-def _of_first(first: Floats) -> Sequence[float]:
-    return first[JOBS], first[TRIALS], first[ACCEPTS]
-
-
 def _counts(reference: JobTally, segment: Floats) -> Sequence[float]:
     """Jobs, trials and accepts of a segment; the accepts follow from the residuals and the level of the reference."""
     return segment[0], segment[1], max(0.0, segment[2] + _level(reference) * segment[1])
@@ -471,25 +448,10 @@ def _verdict(
     state: State,
     difference: Interval | None,
     memory: Memory,
-    counts: tuple[Sequence[float], Sequence[float]],
+    counts: Sequence[Sequence[float]],
 ) -> TrafficVerdict:
-    moved = state in _MOVED
-    before, after = ([round(number) for number in side] for side in counts)
-    return TrafficVerdict(
-        subject=subject,
-        segment=segment,
-        state=state,
-        change=difference,
-        changed_after=_moment(memory.alarm[CHANGED_AFTER]) if moved else None,
-        changed_before=_moment(memory.alarm[CHANGED_BEFORE]) if moved else None,
-        num_jobs_before=before[0],
-        num_jobs_after=after[0],
-        trials_before=before[1],
-        accepts_before=before[2],
-        trials_after=after[1],
-        accepts_after=after[2],
-    )
-
-
-def _moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
+    (num_before, *before), (num_after, *after) = ([round(number) for number in side] for side in counts)
+    ends = memory.alarm[[CHANGED_AFTER, CHANGED_BEFORE]]
+    earliest, latest = (datetime.fromtimestamp(end, UTC) if state in _MOVED else None for end in ends)
+    numbers = [num_before, num_after, *before, *after]
+    return TrafficVerdict(subject, segment, state, difference, earliest, latest, *numbers)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
@@ -18,30 +17,26 @@ from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
 from alphaloop.intervals import consecutive_runs, share_interval
-from alphaloop.measurements import DecodedJob, ProbeResult, TaskSpend
+from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent
 from alphaloop.store.incidents import KnownIncident
 from alphaloop.store.task_figures import TaskFigures
-from scheduler.causes import Cause
 from scheduler.counts import RunCounts
 from scheduler.events import Flagged
 from scheduler.probe_history import ProbeSetup, differences
 from scheduler.probing import SentProbes, Watched
 from scheduler.report.data import (
     CostLine,
-    DecodedLine,
     DraftLine,
     DriftLine,
     DriftReport,
     ExpectationLine,
-    ExpectationPoint,
     GapLine,
     HistoryPoint,
     IncidentLine,
-    MeasuredLine,
     ProbeLine,
     RevisionMark,
     TaskHistory,
@@ -74,24 +69,8 @@ def build_report(
         _task_line(counts, figures.get(task) or TaskFigures(task), choices.get(task), measured.get(task))
         for task in sorted({*counts.tasks, *choices, *figures})
     )
-    drift = tuple(
-        DriftLine(
-            id=e.id,
-            task=e.subject.task,
-            drafter=e.subject.drafter,
-            draft_revision=e.subject.draft_revision,
-            cause=Cause(e.cause),
-            state=e.state,
-            verdict=e.content.verdict,
-            action=e.content.action,
-            lost_tokens_per_s=e.content.lost_tokens_per_s,
-            opened_at=e.opened_at,
-            num_reopened=e.num_reopened,
-            acknowledged_by=e.acknowledged_by,
-        )
-        for e in events
-    )
-    draft_lines = tuple(map(DraftLine.model_validate, drafts))
+    drift = tuple(DriftLine.of(one, one.content, one.subject) for one in events)
+    draft_lines = tuple(map(DraftLine.of, drafts))
     return DriftReport(
         created_at=counts.now,
         covers_from=counts.since,
@@ -106,35 +85,18 @@ def build_report(
         probe_budget_device_s=round(sent.plan.budget_device_s, 3),
         num_due=len(sent.plan.measurements),
         num_probe_sets=sent.plan.num_probe_sets,
-        incidents=tuple(_incident_line(one) for one in incidents),
+        incidents=tuple(IncidentLine.of(one, one.found, num_jobs=len(one.found.job_ids)) for one in incidents),
         exactness=watched,
         drafts=draft_lines,
         history=_history(counts),
     )
 
 
-def _incident_line(one: KnownIncident) -> IncidentLine:
-    found = one.found
-    return IncidentLine(
-        kind=found.kind,
-        task=found.task,
-        drafter=found.drafter,
-        engine=found.engine,
-        sentence=found.sentence,
-        num_jobs=len(found.job_ids),
-        opened_at=one.opened_at,
-    )
-
-
 def _probe_line(one: Measurement) -> ProbeLine:
-    return ProbeLine(
-        task=one.due.task,
-        drafter=one.due.drafter,
-        num_draft_tokens=one.due.num_draft_tokens,
+    return ProbeLine.of(
+        one.due,
         num_probes=one.num_decoded,
         num_scored=one.num_prompts - one.num_decoded,
-        last_probed=one.due.last_probed,
-        why=one.due.why,
         device_s=round(one.device_s, 3),
         at_stake_device_s=round(one.due.at_stake_device_s, 3),
     )
@@ -145,36 +107,21 @@ def _task_line(
 ) -> TaskLine:
     task = figures.task
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
-    line = TaskLine(
-        task=task,
-        num_jobs=figures.num_jobs,
-        num_probes=figures.num_probes,
-        num_controls=figures.num_controls,
-        decoded=DecodedLine.model_validate(figures.decoded) if figures.decoded else None,
-        mode=choice.mode if choice else None,
-        next_running=choice.running if choice else None,
-        drafter=drafter,
-        num_draft_tokens=choice.num_draft_tokens if choice else 0,
-        reason=choice.reason if choice else "",
-        explanation=choice.explanation if choice else "",
-        num_speculative_jobs=0,
-        measured=MeasuredLine.model_validate(measured) if measured else None,
-    )
+    seen: dict[str, object] = {"num_speculative_jobs": 0, "alpha_num_draft_tokens": ()}
     if figures.alpha_1 is not None:
-        return line.model_copy(update=_of_traffic(figures))
-    return line.model_copy(update=_of_probes(counts, task, drafter)) if drafter else line
-
-
-def _of_traffic(figures: TaskFigures) -> dict[str, object]:
-    return {
-        "num_speculative_jobs": figures.num_alpha_jobs,
-        "acceptance_from": "traffic",
-        "acceptance_drafter": figures.alpha_drafter,
-        "sampling_buckets": (figures.alpha_sampling_bucket,),
-        "alpha_1": figures.alpha_1,
-        "alpha": figures.alpha,
-        "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
-    }
+        seen = {
+            "num_speculative_jobs": figures.num_alpha_jobs,
+            "acceptance_from": "traffic",
+            "acceptance_drafter": figures.alpha_drafter,
+            "sampling_buckets": (figures.alpha_sampling_bucket,),
+            "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
+        }
+    elif drafter:
+        seen |= _of_probes(counts, task, drafter)
+    if choice is None:
+        seen |= {"mode": None, "num_draft_tokens": 0, "reason": ""}
+    running = choice.running if choice else None
+    return TaskLine.of(figures, choice, next_running=running, drafter=drafter, measured=measured, **seen)
 
 
 def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
@@ -253,16 +200,11 @@ def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | No
     probed = tuple(_probe_points(probes))
     if not traffic and not probed:
         return None
-    seen = [
-        (jobs[0].decoded_at, ProbeSetup(s.target_revision, s.draft_revision, s.engine)) for s, jobs in streams.items()
-    ]
-    seen += [(p.scheduled_for, ProbeSetup(p.target_revision, p.draft_revision, p.engine)) for p in probes]
+    seen: list[tuple[datetime, Stream | ProbeResult]] = [(its[0].decoded_at, stream) for stream, its in streams.items()]
+    seen += [(probe.scheduled_for, probe) for probe in probes]
+    marks = _marks((at, ProbeSetup(it.target_revision, it.draft_revision, it.engine)) for at, it in seen)
     return TaskHistory(
-        drafter=drafter,
-        step_s=step.total_seconds(),
-        traffic=traffic,
-        probes=probed,
-        revisions=tuple(_marks(seen)),
+        drafter=drafter, step_s=step.total_seconds(), traffic=traffic, probes=probed, revisions=tuple(marks)
     )
 
 
@@ -319,12 +261,7 @@ def pooled_alpha(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval
 
 def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
     """A line for each task and drafter, in order of their names."""
-    return tuple(_line(its) for its in by_drafter(pairs).values())
-
-
-def _line(pairs: Sequence[ExpectationPair]) -> ExpectationLine:
-    points = tuple(map(ExpectationPoint.model_validate, pairs))
-    return ExpectationLine(**asdict(reliability(pairs)), points=points)
+    return tuple(ExpectationLine.of(reliability(its), points=its) for its in by_drafter(pairs).values())
 
 
 def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:

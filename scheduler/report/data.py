@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
@@ -21,6 +21,12 @@ class ReportPart(BaseModel):
     """Part of the report; made of anything with attributes of the same names too."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", from_attributes=True)
+
+    @classmethod
+    def of(cls, *parts: object, **more: object) -> Self:
+        """Its fields from the attributes of `parts`, of which the first that has one counts, and from `more`."""
+        found = {name: getattr(one, name) for one in parts[::-1] for name in cls.model_fields if hasattr(one, name)}
+        return cls.model_validate(found | more)
 
 
 class ExpectationPoint(ReportPart):
@@ -199,6 +205,11 @@ class DraftLine(ReportPart):
     status: str
     status_reason: str
     status_changed_at: AwareDatetime
+
+    @property
+    def name(self) -> str:
+        """As sentences call it."""
+        return f"{self.drafter} {self.draft_revision} for target {self.target_revision}"
 
 
 class ProbeLine(ReportPart):

@@ -33,6 +33,10 @@ from scheduler.report.wording import (
     told_changes,
 )
 
+#: What the page says with.
+_SAYINGS: Final = (
+    costs, cost_of_all, cost_saved, freshness, gap_lines, money, probe_spend, saved, told_changes,
+)  # fmt: skip
 #: Reports that the index lists.
 MAX_ENTRIES: Final = 200
 #: The name of a report's files, of the time in UTC.
@@ -45,20 +49,8 @@ def render_page(report: DriftReport) -> str:
         "history": alpha_of_tasks({task: one.model_dump(mode="json") for task, one in report.history.items()}),
         "expectations": _reliability_plot(report.expectations),
     }
-    page = environment("scheduler.report").get_template("page.html.j2")
-    return page.render(
-        report=report,
-        plots=plots,
-        costs=costs,
-        told_changes=told_changes,
-        freshness=freshness,
-        saved=saved,
-        money=money,
-        cost_saved=cost_saved,
-        cost_of_all=cost_of_all,
-        probe_spend=probe_spend,
-        gap_lines=gap_lines,
-    )
+    sayings = {its.__name__: its for its in _SAYINGS}
+    return environment("scheduler.report").get_template("page.html.j2").render(report=report, plots=plots, **sayings)
 
 
 def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:

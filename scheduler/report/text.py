@@ -10,7 +10,7 @@ from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.experiment.wording import expectations, sentence, why
 from alphaloop.probe_plan import Why
 from alphaloop.wording import minute, share, share_with_interval, words
-from scheduler.report.data import DraftLine, DriftReport, IncidentLine, TaskLine
+from scheduler.report.data import DriftReport, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
@@ -55,8 +55,14 @@ def render_text(report: DriftReport) -> str:
         parts += ["Next job, as it would be decided now at the usual load of the last day"]
         parts += [*_items(map(_next_job, report.tasks)), ""]
     if report.incidents:
-        parts += ["Incidents", *_items(map(_incident, report.incidents)), ""]
-    parts += ["Measured speed-up", *_measured(report), ""]
+        told = (
+            f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
+            for one in report.incidents
+        )
+        parts += ["Incidents", *_items(told), ""]
+    measured = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
+    none = "  no verdict yet: no slice of the switchback experiment was recorded in the last day"
+    parts += ["Measured speed-up", *(measured or [none]), ""]
     if report.expectations:
         told = (f"{one.task}: {expectations(one)}" for one in report.expectations)
         parts += ["Expected and measured speed-up", *_items(told), ""]
@@ -69,7 +75,8 @@ def render_text(report: DriftReport) -> str:
         parts += ["Not measured", *_items(gap_lines(report)), ""]
     parts += ["Drift", *_drift(report), ""]
     parts += ["Probes", *_probes(report), ""]
-    parts += ["Drafts", *(_items(map(_draft, report.drafts)) or ["  No worker has registered one."])]
+    told = (f"{it.name}: {it.status}" + (f": {it.status_reason}" if it.status_reason else "") for it in report.drafts)
+    parts += ["Drafts", *(_items(told) or ["  No worker has registered one."])]
     return "\n".join(line.rstrip() for line in parts) + "\n"
 
 
@@ -91,7 +98,7 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths[0] = max(8, min(widths[0], spare))
     lines = []
     for row in rows:
-        cells = [_fit(row[0], widths[0]), *row[1:]]
+        cells = [row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…", *row[1:]]
         aligned = (
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
@@ -114,16 +121,6 @@ def _items(told: Iterable[str], indent: str = "  ") -> list[str]:
     return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent=indent, subsequent_indent="    ")]
 
 
-def _fit(cell: str, width: int) -> str:
-    return cell if len(cell) <= width else cell[: width - 1] + "…"
-
-
-def _measured(report: DriftReport) -> list[str]:
-    """The speed-ups measured by the switchback experiment in the last day."""
-    lines = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
-    return lines or ["  no verdict yet: no slice of the switchback experiment was recorded in the last day"]
-
-
 def _drift(report: DriftReport) -> list[str]:
     lines = [] if report.drift else ["  None is open."]
     for line in report.drift:
@@ -133,10 +130,6 @@ def _drift(report: DriftReport) -> list[str]:
         )
         lines += [*_items([head]), *_items((line.verdict, line.action), "    ")]
     return [*lines, f"  {report.opened} opened and {report.closed} closed by this run."]
-
-
-def _incident(one: IncidentLine) -> str:
-    return f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
 
 
 def _probes(report: DriftReport) -> list[str]:
@@ -157,8 +150,3 @@ def _probes(report: DriftReport) -> list[str]:
         *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
         f"  {probe_spend(report)}",
     ]
-
-
-def _draft(d: DraftLine) -> str:
-    why = f": {d.status_reason}" if d.status_reason else ""
-    return f"{d.drafter} {d.draft_revision} for target {d.target_revision}: {d.status}{why}"

@@ -164,18 +164,16 @@ def _flags(states: Sequence[tuple[DriftSubject, PastState]]) -> Iterable[ChangeL
 
 def _servers(lives: Sequence[ServerLife]) -> Iterable[ChangeLine]:
     for life in lives:
-        told = f"endpoint {life.endpoint}: {life.changed}"
-        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=_ended(told))
+        told = _ended(f"endpoint {life.endpoint}: {life.changed}")
+        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=told)
 
 
 def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[ChangeLine]:
-    statuses = {_draft(line): line.status for line in before}
+    statuses = {line.name: line.status for line in before}
     for line in now:
-        earlier = statuses.get(_draft(line))
-        if line.status == earlier:
+        if line.status == (earlier := statuses.get(line.name)):
             continue
-        name = f"{line.drafter} {line.draft_revision} for target {line.target_revision}"
-        told = f"{name} is {line.status}, was {earlier}" if earlier else f"{name} is new and {line.status}"
+        told = f"{line.name} is {line.status}, was {earlier}" if earlier else f"{line.name} is new and {line.status}"
         if line.status_reason:
             told += f": {line.status_reason}"
         yield ChangeLine(kind=ChangeKind.DRAFT, about=line.drafter, sentence=_ended(told))
@@ -215,10 +213,6 @@ def _setting(line: TaskLine) -> str:
     if line.mode is None:
         return "in a way that is not known"
     return f"with {line.drafter} k={line.num_draft_tokens}" if line.mode == "speculative" else line.mode
-
-
-def _draft(line: DraftLine) -> tuple[str, str, str]:
-    return line.drafter, line.draft_revision, line.target_revision
 
 
 def _ended(told: str) -> str:

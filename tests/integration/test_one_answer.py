@@ -16,8 +16,7 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.wording import figure, sentence
-from alphaloop.explaining.explanation import next_jobs
-from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.settings import SchedulerSettings, TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
@@ -57,14 +56,15 @@ class Asked:
         Scheduler(
             self.database,
             Broker(),
-            Settings(
-                tasks={task: TaskSettings() for task in NUM_JOBS},
-                scheduler=SchedulerSettings(report_folder=self._folder),
+            load_settings(None).model_copy(
+                update={
+                    "tasks": {task: TaskSettings() for task in NUM_JOBS},
+                    "scheduler": SchedulerSettings(report_folder=self._folder),
+                }
             ),
             owner="test",
             metrics=self.metrics,
             message_retention=lambda: timedelta(days=7),
-            next_jobs=lambda figures, now: next_jobs(self.database, load_settings(None), figures, now),
         ).run_once(datetime.now(UTC))
 
 

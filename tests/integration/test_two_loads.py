@@ -16,7 +16,7 @@ from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, set
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.explaining.explanation import next_jobs, tasks_now
+from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
 from alphaloop.store.costs import CostStore
@@ -68,14 +68,12 @@ def report_line(database: Database, settings: Settings, folder: Path) -> dict[st
     Scheduler(
         database,
         Broker(),
-        Settings(
-            tasks={"chat": TaskSettings()},
-            scheduler=SchedulerSettings(report_folder=folder),
+        settings.model_copy(
+            update={"tasks": {"chat": TaskSettings()}, "scheduler": SchedulerSettings(report_folder=folder)}
         ),
         owner="test",
         metrics=SchedulerMetrics(),
         message_retention=lambda: timedelta(days=7),
-        next_jobs=lambda figures, now: next_jobs(database, settings, figures, now),
     ).run_once(datetime.now(UTC))
     content: dict[str, Any] = database.scalar(text("SELECT content FROM reports"))
     return next(line for line in content["tasks"] if line["task"] == "chat")

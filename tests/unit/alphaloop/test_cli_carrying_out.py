@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,11 +114,15 @@ sys.exit(130)
 )
 
 
+def started(folder: Path, *arguments: str, **given: Any) -> subprocess.Popen[str]:
+    """`alphaloop ARGUMENTS`, whose process is a script: the last argument."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(folder)}
+    command = [sys.executable, "-c", _COMMAND, *arguments]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, **given)
+
+
 def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COMMAND, "draft", "register", "somewhere", _COUNTING]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, process_group=0) as parent:
-        assert parent.stderr is not None
+    with started(tmp_path, "draft", "register", "somewhere", _COUNTING, process_group=0) as parent:
         ready = parent.stderr.readline().split()
         # As a terminal does: to the whole group, of which the process is no member.
         assert int(ready[1]) != os.getpgid(parent.pid) == parent.pid
@@ -131,10 +136,7 @@ def test_signals_are_passed_on_once_each(tmp_path: Path) -> None:
 
 def test_the_first_ctrl_c_of_a_measurement_is_answered_at_once(tmp_path: Path) -> None:
     """Before its process has ended, which here takes two signals."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", _COUNTING]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stderr is not None
+    with started(tmp_path, "measure", "--prompts", "mine.jsonl", _COUNTING) as parent:
         assert parent.stderr.readline().startswith("ready")
         parent.send_signal(signal.SIGINT)
         said = [parent.stderr.readline() for _ in range(2)]
@@ -150,10 +152,7 @@ def test_ctrl_c_while_the_models_are_loaded_ends_the_measurement_at_once(tmp_pat
         'tell("note", text=f"ready {os.getpgrp()}")', 'tell("stage", name="loading the models")'
     )
     told = loading.replace('name="loading the models")', 'name="loading the models")\ntell("note", text="loads")')
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
-    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "mine.jsonl", told]
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as parent:
-        assert parent.stderr is not None
+    with started(tmp_path, "measure", "--prompts", "mine.jsonl", told) as parent:
         assert [parent.stderr.readline() for _ in range(2)] == ["loading the models …\n", "loads\n"]
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 130
@@ -169,12 +168,8 @@ def interrupts() -> Iterator[None]:
 
 
 def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path, interrupts: None) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "ALPHALOOP_DATA_DIR": str(tmp_path)}
     script = _PRELUDE + "print(os.getpid(), file=sys.stderr, flush=True)\nsys.stdin.read()"
-    command = [sys.executable, "-c", _COMMAND, "measure", "--prompts", "-", script]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as parent:
-        assert parent.stderr is not None
+    with started(tmp_path, "measure", "--prompts", "-", script, stdin=subprocess.PIPE) as parent:
         pid = int(parent.stderr.readline())
         parent.send_signal(signal.SIGINT)
         assert parent.wait(30) == 130

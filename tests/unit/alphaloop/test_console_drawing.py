@@ -41,7 +41,7 @@ def test_the_course_shows_traffic_probes_and_changes_and_escapes_names() -> None
             "num_jobs": 3,
             "alpha_1": {"mean": 0.5, "low": 0.4, "high": 0.6},
         }
-        for h in (0, 1, 2, 6, 7)
+        for h in (0, 1, 2, 6, 7, 10)
     ]
     marks = [{"at": (NOW + timedelta(hours=5)).isoformat(), "changed": ["<target>", "draft"]}]
     drawn = alpha_over_time(
@@ -50,6 +50,7 @@ def test_the_course_shows_traffic_probes_and_changes_and_escapes_names() -> None
     tree = ElementTree.fromstring(drawn)
     classes = [element.get("class") for element in tree.iter()]
     assert classes.count("band") == 2, "one for each stretch without a gap"
+    assert classes.count("whisker") == 1, "for a stretch of a single point"
     assert classes.count("probe") == 3
     assert classes.count("mark") == 1
     assert "&lt;target&gt;, draft" in drawn

@@ -30,8 +30,6 @@ def test_a_session_lasts_until_its_hours_are_over_or_it_is_ended() -> None:
     clock = Clock()
     sessions = made(clock)
     one, two = sessions.sign_in("ada", "lövelace"), sessions.sign_in("ada", "lövelace")
-    assert one is not None
-    assert two is not None
     assert one.cookie != two.cookie
     assert sessions.of_cookie(one.cookie) == one
     sessions.end(two)
@@ -43,8 +41,6 @@ def test_a_session_lasts_until_its_hours_are_over_or_it_is_ended() -> None:
 def test_a_form_acts_for_its_own_session_only() -> None:
     sessions = made(Clock())
     one, two = sessions.sign_in("ada", "lövelace"), sessions.sign_in("ada", "lövelace")
-    assert one is not None
-    assert two is not None
     assert is_token_of(one, one.token)
     assert not is_token_of(one, two.token)
     assert not is_token_of(one, "")

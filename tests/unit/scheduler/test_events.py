@@ -48,16 +48,15 @@ class Ledger:
             self.events.append(DriftEvent(number, change.content, now, now, None, None, None, None, None, None, 0))
             return
         old = self.events[change.event_id - 1]
-        new = replace(old, content=change.content)
-        if change.state is EventState.CLOSED:
-            new = replace(new, closed_at=now, closed_because=change.sentence)
-        elif change.state is EventState.CONFIRMED:
-            new = replace(new, confirmed_at=now)
-        elif change.state is EventState.EXPLAINED:
-            new = replace(new, raised_at=now, confirmed_at=None)
-        elif change.state is EventState.REOPENED:
-            new = replace(new, closed_at=None, closed_because=None, raised_at=now, num_reopened=old.num_reopened + 1)
-        self.events[change.event_id - 1] = new
+        again = {"closed_at": None, "closed_because": None, "raised_at": now, "num_reopened": old.num_reopened + 1}
+        changed = {
+            EventState.CLOSED: {"closed_at": now, "closed_because": change.sentence},
+            EventState.CONFIRMED: {"confirmed_at": now},
+            EventState.EXPLAINED: {"raised_at": now, "confirmed_at": None},
+            EventState.REOPENED: again,
+        }
+        its = changed[change.state] if change.state else {}
+        self.events[change.event_id - 1] = replace(old, content=change.content, **its)
 
 
 def probed(*runs: Sequence[int]) -> ProbeHistory:

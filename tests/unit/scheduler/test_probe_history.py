@@ -88,7 +88,6 @@ def test_across_needs_a_measurement_on_both_sides() -> None:
     assert found.across(day(0), day(3)) is None
     assert found.across(day(3), day(10)) is None
     verdict = found.across(day(3), day(4))
-    assert verdict is not None
     assert (verdict.state, verdict.trials_before, verdict.trials_after) == (State.FELL, 240, 120)
 
 
@@ -97,13 +96,11 @@ def test_across_finds_a_fall_that_healed_since(newest: int) -> None:
     """A restart heals a fault; the measurements behind it must not hide that the fall of traffic was the fault's."""
     runs = (measured(n, LOW if n == 9 else HIGH) for n in range(newest + 1))
     verdict = history(*runs).across(day(8), day(8.5))
-    assert verdict is not None
     assert (verdict.state, verdict.measured_after, verdict.trials_after) == (State.FELL, day(9), 120)
 
 
 def test_across_adds_up_a_fall_that_lasts() -> None:
     verdict = history(*(measured(n, LOW if n >= 9 else HIGH) for n in range(13))).across(day(8), day(8.5))
-    assert verdict is not None
     assert (verdict.state, verdict.measured_after, verdict.trials_after) == (State.FELL, day(12), 360)
 
 
@@ -156,21 +153,14 @@ def test_only_shared_prompts_at_the_same_k_are_compared() -> None:
     assert (none.num_prompts, none.change, none.state) == (0, None, State.TOO_LITTLE)
 
 
-def test_the_same_counts_again_are_steady() -> None:
-    one, two = history(measured(0, [16, 9, 12, 20]), measured(1, [16, 9, 12, 20])).measurements
-    assert compare("code", "small", one, two, MARGIN).state is State.STEADY
-
-
 def test_the_same_fall_on_every_prompt_has_no_spread() -> None:
     change = alpha_change([PromptPair(10, 8, 10, 5)] * 4)
-    assert change is not None
     assert change.mean == pytest.approx(-0.3)
     assert (change.low, change.high) == (pytest.approx(-0.3), pytest.approx(-0.3))
 
 
 def test_one_prompt_says_nothing_about_the_spread() -> None:
     change = alpha_change([PromptPair(10, 8, 10, 5)])
-    assert change is not None
     assert (change.low, change.high) == (-1.0, 1.0)
 
 
@@ -182,7 +172,6 @@ def test_without_trials_there_is_no_change() -> None:
 def test_two_prompts_by_hand() -> None:
     # Changes -.02 and -.04 with equal trials: mean -.03, standard error .01, Student's t(1) is 12.7062.
     change = alpha_change([PromptPair(100, 80, 100, 78), PromptPair(100, 80, 100, 76)])
-    assert change is not None
     assert change.mean == pytest.approx(-0.03)
     assert change.high == pytest.approx(-0.03 + 0.127062, rel=1e-5)
     assert change.low == pytest.approx(-0.03 - 0.127062, rel=1e-5)
@@ -198,7 +187,6 @@ def test_the_interval_covers_the_true_change(rng: random.Random, seed: int) -> N
             after = sum(rng.random() < alpha - 0.1 for _ in range(20))
             pairs.append(PromptPair(20, before, 20, after))
         change = alpha_change(pairs)
-        assert change is not None
         covered += change.low <= -0.1 <= change.high
     print(f"seed {seed}: {covered / repeats:.1%} of 95 % intervals hold the true change")
     assert covered / repeats > 0.90

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from alphaloop.messages import Decoding, Purpose, encode_job
 from alphaloop.probe_plan import DueProbe
-from alphaloop.probes import DecodedText, ProbeText, TextPair
+from alphaloop.probes import DecodedText, ProbeSet, ProbeText, TextPair
 from alphaloop.store.incidents import IncidentKind, KnownIncident
-from scheduler.probing import disproved, examine, make_jobs, merged
+from scheduler.probing import PlannedJob, disproved, examine, make_jobs, merged
 from tests.fixtures.drift import probe_set
 from worker.engine import tolerance_of
 
@@ -24,9 +24,13 @@ CODE = probe_set("code", [{"prompt": f"question {i}", "temperature": 0.9, "max_t
 SQL = probe_set("sql", [{"messages": [{"role": "user", "content": "question"}]}])
 
 
+def made(chosen: list[DueProbe], at: datetime = NOW, num_prompts: int = 3, **sets: ProbeSet) -> list[PlannedJob]:
+    found = {"code": CODE, "sql": SQL, **sets}
+    return make_jobs(chosen, found, at, num_prompts=num_prompts, decoded_share=0.25, deadline=NOW + HOUR)
+
+
 def test_every_probe_has_a_control_on_the_same_prompt() -> None:
-    chosen = [DueProbe("code", "lookup", 5, None), DueProbe("code", "tiny", 5, None)]
-    planned = make_jobs(chosen, {"code": CODE, "sql": SQL}, NOW, num_prompts=3, decoded_share=0.25, deadline=NOW + HOUR)
+    planned = made([DueProbe("code", "lookup", 5, None), DueProbe("code", "tiny", 5, None)])
     assert [(p.position, p.job.purpose, p.job.probe_drafter) for p in planned[:3]] == [
         (0, Purpose.CONTROL, None),
         (0, Purpose.PROBE, "lookup"),
@@ -47,9 +51,7 @@ def test_a_drafter_is_scored_on_the_controls_of_the_prompts_that_it_does_not_dec
     chosen = [DueProbe("code", "lookup", 5, None, is_scored=True), DueProbe("code", "tiny", 5, None)]
     decoded = set()
     for hours in range(40):
-        planned = make_jobs(
-            chosen, {"code": CODE}, NOW + hours * HOUR, num_prompts=4, decoded_share=0.25, deadline=NOW + 50 * HOUR
-        )
+        planned = made(chosen, NOW + hours * HOUR, 4)
         controls = [p for p in planned if p.job.purpose is Purpose.CONTROL]
         (probe,) = (p for p in planned if p.job.probe_drafter == "lookup")
         assert [p.job.scored_drafters for p in controls if p.position != probe.position] == [("lookup",)] * 3
@@ -62,21 +64,14 @@ def test_a_drafter_is_scored_on_the_controls_of_the_prompts_that_it_does_not_dec
 
 
 def test_the_same_run_makes_the_same_bytes() -> None:
-    chosen = [DueProbe("sql", "lookup", 5, None, is_scored=True)]
-
-    def made() -> list[bytes]:
-        planned = make_jobs(chosen, {"sql": SQL}, NOW, num_prompts=3, decoded_share=0.25, deadline=NOW + HOUR)
-        return [encode_job(p.job) for p in planned]
-
-    assert made() == made()
+    one, other = (made([DueProbe("sql", "lookup", 5, None, is_scored=True)]) for _ in range(2))
+    assert [encode_job(p.job) for p in one] == [encode_job(p.job) for p in other]
 
 
 def test_long_names_still_make_an_identifier() -> None:
     task, drafter = "t" * 100, "d" * 100
     sets = {task: probe_set(task, [{"prompt": "question"}])}
-    planned = make_jobs(
-        [DueProbe(task, drafter, 3, None)], sets, NOW, num_prompts=1, decoded_share=0.25, deadline=NOW + HOUR
-    )
+    planned = made([DueProbe(task, drafter, 3, None)], num_prompts=1, **sets)
     assert all(len(p.job.job_id) <= 200 for p in planned)
     assert len({p.job.job_id for p in planned}) == 2
 

@@ -98,6 +98,14 @@ def test_the_same_report_gives_the_same_bytes(report: DriftReport) -> None:
     assert render_text(again) == render_text(report)
 
 
+def test_the_pooled_alpha_stands_with_its_k() -> None:
+    report = full(("code",))
+    assert re.search(r"^code .* 0\.72 \(small, k 3-8\)$", render_text(report), re.MULTILINE), "pooled α with its k"
+    assert '<td data-label="α">0.72<small>k 3, 8</small></td>' in render_page(report)
+    probed = report.tasks[0].model_copy(update={"acceptance_from": "probes", "acceptance_drafter": "tiny"})
+    assert "0.72 (probes, tiny, k 3-8)" in render_text(report.model_copy(update={"tasks": (probed,)}))
+
+
 def test_thirteen_tasks_are_all_in_the_text() -> None:
     names = tuple(f"task_{i}" for i in range(13))
     text = render_text(full(names))

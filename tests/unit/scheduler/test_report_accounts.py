@@ -25,10 +25,8 @@ SPEEDUP = task_speedup(Interval(1.5, 1.2, 1.8), NOW - HOUR)
 
 def test_a_hundred_device_seconds_at_half_as_fast_again_saved_fifty() -> None:
     found = saved_device_s(SPEEDUP)
-    assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((50.0, 20.0, 80.0))
     lost = saved_device_s(replace(SPEEDUP, speedup=Interval(0.8, 0.7, 0.9), verdict=Verdict.SLOWER))
-    assert lost is not None
     assert (lost.mean, lost.low, lost.high) == pytest.approx((-20.0, -30.0, -10.0))
 
 
@@ -67,7 +65,6 @@ def test_the_cost_of_jobs_is_their_device_time_at_the_price_of_a_device() -> Non
     assert (found.num_jobs, found.num_tokens, found.device_s) == (200, 50_000, 1000.0)
     assert found.per_1000_jobs == pytest.approx(5.0), "1,000 s cost 1 EUR, and are 200 jobs"
     assert found.per_million_tokens == pytest.approx(20.0)
-    assert found.saved is not None
     assert (found.saved.mean, found.saved.low, found.saved.high) == pytest.approx((0.5, -0.1, 0.9))
 
 

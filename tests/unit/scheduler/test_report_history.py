@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from alphaloop.acceptance import Interval
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from alphaloop.pages.drawing import alpha_of_tasks
 from scheduler.counts import RunCounts
 from scheduler.report.build import task_history
-from scheduler.report.data import HistoryPoint, TaskHistory
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
@@ -44,7 +42,6 @@ def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:
         "code",
         "small",
     )
-    assert found is not None
     assert sum(point.num_jobs for point in found.traffic) == 15, "vanilla jobs are not among them"
     assert (found.traffic[0].alpha_1.mean, found.traffic[-1].alpha_1.mean) == (0.8, 0.3)
     (mark,) = found.revisions
@@ -54,7 +51,6 @@ def test_every_revision_is_in_it_and_marked_where_it_was_new() -> None:
 def test_probes_of_the_window_have_a_point_a_run() -> None:
     probes = [probe(NOW - 20 * HOUR), probe(NOW - 3 * HOUR), probe(NOW - 3 * HOUR), probe(NOW - HOUR, draft="draft-2")]
     found = task_history(counts({}, [*probes, probe(NOW - HOUR, task="sql")]), "code", "small")
-    assert found is not None
     assert found.traffic == ()
     assert [(p.start, p.num_jobs, p.alpha_1.mean) for p in found.probes] == [
         (NOW - 3 * HOUR, 2, 0.6),
@@ -69,16 +65,3 @@ def test_probes_of_the_window_have_a_point_a_run() -> None:
 def test_nothing_tested_is_no_history() -> None:
     assert task_history(counts({}, [probe(NOW - 20 * HOUR)]), "code", "small") is None
     assert alpha_of_tasks({}) is None
-
-
-def test_a_time_without_jobs_is_a_gap() -> None:
-    points = tuple(
-        HistoryPoint(start=NOW + i * HOUR, num_jobs=1, alpha_1=Interval(mean=0.5, low=0.4, high=0.6))
-        for i in (0, 1, 4, 5, 6, 9)
-    )
-    history = TaskHistory(drafter="small", step_s=HOUR.total_seconds(), traffic=points)
-    plot = alpha_of_tasks({"code": history.model_dump(mode="json")})
-    assert plot is not None
-    assert (plot.count('class="band"'), plot.count('class="whisker"')) == (2, 1), (
-        "three stretches, one of a single point"
-    )

@@ -70,10 +70,9 @@ def ticker(
     interval_s: float = 3600.0,
     fatal: Callable[[], None] = lambda: None,
     clock: Callable[[], datetime] = lambda: NOW,
+    **pulses: Pulse,
 ) -> Ticker:
-    return Ticker(
-        run, table=every(interval_s), misfire_grace_s=60, clock=clock, metrics=SchedulerMetrics(), fatal=fatal
-    )
+    return Ticker(run, table=every(interval_s), clock=clock, metrics=SchedulerMetrics(), fatal=fatal, **pulses)
 
 
 def test_the_first_run_comes_at_once_and_knows_what_it_was_due_for() -> None:
@@ -157,16 +156,7 @@ def test_a_run_that_hangs_and_a_timer_that_stands_still_are_seen_while_this_proc
 
     seconds = [0.0]
     runs, ticks = (Pulse(name, lambda: seconds[0]) for name in ("run", "ticks"))
-    ticking = Ticker(
-        run,
-        table=every(3600.0),
-        misfire_grace_s=60,
-        clock=lambda: NOW,
-        metrics=SchedulerMetrics(),
-        fatal=lambda: None,
-        run_pulse=runs,
-        tick_pulse=ticks,
-    )
+    ticking = ticker(run, run_pulse=runs, tick_pulse=ticks)
     assert (runs.silence_s, ticks.silence_s) == (0.0, 0.0)
     ticking.start()
     assert began.wait(WAIT_S)

@@ -23,7 +23,6 @@ def test_a_deeper_fall_is_found_in_an_open_event(rng: random.Random) -> None:
     assert stream.memory.alarm[[CHANGED_AFTER, CHANGED_BEFORE]].tolist() == began, "it is the same event"
     (verdict,) = verdicts(subject_of(STREAM), stream, RULES.margin)
     assert verdict.state is State.FELL
-    assert verdict.change is not None
     assert verdict.change.low < -0.4 < verdict.change.high
 
 
