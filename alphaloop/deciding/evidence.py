@@ -65,7 +65,6 @@ class EvidenceSums:
     offered: float = 0.0  #: rounds with a proposal
     tokens: float = 0.0  #: of the rounds
     output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
-    output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
     #: Σ w over jobs whose lengths are in these sums: those of other rows of the same job would count them twice.
     texts: float = 0.0
@@ -74,9 +73,7 @@ class EvidenceSums:
     chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
     trials: tuple[float, ...] = ()
     accepts: tuple[float, ...] = ()
-    trials_w2: tuple[float, ...] = ()  #: Σ w²·n²
     accepts_w2: tuple[float, ...] = ()  #: Σ w²·a²
-    accepts_trials_w2: tuple[float, ...] = ()  #: Σ w²·a·n
     chances_w2: tuple[float, ...] = ()  #: Σ w²·c²
     accepts_chances_w2: tuple[float, ...] = ()  #: Σ w²·a·c
 
@@ -114,7 +111,6 @@ class EvidenceSums:
             offered=float(counts.rounds - counts.num_empty_rounds),
             tokens=float(max(num_tokens - 1, 0)),
             output_tokens=float(num_tokens),
-            output_tokens_sq=float(num_tokens**2),
             prompt_tokens=float(num_prompt_tokens),
             texts=1.0,
             ends=0.0 if is_cut else 1.0,
@@ -122,9 +118,7 @@ class EvidenceSums:
             chances=tuple(given),
             trials=trials,
             accepts=accepts,
-            trials_w2=tuple(n * n for n in trials),
             accepts_w2=tuple(a * a for a in accepts),
-            accepts_trials_w2=tuple(a * n for a, n in zip(accepts, trials, strict=True)),
             chances_w2=tuple(c * c for c in given),
             accepts_chances_w2=tuple(a * c for a, c in zip(accepts, given, strict=True)),
         )

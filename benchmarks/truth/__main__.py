@@ -207,7 +207,7 @@ def play_speedup(scenario: Scenario, num_jobs: int, control_share: float, seed: 
         num_prompts = world.admit(room) if num_begun < num_jobs else 0
         num_begun += num_prompts
         arm = schedule.next_round({TASK: world.treatment})[TASK]
-        slices += schedule.observe(world.round(speculates=arm is not None, num_prompts=num_prompts)[0])
+        slices += schedule.observe(world.round(speculates=arm is not None, num_prompts=num_prompts))
     slices += schedule.close()
     if not any(one.phase is not Phase.CONTROL for one in slices):
         return Run(None, None, world.truth)
