@@ -112,12 +112,6 @@ class CostTable:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
         return self.rounds(batch, context).part_ms(drafter, width)
 
-    def round_ms(
-        self, drafter: str | None, batch: float, num_draft_tokens: int, context: float | None = None
-    ) -> float | None:
-        """Milliseconds of a round in which every sequence has so many draft tokens; None when never measured."""
-        return self.rounds(batch, context).round_ms(drafter, num_draft_tokens)
-
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
 

@@ -51,8 +51,8 @@ def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: 
     """Why no drafter may draft for these jobs; None if the jobs allow drafts."""
     if not drafters:
         return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
-    if context.switched_off is not None:
-        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {context.switched_off!r}")
+    if (pattern := context.subject.switched_off) is not None:
+        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {pattern!r}")
     if context.expected_tokens < limits.short_output_tokens:
         known = f", learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs > 0 else ""
         return Refusal(
@@ -250,13 +250,14 @@ def _fixed_by_caller(
     posteriors: Mapping[str, Posterior], drafters: Sequence[DrafterState], costs: CostTable, context: DecisionContext
 ) -> Decision | None:
     """Probes, controls and forced modes; None when the policy is free to choose. A probe may use a stale drafter."""
-    if context.purpose is Purpose.CONTROL:
+    subject = context.subject
+    if subject.purpose is Purpose.CONTROL:
         return _vanilla(Reason.CONTROL, "a control job is decoded vanilla")
-    if context.purpose is Purpose.PROBE:
-        named = [d for d in drafters if context.probe_drafter in (None, d.name)]
+    if subject.purpose is Purpose.PROBE:
+        named = [d for d in drafters if subject.probe_drafter in (None, d.name)]
         if not named:
-            return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {context.probe_drafter}")
-        wanted = context.probe_num_draft_tokens or named[0].max_draft_tokens
+            return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {subject.probe_drafter}")
+        wanted = subject.probe_num_draft_tokens or named[0].max_draft_tokens
         k = named[0].within(wanted)
         sentence = f"a probe measures {named[0].name} at k={k}"
         if k > wanted:

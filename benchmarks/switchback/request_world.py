@@ -249,9 +249,7 @@ class RequestWorld:
         step_s = min(step_s, max(min(seen.next_s for seen in self._seen) - self.now_s, 1e-6))
         self._go_on(step_s, took, num_at, pass_s, factor)
 
-    def _go_on(
-        self, step_s: float, took: list[float], num_at: list[int], pass_s: list[float], factor: float
-    ) -> None:
+    def _go_on(self, step_s: float, took: list[float], num_at: list[int], pass_s: list[float], factor: float) -> None:
         running = self._running
         num_control = sum(not text.speculates and text.worker is not None for text in running)
         self.control_s += step_s * num_control

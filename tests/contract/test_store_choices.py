@@ -36,8 +36,8 @@ def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(databa
     costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, points)
     for where in (("g", "cpu", "e", "t"), ("h", "gpu", "e", "t"), ("h", "cpu", "f", "t"), ("h", "cpu", "e", "u")):
         assert not costs.load(*where, {"lookup": "r1"}).points
-    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
-    assert costs.load("h", "cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
+    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).rounds(1).round_ms("lookup", 4) is None
+    assert costs.load("h", "cpu", "e", "t", {}).rounds(1).round_ms(None, 0) == 30.0
 
 
 def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:

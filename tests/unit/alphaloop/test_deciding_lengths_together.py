@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior, Profile
+from tests.fixtures.deciding import context_of
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DRAFT = DrafterState("draft", "r1", 7)
@@ -35,7 +36,7 @@ def inferred(alpha: float) -> Posterior:
 
 
 def decided(alpha: float, table: CostTable, num_running: int = 4) -> Decision:
-    context = DecisionContext("code", num_running, 1, 200.0)
+    context = context_of(num_running, 1, 200.0)
     return decide({"draft": inferred(alpha)}, [DRAFT], table, context, PolicyLimits())
 
 

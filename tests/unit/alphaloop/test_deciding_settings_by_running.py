@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode, Purpose
+from tests.fixtures.deciding import context_of
 
 LOOKUP, DRAFT = DrafterState("lookup", "r1", 8), DrafterState("draft", "r1", 5)
 LIMITS = PolicyLimits()
@@ -46,7 +47,7 @@ def posteriors(lookup: float, draft: float = 0.01) -> dict[str, Posterior]:
 def found(
     known: dict[str, Posterior], table: CostTable, num_running: int, num_slots: int = 16, **more: object
 ) -> tuple[Decision, tuple[DraftSetting, ...]]:
-    context = DecisionContext("code", num_running, 1, 200.0, **more)  # type: ignore[arg-type]
+    context = context_of(num_running, 1, 200.0, **more)
     decision = decide(known, [LOOKUP, DRAFT], table, context, LIMITS)
     return decision, settings_by_running(decision, known, [LOOKUP, DRAFT], table, context, LIMITS, num_slots)
 

@@ -11,12 +11,12 @@ import pytest
 
 from alphaloop.acceptance import Z95
 from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
-from alphaloop.deciding.decision import Decision, DecisionContext, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import Clock, ServerLaw, Store, answered, step_of
-from tests.fixtures.deciding import inferred
+from tests.fixtures.deciding import context_of, inferred
 from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
@@ -68,7 +68,7 @@ def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None
     assert costs.parts == (None, "ngram")
     assert (costs.level(None), costs.level("ngram"), costs.read_s(100)) == (1.0, 1.0, 0.0)
     assert not costs.save()
-    context = DecisionContext("code", 1, 1, 200.0)
+    context = context_of(1, 1, 200.0)
     decision = decide({"ngram": inferred(0.7, k=4)}, [NGRAM], costs.table, context, PolicyLimits())
     assert decision.reason is Reason.NO_COSTS
 
@@ -177,7 +177,7 @@ def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Stor
     tokens = posteriors["ngram"].tokens[4]
     chosen = []
     for num_running in range(1, 17):
-        context = DecisionContext("code", num_running, num_running, 80.0, prompt_tokens=400.0)
+        context = context_of(num_running, num_running, 80.0, prompt_tokens=400.0)
         decision = decide(posteriors, [NGRAM], costs.table, context, PolicyLimits())
 
         def job_ms(law: ServerLaw, tokens_per_round: float, load: int = num_running) -> float:

@@ -87,7 +87,7 @@ def test_a_device_twice_as_slow_is_known_in_every_shape_while_its_drafter_is_not
     costs = live(store, clock)
     for _ in range(HALF_LIFE + 1):
         costs.observe(step(2 * 11))
-    assert costs.table.round_ms(None, 4, 8) == pytest.approx(2 * 46)
+    assert costs.table.rounds(4).round_ms(None, 8) == pytest.approx(2 * 46)
     assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0, rel=0.01)
     assert costs.level(None) == pytest.approx(2.0)
     assert costs.level("model") == pytest.approx(1.0, rel=0.01)
@@ -125,8 +125,8 @@ def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng:
     for _ in range(4 * HALF_LIFE):
         width = rng.choice((2, 9))
         costs.observe(step(10 + width, draft_ms=1.5 * width * rng.uniform(0.97, 1.03), width=width))
-    assert costs.table.round_ms("model", 1, 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
-    assert costs.table.round_ms(None, 1, 8) == pytest.approx(19)
+    assert costs.table.rounds(1).round_ms("model", 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
+    assert costs.table.rounds(1).round_ms(None, 8) == pytest.approx(19)
 
 
 @pytest.mark.parametrize(
