@@ -49,10 +49,10 @@ def main() -> None:
 
     def infer() -> list[object]:
         posteriors = Posteriors(snapshot, limits)
-        return [posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS]
+        return [posteriors.inferred(wanted, drafter, NOW) for drafter in DRAFTERS]
 
     posteriors = Posteriors(snapshot, limits)
-    by_name = {drafter.name: posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS}
+    by_name = {drafter.name: posteriors.inferred(wanted, drafter, NOW).posterior for drafter in DRAFTERS}
     found = {"infer_us": _median_us(infer, REPEATS // 20)}
     for num_running in (1, 8):
         context = DecisionContext(SUBJECT, num_running, 1, 120.0, prompt_tokens=300.0)

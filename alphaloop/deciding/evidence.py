@@ -257,7 +257,9 @@ def design_effect(leaves: Iterable[EvidenceSums]) -> float:
         jobs = leaf.effective_jobs
         fade = leaf.jobs_w2 / leaf.jobs if leaf.jobs > 0 else 0.0
         chances += sum(leaf.chances) * fade
-        chances_w2 += _all_chances_w2(leaf)
+        # Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole.
+        total = sum(map(math.sqrt, leaf.chances_w2))
+        chances_w2 += total * total
         if jobs < 1.5:
             continue
         for a, c, aa, cc, ac in zip(
@@ -285,12 +287,6 @@ def effective(sums: EvidenceSums, deff: float) -> Counts:
     """Counts with the variance of independent trials: fading and the design effect taken out."""
     factor = sums.effective_jobs / sums.jobs / deff if sums.jobs > 0 else 0.0
     return Counts(tuple(a * factor for a in sums.accepts), tuple(c * factor for c in sums.chances))
-
-
-def _all_chances_w2(leaf: EvidenceSums) -> float:
-    """Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole."""
-    total = sum(math.sqrt(cc) for cc in leaf.chances_w2)
-    return total * total
 
 
 #: After so many jobs, or so long, `KeyEvidence.recent` weighs a job half.
@@ -332,9 +328,6 @@ class KeyEvidence:
     def faded(self, now: datetime, half_life: timedelta) -> KeyEvidence:
         """The same at a later moment."""
         return KeyEvidence(self.all.faded(now, half_life), self.recent.faded(now, min(half_life, RECENT_WINDOW)))
-
-    def __add__(self, other: KeyEvidence) -> KeyEvidence:
-        return KeyEvidence(self.all + other.all, self.recent + other.recent)
 
 
 def current(leaves: Mapping[EvidenceKey, KeyEvidence]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
@@ -464,10 +457,6 @@ class EvidenceSnapshot:
     def version(self, place: Place) -> int:
         """A number that grows by the number of jobs whenever evidence is added there."""
         return self._versions.get(place, 0)
-
-    def knows(self, place: Place) -> bool:
-        """Whether there is evidence there."""
-        return place in self._held
 
     def segments(self, task: str) -> dict[str, datetime]:
         """Segments of the task of which there is evidence, and when each was used last; the empty one: without one."""

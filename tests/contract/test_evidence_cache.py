@@ -231,7 +231,7 @@ def test_of_many_segments_those_used_last_are_held_and_decisions_stay_quick(data
         before = thread_time()
         wanted = next(iter(cache.standing(place, NOW + HALF_LIFE).leaves))
         posteriors.splits_by_segment("code", [LOOKUP], NOW + HALF_LIFE)
-        posteriors.of(wanted, LOOKUP, NOW + HALF_LIFE)
+        posteriors.inferred(wanted, LOOKUP, NOW + HALF_LIFE)
         took_s = thread_time() - before
     # 5,000 of them took 0.9 s of processor time, those that are held take 6 ms.
     assert took_s < 0.2

@@ -207,7 +207,7 @@ def test_only_the_drafters_own_revision_counts(rng: random.Random) -> None:
     snapshot = EvidenceSnapshot(HALF_LIFE, {key(): evidence_cache(rng, 30, 0.9), earlier: evidence_cache(rng, 30, 0.1)})
     posteriors = Posteriors(snapshot, PolicyLimits())
     draft, lookup = (
-        posteriors.of(key(), drafter, NOW)
+        posteriors.inferred(key(), drafter, NOW).posterior
         for drafter in (DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4))
     )
     assert draft.through[0] == pytest.approx(0.9, abs=0.05)
