@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -82,25 +80,6 @@ def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> Non
 def test_the_prefill_is_an_empty_round() -> None:
     counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
     assert (counts.rounds, counts.num_empty_rounds, counts.num_tokens) == (1, 1, 1)
-
-
-def test_pooled_alpha_moves_with_k_and_alpha_i_does_not(rng: random.Random) -> None:
-    true = (0.8, 0.7, 0.6, 0.5, 0.4)
-
-    def decode(k: int) -> AcceptanceCounts:
-        counts = AcceptanceCounts()
-        for _ in range(8_000):
-            accepted = next((i for i in range(k) if rng.random() >= true[i]), k)
-            counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
-        return counts
-
-    short, long = decode(1), decode(5)
-    for i in range(1, 6):
-        a = long.alpha_at(i)
-        assert a is not None
-        assert a == pytest.approx(true[i - 1], abs=5 * math.sqrt(0.25 / long.trials[i - 1]))
-    assert short.num_accepted / short.num_trials == pytest.approx(0.8, abs=0.02)
-    assert long.num_accepted / long.num_trials == pytest.approx(0.67, abs=0.02)
 
 
 @pytest.mark.parametrize(

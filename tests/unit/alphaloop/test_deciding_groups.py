@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,9 +12,8 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import DecisionContext, DraftSetting, Group, Reason, Together, decide_groups
-from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode
-from tests.fixtures.deciding import context_of
+from tests.fixtures.deciding import context_of, inferred
 
 DRAFTER = DrafterState("draft", "r1", 4)
 OTHER = DrafterState("lookup", "r1", 3)
@@ -32,13 +31,9 @@ def costs(per_position_ms: float) -> CostTable:
     )
 
 
-def inferred(alpha: float, k: int = 4, jobs: float = 100.0) -> Posterior:
-    mean = (math.log(alpha / (1 - alpha)),) * k
-    return Posterior(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
-
-
 def group(num_jobs: int, draft: float, lookup: float = 0.05) -> Group:
-    return Group(num_jobs, {"draft": inferred(draft), "lookup": inferred(lookup, 3)})
+    sure = partial(inferred, jobs=100.0, sd=0.01)
+    return Group(num_jobs, {"draft": sure(draft, k=4), "lookup": sure(lookup, k=3)})
 
 
 def context(num_jobs: int, **more: object) -> DecisionContext:
