@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from statistics import median_high
 from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
@@ -390,8 +391,8 @@ def after_pause(points: Iterable[CostPoint], seconds: Mapping[str, float]) -> tu
 
 def level_of(points: Iterable[CostPoint]) -> float:
     """ln(correction) over all shapes, as one median; 0 without any."""
-    logs = sorted(math.log(point.correction) for point in points)
-    return logs[len(logs) // 2] if logs else 0.0
+    logs = [math.log(point.correction) for point in points]
+    return median_high(logs) if logs else 0.0
 
 
 def _moved(point: CostPoint, by: float, half_lives: float) -> CostPoint:

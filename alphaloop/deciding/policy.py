@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
@@ -39,8 +39,7 @@ from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why a drafter, or speculation, is out."""
 
     reason: Reason
@@ -68,11 +67,10 @@ def fit(
     """The drafters that may serve, and why the last refused one may not."""
     able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     for drafter in drafters:
-        found = _refused(context, drafter, costs)
-        if found is None:
-            able.append(drafter)
-        else:
+        if found := _refused(context, drafter, costs):
             refusal = found
+        else:
+            able.append(drafter)
     return able, refusal
 
 
@@ -142,10 +140,10 @@ def decide(
     if fixed := _fixed_by_caller(posteriors, drafters, costs, context):
         return fixed
     if refusal := refused(context, drafters, limits):
-        return _vanilla(refusal.reason, refusal.explanation)
+        return _vanilla(*refusal)
     able, refusal = fit(context, drafters, costs)
     if not able:
-        return _vanilla(refusal.reason, refusal.explanation)
+        return _vanilla(*refusal)
     alternatives = _weigh(posteriors, able, costs, context)
     if len(alternatives) < 2:
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for {context.num_running} sequences", alternatives)
