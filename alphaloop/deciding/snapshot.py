@@ -126,7 +126,11 @@ _Drafters: Final = TypeAdapter(tuple[DrafterState, ...])
 _Context: Final = TypeAdapter(DecisionContext)
 _Budget: Final = TypeAdapter(ExplorationBudget)
 #: Columns of a snapshot's row, or the moment of its decision.
-_NOT_IN_CONTEXT: Final = {"subject": {"task", "sampling_bucket"}, "num_running": True, "now": True}
+_NOT_IN_CONTEXT: Final[Mapping[str, set[str] | bool]] = {
+    "subject": {"task", "sampling_bucket"},
+    "num_running": True,
+    "now": True,
+}
 _BY_DRAFTER: Final = (
     ("context", "free_elsewhere"),
     ("context", "cannot_serve"),
