@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -13,7 +12,7 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 
 from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
-from benchmarks.switchback.world import Truth
+from benchmarks.switchback.world import Host, Spells, Truth
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
@@ -142,7 +141,7 @@ class RequestWorld:
         self._num_started = 0
         self._num_others = scenario.num_others
         self._num_here, self._num_others_here = [0] * len(experiments), 0
-        self._edges, self._factors = [0.0], [1.0]
+        self._spells = Spells(Host(slow_every_s=scenario.slow_every_s, slow_s=scenario.slow_s), self._rng)
         self._is_burst, self._burst_ends_s = True, 0.0
         self._next_arrival_s = 0.0
         self.now_s = 0.0
@@ -234,7 +233,7 @@ class RequestWorld:
             self.now_s = self._next_arrival_s
             return
         num_at = self._num_at()
-        factor = self._factor() * math.exp(self._rng.gauss(0.0, scenario.noise))
+        factor = self._spells.factor(self.now_s) * math.exp(self._rng.gauss(0.0, scenario.noise))
         load = [len(running)] * 2 if scenario.is_shared else num_at
         pass_s = [1e-3 * (15.0 + 1.5 * load[0]) * factor, 1e-3 * (15.0 + 1.5 * load[1]) * factor * scenario.cost]
         took = [
@@ -290,16 +289,6 @@ class RequestWorld:
         for text in self._running:
             num_at[text.speculates] += 1
         return num_at
-
-    def _factor(self) -> float:
-        scenario = self.scenario
-        if math.isinf(scenario.slow_every_s):
-            return 1.0
-        while self._edges[-1] <= self.now_s:
-            begins = self._edges[-1] + self._rng.expovariate(1 / scenario.slow_every_s)
-            self._edges += [begins, begins + self._rng.expovariate(1 / scenario.slow_s)]
-            self._factors += [self._rng.uniform(1.5, 4.0), 1.0]
-        return self._factors[bisect_right(self._edges, self.now_s) - 1]
 
 
 def _true_load(text: _Text) -> ServerLoad:

@@ -97,7 +97,7 @@ class World:
         self.treatment = Treatment("draft", drafting.num_draft_tokens)
         spread = 1 / drafting.correlation - 1 if drafting.correlation else 0.0
         self._spread, self._mean, self._num_texts = spread, drafting.mean_acceptance, 0
-        self._spells = _Spells(scenario.host, self._rng)
+        self._spells = Spells(scenario.host, self._rng)
         self.now_s = 0.0
         self.running: list[Text] = []
         self.truth = Truth()
@@ -168,7 +168,7 @@ class World:
         return Text(length, round(rng.uniform(50, 500)), acceptance)
 
 
-class _Spells:
+class Spells:
     """How many times slower the host is, by the time."""
 
     def __init__(self, host: Host, rng: random.Random) -> None:
