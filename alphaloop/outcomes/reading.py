@@ -331,9 +331,8 @@ def _events(
             found = _told_by(record, waiting, readers)
         elif time.monotonic() >= look_due:
             look_due = time.monotonic() + _LOOK_EVERY_S
-            found += [
-                _recorded(Result.decode(job.outcome)) for job in find(waiting).values() if job.outcome is not None
-            ]
+            ended = [job.outcome for name, job in find(waiting).items() if name in waiting and job.outcome is not None]
+            found += map(_recorded, map(Result.decode, ended))
         for event in found:
             if isinstance(event, Ended):
                 waiting.discard(event.job_id)
