@@ -74,11 +74,6 @@ class AcceptanceCounts:
         """Tokens these rounds put out."""
         return self.rounds + self.num_accepted - self.num_cropped
 
-    @property
-    def alpha(self) -> float | None:
-        """Pooled acceptance rate Σ accepts / Σ trials; None without a trial. Show it with its k."""
-        return self.num_accepted / self.num_trials if self.num_trials else None
-
     def alpha_at(self, position: int) -> float | None:
         """α_i for `position` i ≥ 1; None where it was never tested."""
         if position < 1:
@@ -86,11 +81,6 @@ class AcceptanceCounts:
         if position > len(self.trials) or not self.trials[position - 1]:
             return None
         return self.accepts[position - 1] / self.trials[position - 1]
-
-    @property
-    def tokens_per_round(self) -> float | None:
-        """Mean tokens a round, the target's own included; None without rounds."""
-        return self.num_tokens / self.rounds if self.rounds else None
 
     def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
         return AcceptanceCounts(

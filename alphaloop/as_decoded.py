@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from typing import Any, Final, Self
 
 from alphaloop.wording import named
@@ -106,12 +107,9 @@ def usual_load(weighted: Iterable[tuple[int, int]]) -> int:
     rounds: Counter[int] = Counter()
     for running, num_rounds in weighted:
         rounds[running] += num_rounds
-    half, seen = rounds.total() / 2, 0
-    for running in sorted(rounds):
-        seen += rounds[running]
-        if seen >= half:
-            return running
-    return 1
+    loads = sorted(rounds)
+    seen = zip(loads, accumulate(rounds[running] for running in loads), strict=True)
+    return next((running for running, num_rounds in seen if num_rounds >= rounds.total() / 2), 1)
 
 
 @dataclass(frozen=True, slots=True)

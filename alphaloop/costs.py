@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from statistics import median_high
 from typing import Final, TypeAlias
 
 #: Tokens that a measured sequence already has, where nothing else is said.
@@ -111,12 +112,6 @@ class CostTable:
     def part_ms(self, drafter: str | None, batch: float, width: float, context: float | None = None) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
         return self.rounds(batch, context).part_ms(drafter, width)
-
-    def round_ms(
-        self, drafter: str | None, batch: float, num_draft_tokens: int, context: float | None = None
-    ) -> float | None:
-        """Milliseconds of a round in which every sequence has so many draft tokens; None when never measured."""
-        return self.rounds(batch, context).round_ms(drafter, num_draft_tokens)
 
     def prefill_ms(self, drafter: str | None, num_tokens: float) -> float:
         """Expected milliseconds to read one prompt: interpolated, by the token beyond the longest one measured.
@@ -396,8 +391,8 @@ def after_pause(points: Iterable[CostPoint], seconds: Mapping[str, float]) -> tu
 
 def level_of(points: Iterable[CostPoint]) -> float:
     """ln(correction) over all shapes, as one median; 0 without any."""
-    logs = sorted(math.log(point.correction) for point in points)
-    return logs[len(logs) // 2] if logs else 0.0
+    logs = [math.log(point.correction) for point in points]
+    return median_high(logs) if logs else 0.0
 
 
 def _moved(point: CostPoint, by: float, half_lives: float) -> CostPoint:

@@ -29,7 +29,7 @@ from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 from benchmarks.policy.ours import BudgetsInMemory, ChoicesInMemory
 
 NOW = datetime(2026, 1, 5, tzinfo=UTC)
-HALF_LIFE = timedelta(days=3)
+HALF_LIFE, SUBJECT = timedelta(days=3), Subject("code", "greedy")
 #: 12 + 7 draft lengths and vanilla: 20 alternatives.
 DRAFTERS = (DrafterState("lookup", "r1", 12), DrafterState("draft", "r1", 7))
 SAMPLINGS = ("greedy", "t<=0.5", "t<=1.0", "t>1.0")
@@ -49,13 +49,13 @@ def main() -> None:
 
     def infer() -> list[object]:
         posteriors = Posteriors(snapshot, limits)
-        return [posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS]
+        return [posteriors.inferred(wanted, drafter, NOW) for drafter in DRAFTERS]
 
     posteriors = Posteriors(snapshot, limits)
-    by_name = {drafter.name: posteriors.of(wanted, drafter, NOW) for drafter in DRAFTERS}
+    by_name = {drafter.name: posteriors.inferred(wanted, drafter, NOW).posterior for drafter in DRAFTERS}
     found = {"infer_us": _median_us(infer, REPEATS // 20)}
     for num_running in (1, 8):
-        context = DecisionContext("code", num_running, 1, 120.0, prompt_tokens=300.0)
+        context = DecisionContext(SUBJECT, num_running, 1, 120.0, prompt_tokens=300.0)
         table = CostTable(points)
 
         def once(table: CostTable = table, context: DecisionContext = context) -> object:
@@ -94,8 +94,8 @@ def _in_session(
         num_slots=NUM_SLOTS,
         note=note,
     )
-    subject, jobs, rules = Subject("code", "greedy"), [JobFacts(300, 120)], TaskRules()
-    return lambda: session.decide(subject, jobs, rules, num_running=num_running, now=NOW, decision_id=uuid4())
+    jobs, rules = [JobFacts(300, 120)], TaskRules()
+    return lambda: session.decide(SUBJECT, jobs, rules, num_running=num_running, now=NOW, decision_id=uuid4())
 
 
 def _snapshot(evidence: EvidenceSnapshot, points: list[CostPoint]) -> dict[str, float]:

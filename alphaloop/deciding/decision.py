@@ -13,10 +13,10 @@ from typing import Final, NamedTuple, Protocol
 
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import Alternative, JobSize
-from alphaloop.deciding.job_facts import Objective
+from alphaloop.deciding.job_facts import Objective, Subject
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.experiment.observe import Expected
-from alphaloop.messages import Decoding, Mode, Purpose
+from alphaloop.messages import Decoding, Mode
 
 
 class Reason(StrEnum):
@@ -64,14 +64,11 @@ NOT_A_CHOICE: Final = frozenset(
 class DecisionContext:
     """What a decision knows of its jobs, beside the evidence and the costs."""
 
-    task: str
+    subject: Subject
     num_running: int  #: sequences that will share a round, these jobs included; costs depend on it
     num_jobs: int  #: jobs that the decision is about; budgets and exploration count them
     expected_tokens: float  #: of a job's output
-    purpose: Purpose = Purpose.TRAFFIC
-    decoding: Decoding = Decoding.AUTO
-    probe_drafter: str | None = None
-    probe_num_draft_tokens: int | None = None
+    decoding: Decoding = Decoding.AUTO  #: the subject's, else that of its task's rules
     prompt_tokens: float | None = None  #: mean over the jobs; None: prompts and the time to read them are left out
     objective: Objective = field(default_factory=Objective)
     known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: `expected_tokens` is the jobs' own limit
@@ -80,7 +77,6 @@ class DecisionContext:
     max_sequence_tokens: float | None = None  #: prompt and output of the longest of the jobs
     max_output_tokens: float | None = None  #: the largest output limit of the jobs; None: not known
     cannot_serve: Mapping[str, str] = field(default_factory=dict)  #: drafter → which sampling setting it cannot serve
-    switched_off: str | None = None  #: the operator's pattern that the prompts match
     now: datetime | None = None  #: when it is decided; None: re-checks of unused drafters go by jobs alone
 
     @property

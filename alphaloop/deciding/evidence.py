@@ -65,7 +65,6 @@ class EvidenceSums:
     offered: float = 0.0  #: rounds with a proposal
     tokens: float = 0.0  #: of the rounds
     output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
-    output_tokens_sq: float = 0.0  #: Σ w·t²: first order, so that mean and spread of a job's length follow
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
     #: Σ w over jobs whose lengths are in these sums: those of other rows of the same job would count them twice.
     texts: float = 0.0
@@ -74,9 +73,7 @@ class EvidenceSums:
     chances: tuple[float, ...] = ()  #: rounds in which i could have been proposed: accepted through i - 1, at k ≥ i
     trials: tuple[float, ...] = ()
     accepts: tuple[float, ...] = ()
-    trials_w2: tuple[float, ...] = ()  #: Σ w²·n²
     accepts_w2: tuple[float, ...] = ()  #: Σ w²·a²
-    accepts_trials_w2: tuple[float, ...] = ()  #: Σ w²·a·n
     chances_w2: tuple[float, ...] = ()  #: Σ w²·c²
     accepts_chances_w2: tuple[float, ...] = ()  #: Σ w²·a·c
 
@@ -114,7 +111,6 @@ class EvidenceSums:
             offered=float(counts.rounds - counts.num_empty_rounds),
             tokens=float(max(num_tokens - 1, 0)),
             output_tokens=float(num_tokens),
-            output_tokens_sq=float(num_tokens**2),
             prompt_tokens=float(num_prompt_tokens),
             texts=1.0,
             ends=0.0 if is_cut else 1.0,
@@ -122,9 +118,7 @@ class EvidenceSums:
             chances=tuple(given),
             trials=trials,
             accepts=accepts,
-            trials_w2=tuple(n * n for n in trials),
             accepts_w2=tuple(a * a for a in accepts),
-            accepts_trials_w2=tuple(a * n for a, n in zip(accepts, trials, strict=True)),
             chances_w2=tuple(c * c for c in given),
             accepts_chances_w2=tuple(a * c for a, c in zip(accepts, given, strict=True)),
         )
@@ -263,7 +257,9 @@ def design_effect(leaves: Iterable[EvidenceSums]) -> float:
         jobs = leaf.effective_jobs
         fade = leaf.jobs_w2 / leaf.jobs if leaf.jobs > 0 else 0.0
         chances += sum(leaf.chances) * fade
-        chances_w2 += _all_chances_w2(leaf)
+        # Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole.
+        total = sum(map(math.sqrt, leaf.chances_w2))
+        chances_w2 += total * total
         if jobs < 1.5:
             continue
         for a, c, aa, cc, ac in zip(
@@ -291,12 +287,6 @@ def effective(sums: EvidenceSums, deff: float) -> Counts:
     """Counts with the variance of independent trials: fading and the design effect taken out."""
     factor = sums.effective_jobs / sums.jobs / deff if sums.jobs > 0 else 0.0
     return Counts(tuple(a * factor for a in sums.accepts), tuple(c * factor for c in sums.chances))
-
-
-def _all_chances_w2(leaf: EvidenceSums) -> float:
-    """Σ w²·C² with C = Σ_i c_i of a job, taking a job's chances to fall with i as they do on the whole."""
-    total = sum(math.sqrt(cc) for cc in leaf.chances_w2)
-    return total * total
 
 
 #: After so many jobs, or so long, `KeyEvidence.recent` weighs a job half.
@@ -338,9 +328,6 @@ class KeyEvidence:
     def faded(self, now: datetime, half_life: timedelta) -> KeyEvidence:
         """The same at a later moment."""
         return KeyEvidence(self.all.faded(now, half_life), self.recent.faded(now, min(half_life, RECENT_WINDOW)))
-
-    def __add__(self, other: KeyEvidence) -> KeyEvidence:
-        return KeyEvidence(self.all + other.all, self.recent + other.recent)
 
 
 def current(leaves: Mapping[EvidenceKey, KeyEvidence]) -> tuple[dict[EvidenceKey, EvidenceSums], float]:
@@ -470,10 +457,6 @@ class EvidenceSnapshot:
     def version(self, place: Place) -> int:
         """A number that grows by the number of jobs whenever evidence is added there."""
         return self._versions.get(place, 0)
-
-    def knows(self, place: Place) -> bool:
-        """Whether there is evidence there."""
-        return place in self._held
 
     def segments(self, task: str) -> dict[str, datetime]:
         """Segments of the task of which there is evidence, and when each was used last; the empty one: without one."""

@@ -277,12 +277,8 @@ class Posteriors:
         self._pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = {}
         self._splits: dict[Place, tuple[int, bool]] = {}
 
-    def of(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Posterior:
-        """The posterior of `drafter` for `wanted`; the drafter that `wanted` names is ignored."""
-        return self.inferred(wanted, drafter, now).posterior
-
     def inferred(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Inferred:
-        """As `of`, with the evidence behind it."""
+        """The posterior of `drafter` for `wanted`, whose own drafter is ignored, and the evidence behind it."""
         place = Place(wanted.task, drafter.name, drafter.revision)
         key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
         version = self.evidence.version(place)

@@ -26,7 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
@@ -39,8 +39,7 @@ from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(NamedTuple):
     """Why a drafter, or speculation, is out."""
 
     reason: Reason
@@ -51,8 +50,8 @@ def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: 
     """Why no drafter may draft for these jobs; None if the jobs allow drafts."""
     if not drafters:
         return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
-    if context.switched_off is not None:
-        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {context.switched_off!r}")
+    if (pattern := context.subject.switched_off) is not None:
+        return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {pattern!r}")
     if context.expected_tokens < limits.short_output_tokens:
         known = f", learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs > 0 else ""
         return Refusal(
@@ -68,11 +67,10 @@ def fit(
     """The drafters that may serve, and why the last refused one may not."""
     able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     for drafter in drafters:
-        found = _refused(context, drafter, costs)
-        if found is None:
-            able.append(drafter)
-        else:
+        if found := _refused(context, drafter, costs):
             refusal = found
+        else:
+            able.append(drafter)
     return able, refusal
 
 
@@ -142,10 +140,10 @@ def decide(
     if fixed := _fixed_by_caller(posteriors, drafters, costs, context):
         return fixed
     if refusal := refused(context, drafters, limits):
-        return _vanilla(refusal.reason, refusal.explanation)
+        return _vanilla(*refusal)
     able, refusal = fit(context, drafters, costs)
     if not able:
-        return _vanilla(refusal.reason, refusal.explanation)
+        return _vanilla(*refusal)
     alternatives = _weigh(posteriors, able, costs, context)
     if len(alternatives) < 2:
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for {context.num_running} sequences", alternatives)
@@ -250,13 +248,14 @@ def _fixed_by_caller(
     posteriors: Mapping[str, Posterior], drafters: Sequence[DrafterState], costs: CostTable, context: DecisionContext
 ) -> Decision | None:
     """Probes, controls and forced modes; None when the policy is free to choose. A probe may use a stale drafter."""
-    if context.purpose is Purpose.CONTROL:
+    subject = context.subject
+    if subject.purpose is Purpose.CONTROL:
         return _vanilla(Reason.CONTROL, "a control job is decoded vanilla")
-    if context.purpose is Purpose.PROBE:
-        named = [d for d in drafters if context.probe_drafter in (None, d.name)]
+    if subject.purpose is Purpose.PROBE:
+        named = [d for d in drafters if subject.probe_drafter in (None, d.name)]
         if not named:
-            return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {context.probe_drafter}")
-        wanted = context.probe_num_draft_tokens or named[0].max_draft_tokens
+            return _vanilla(Reason.NO_DRAFTER, f"this worker has no drafter {subject.probe_drafter}")
+        wanted = subject.probe_num_draft_tokens or named[0].max_draft_tokens
         k = named[0].within(wanted)
         sentence = f"a probe measures {named[0].name} at k={k}"
         if k > wanted:

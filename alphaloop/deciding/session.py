@@ -116,7 +116,6 @@ class DecisionSession:
                 Snapshot(
                     decision_id=decision_id,
                     decided_at=now,
-                    subject=subject,
                     context=context,
                     deadline_ms=_deadline_ms(jobs, now),
                     groups=tuple(groups),
@@ -179,14 +178,11 @@ class DecisionSession:
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
         longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)
         return DecisionContext(
-            task=subject.task,
+            subject=subject,
             num_running=num_running,
             num_jobs=len(jobs),
             expected_tokens=limit if lengths.output_tokens is None else min(limit, lengths.output_tokens),
-            purpose=subject.purpose,
             decoding=rules.decoding if subject.decoding is Decoding.AUTO else subject.decoding,
-            probe_drafter=subject.probe_drafter,
-            probe_num_draft_tokens=subject.probe_num_draft_tokens,
             prompt_tokens=mean_prompt_tokens(jobs),
             objective=objective_of(rules, _deadline_ms(jobs, now)),
             known_output_jobs=lengths.jobs,
@@ -195,7 +191,6 @@ class DecisionSession:
             max_sequence_tokens=None if None in prompts else float(longest),
             max_output_tokens=float(max(job.max_tokens for job in jobs)),
             cannot_serve=conditions.cannot_serve,
-            switched_off=subject.switched_off,
             now=now,
         )
 

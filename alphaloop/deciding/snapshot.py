@@ -62,7 +62,6 @@ class Snapshot:
 
     decision_id: UUID
     decided_at: datetime
-    subject: Subject
     context: DecisionContext  #: with the mode and the objective of that time
     deadline_ms: float | None  #: until the earliest deadline of the jobs
     groups: tuple[Group, ...]
@@ -74,6 +73,11 @@ class Snapshot:
     budget: ExplorationBudget | None
     decisions: tuple[Decision, ...]  #: by group
     is_whole: bool = True  #: whether all groups and drafters are in it; False of a document that was too long
+
+    @property
+    def subject(self) -> Subject:
+        """What its jobs have in common."""
+        return self.context.subject
 
     def decide(self, limits: PolicyLimits) -> tuple[Decision, ...]:
         """The decision of each group, taken again."""
@@ -122,7 +126,11 @@ _Drafters: Final = TypeAdapter(tuple[DrafterState, ...])
 _Context: Final = TypeAdapter(DecisionContext)
 _Budget: Final = TypeAdapter(ExplorationBudget)
 #: Columns of a snapshot's row, or the moment of its decision.
-_NOT_IN_CONTEXT: Final = {"task", "num_running", "now"}
+_NOT_IN_CONTEXT: Final[Mapping[str, set[str] | bool]] = {
+    "subject": {"task", "sampling_bucket"},
+    "num_running": True,
+    "now": True,
+}
 _BY_DRAFTER: Final = (
     ("context", "free_elsewhere"),
     ("context", "cannot_serve"),
@@ -238,23 +246,14 @@ def decode(
 ) -> tuple[Snapshot, SessionFacts]:
     """From a document and the columns of its row. Raises KeyError, TypeError or ValueError for one of another form."""
     facts, drafters = read_session(content)
-    columns = {"task": task, "num_running": running, "now": decided_at}
+    subject = {**content["context"]["subject"], "task": task, "sampling_bucket": sampling_bucket}
+    columns = {"subject": subject, "num_running": running, "now": decided_at}
     context = _Context.validate_python({**content["context"], **columns})
-    subject = Subject(
-        task,
-        sampling_bucket,
-        Decoding(content["asked"]),
-        context.purpose,
-        context.probe_drafter,
-        context.probe_num_draft_tokens,
-        context.switched_off,
-    )
     groups, budget, incumbent = content["groups"], content.get("budget"), content.get("incumbent")
     first = groups[0]["decision"].get("explanation", "")
     snapshot = Snapshot(
         decision_id=decision_id,
         decided_at=decided_at,
-        subject=subject,
         context=context,
         deadline_ms=content.get("deadline_ms"),
         groups=tuple(_read_group(one) for one in groups),
@@ -274,7 +273,6 @@ def _rest_content(snapshot: Snapshot, names: Collection[str]) -> dict[str, Any]:
     """What is neither of the session nor of one drafter or group; figures by drafter of these drafters alone."""
     incumbent, budget = snapshot.incumbent, snapshot.budget
     rest: dict[str, Any] = {
-        "asked": snapshot.subject.decoding.value,
         "context": _Context.dump_python(snapshot.context, mode="json", exclude_defaults=True, exclude=_NOT_IN_CONTEXT),
         "deadline_ms": snapshot.deadline_ms,
         "is_split": snapshot.is_split,

@@ -21,7 +21,7 @@ import math
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import IntEnum
 from typing import Final, TypeAlias
@@ -130,7 +130,7 @@ class RoundSchedule(_Schedule):
         """The arm of every task of `running`: those that have sequences and would speculate in this round."""
         block = self._block
         if block is not None:
-            for task, treatment in block.treatments.items():
+            for task, treatment in [*block.treatments.items()]:
                 wanted = running.get(task)
                 if wanted is None or wanted.drafter != treatment.drafter:
                     block.leave(task)
@@ -406,71 +406,47 @@ class _RoundBlock(_Block):
                 _Stage.AFTER: design.num_window_rounds,
             }
         )
-        self._parts = {task: _Part(new_id(), task, treatment) for task, treatment in treatments.items()}
-
-    @property
-    def treatments(self) -> Mapping[str, Treatment]:
-        """Of the tasks that are still in the block."""
-        return {task: part.treatment for task, part in self._parts.items() if part.is_here}
-
-    @property
-    def ids(self) -> Mapping[str, str]:
-        """The id of each task's slices."""
-        return {task: part.block_id for task, part in self._parts.items()}
+        self.treatments = dict(treatments)  #: of the tasks that are still in the block
+        self.ids: Final = {task: new_id() for task in treatments}  #: of each task's slices
+        self._slices: dict[tuple[str, Phase], Slice] = {}
 
     def leave(self, task: str) -> None:
         """The task has no sequence left, or another drafter. The block ends when all have left."""
-        self._parts[task].is_here = False
+        del self.treatments[task]
         if not self.treatments:
             self.stage = _Stage.ENDED
 
     def observe(self, facts: RoundFacts) -> None:
         """The round that ran. A task without sequences in it leaves the block."""
-        for task in self.treatments:
+        for task in [*self.treatments]:
             if task not in facts.tasks or not facts.tasks[task].num_sequences:
                 self.leave(task)
         if self.is_over:
             return
         self._num_begun += 1
         if (phase := _COUNTED.get(self.stage)) is not None:
-            for task in self.treatments:
-                self._parts[task].add(phase, facts)
+            for task, treatment in self.treatments.items():
+                if (task, phase) not in self._slices:
+                    self._slices[task, phase] = Slice(self.ids[task], task, phase, treatment, facts.started_at)
+                self._slices[task, phase].add(facts, facts.tasks[task])
             self._num_counted += not facts.has_prompt
             length = self._lengths[self.stage]
             if self._num_counted < length and self._num_begun >= _MOST_PROMPTS * length:
                 self.stage = _Stage.ENDED
         self._go_on()
 
-    def slices(self) -> tuple[Slice, ...]:
+    def slices(self) -> list[Slice]:
         """What was counted: of a task nothing unless its control slice is complete."""
-        complete = self._lengths[_Stage.CONTROL]
-        return tuple(one for part in self._parts.values() for one in part.slices(complete))
+        controls = {task: one.num_rounds for (task, phase), one in self._slices.items() if phase is Phase.CONTROL}
+        return [
+            one
+            for (task, _), one in self._slices.items()
+            if one.num_rounds and controls.get(task, 0) >= self._lengths[_Stage.CONTROL]
+        ]
 
     def _is_stage_over(self) -> bool:
         num_done = self._num_counted if self.stage in _COUNTED else self._num_begun
         return num_done >= self._lengths[self.stage]
-
-
-@dataclass(slots=True)
-class _Part:
-    """A task's share in a block of rounds."""
-
-    block_id: str
-    task: str
-    treatment: Treatment
-    is_here: bool = True
-    by_phase: dict[Phase, Slice] = field(default_factory=dict)
-
-    def add(self, phase: Phase, facts: RoundFacts) -> None:
-        if phase not in self.by_phase:
-            self.by_phase[phase] = Slice(self.block_id, self.task, phase, self.treatment, facts.started_at)
-        self.by_phase[phase].add(facts, facts.tasks[self.task])
-
-    def slices(self, num_control_rounds: int) -> tuple[Slice, ...]:
-        control = self.by_phase.get(Phase.CONTROL)
-        if control is None or control.num_rounds < num_control_rounds:
-            return ()
-        return tuple(one for one in self.by_phase.values() if one.num_rounds)
 
 
 class _RequestBlock(_Block):

@@ -411,10 +411,8 @@ def what_runs(database: Database, settings: Settings, at: datetime) -> WhatRuns:
 def engine_of(database: Database, facts: SessionFacts, at: datetime) -> MeasuredEngine:
     """The engine of a worker; if its calibration is gone, or not done yet, `at` stands for its moment."""
     key = facts.host, facts.device, facts.engine, facts.target_revision
-    for engine in CostStore(database).measured():
-        if (engine.host, engine.device, engine.engine, engine.target_revision) == key:
-            return engine
-    return MeasuredEngine(*key, at, ())
+    measured = {(one.host, one.device, one.engine, one.target_revision): one for one in CostStore(database).measured()}
+    return measured.get(key) or MeasuredEngine(*key, at, ())
 
 
 def _configured(database: Database, settings: Settings, at: datetime) -> WhatRuns:

@@ -23,7 +23,7 @@ from alphaloop.errors import BrokerUnavailable, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
-from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
+from alphaloop.messages import Result, Status, StreamReader, StreamReaders, read_chunk
 from alphaloop.messages.dead_letter import OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
@@ -258,7 +258,7 @@ def follow(
     ensure_topics(kafka, ())
     with contextlib.closing(_consumer(kafka)) as consumer:
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
-        yield from _Following(waiting, find).events(consumer, time.monotonic() + timeout_s, is_watched)
+        yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
 
 
 def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> TextSoFar | None:
@@ -320,54 +320,45 @@ _LOOK_EVERY_S: Final = 2.0
 _MARGIN: Final = timedelta(minutes=1)
 
 
-class _Following:
-    def __init__(self, waiting: set[str], find: Find) -> None:
-        self._waiting = waiting
-        self._find = find
-        self._readers = StreamReaders(waiting)
+def _events(
+    consumer: Consumer, waiting: set[str], find: Find, deadline: float, is_watched: Callable[[], bool]
+) -> Iterator[Event]:
+    readers = StreamReaders(waiting)
+    look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
+    while waiting and time.monotonic() < deadline and is_watched():
+        record, found = consumer.poll(_POLL_S), list[Event]()
+        if record is not None:
+            found = _told_by(record, waiting, readers)
+        elif time.monotonic() >= look_due:
+            look_due = time.monotonic() + _LOOK_EVERY_S
+            ended = [job.outcome for name, job in find(waiting).items() if name in waiting and job.outcome is not None]
+            found += map(_recorded, map(Result.decode, ended))
+        for event in found:
+            if isinstance(event, Ended):
+                waiting.discard(event.job_id)
+            yield event
 
-    def events(self, consumer: Consumer, deadline: float, is_watched: Callable[[], bool]) -> Iterator[Event]:
-        look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
-        while self._waiting and time.monotonic() < deadline and is_watched():
-            record = consumer.poll(_POLL_S)
-            if record is not None:
-                yield from self._read(record)
-            elif time.monotonic() >= look_due:
-                look_due = time.monotonic() + _LOOK_EVERY_S
-                yield from self._look()
 
-    def _read(self, record: Record) -> Iterator[Event]:
-        if (record.key or b"").decode("utf-8", "replace") not in self._waiting:
-            return
-        if record.topic == RESULTS:
-            outcome = read_outcome(record)
-            if isinstance(outcome, Result):
-                yield from self._end(_recorded(outcome))
-            return
-        with contextlib.suppress(MalformedMessage):
-            yield from self._take(read_chunk(record.value, record.headers))
-
-    def _take(self, chunk: Chunk) -> Iterator[Event]:
-        if chunk.job_id not in self._waiting:
-            return
-        reader = self._readers[chunk.job_id]
-        if reader.take(chunk):
-            yield TextSoFar(chunk.job_id, reader.attempt, reader.text)
-        if reader.end is not None and reader.end.status is not None:
-            error = reader.end.error
-            has_text = reader.end.status is Status.SUCCEEDED and reader.end.text_ref is None
-            text = reader.text if has_text else None
-            yield from self._end(Ended(chunk.job_id, reader.end.status, text, error.message if error else None, True))
-
-    def _look(self) -> Iterator[Event]:
-        for job in self._find(self._waiting).values():
-            if job.outcome is not None:
-                yield from self._end(_recorded(Result.decode(job.outcome)))
-
-    def _end(self, ended: Ended) -> Iterator[Event]:
-        if ended.job_id in self._waiting:
-            self._waiting.remove(ended.job_id)
-            yield ended
+def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[Event]:
+    """What a result or a chunk says of a job that is waited for."""
+    found: list[Event] = []
+    if (record.key or b"").decode("utf-8", "replace") not in waiting:
+        return found
+    if record.topic == RESULTS:
+        outcome = read_outcome(record)
+        return [_recorded(outcome)] if isinstance(outcome, Result) and outcome.job_id in waiting else found
+    with contextlib.suppress(MalformedMessage):
+        chunk = read_chunk(record.value, record.headers)
+        if chunk.job_id in waiting:
+            reader = readers[chunk.job_id]
+            if reader.take(chunk):
+                found.append(TextSoFar(chunk.job_id, reader.attempt, reader.text))
+            if reader.end is not None and reader.end.status is not None:
+                error = reader.end.error
+                has_text = reader.end.status is Status.SUCCEEDED and reader.end.text_ref is None
+                text, reason = reader.text if has_text else None, error.message if error else None
+                found.append(Ended(chunk.job_id, reader.end.status, text, reason, True))
+    return found
 
 
 def _recorded(result: Result) -> Ended:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -91,7 +91,10 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     """
     claimed = claimed_jobs(database, job_ids)
     left = [job_id for job_id in job_ids if job_id not in claimed or _waits_again(claimed[job_id])]
-    found = search_for(settings, left)
+    wanted = frozenset(left)
+    found = Search((), is_complete=True)
+    if wanted:
+        found = search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted))
     messages = {message.job_id: message for message in found.messages}
     missing = [job_id for job_id in left if job_id not in messages]
     if missing:  # a worker may have claimed them meanwhile
@@ -101,14 +104,6 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
         _place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id), found.is_complete)
         for job_id in job_ids
     ]
-
-
-def search_for(settings: Settings, job_ids: Collection[str]) -> Search:
-    """The unfinished messages of these jobs."""
-    if not job_ids:
-        return Search((), is_complete=True)
-    wanted = frozenset(job_ids)
-    return search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted))
 
 
 def _place(

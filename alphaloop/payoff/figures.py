@@ -198,12 +198,10 @@ class RatioBounds:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
 
-def total_bounds(
-    ours: Sequence[PromptBlock], theirs: Sequence[PromptBlock], num_comparisons: int = 1, level: float = LEVEL
-) -> RatioBounds:
+def total_bounds(ours: Sequence[PromptBlock], theirs: Sequence[PromptBlock], num_comparisons: int = 1) -> RatioBounds:
     """Tokens a second of all blocks together, ours over theirs; block i of both holds the same prompts.
 
-    With probability `level` all of `num_comparisons` such bounds hold. There are none below `min_values` blocks, nor
+    With 95 % probability all of `num_comparisons` such bounds hold. There are none below `min_values` blocks, nor
     where one block holds nearly all of the time.
 
     *Of all tokens*: tokens over seconds. That is what a device is paid for, and the verdict rests on it. Blocks are the
@@ -217,20 +215,20 @@ def total_bounds(
     n = len(ours)
     share = [(one + other) / 2 for one, other in zip(*(side.shares for side in sides), strict=True)]
     degrees_of_freedom = 1 / sum(part * part for part in share) - 1
-    if n < min_values(num_comparisons, level) or degrees_of_freedom < _LEAST_DEGREES:
+    if n < min_values(num_comparisons) or degrees_of_freedom < _LEAST_DEGREES:
         return RatioBounds(estimate, None, None, n)
     moved = [
         (one - other) / (1 - part) for one, other, part in zip(*(side.influences for side in sides), share, strict=True)
     ]
     variance = (n - 1) / n * sum(one * one for one in moved)
-    margin = t_quantile(degrees_of_freedom, (1 - level) / num_comparisons) * math.sqrt(variance)
+    margin = t_quantile(degrees_of_freedom, (1 - LEVEL) / num_comparisons) * math.sqrt(variance)
     return RatioBounds(
         estimate, estimate * math.exp(-min(margin, _LARGEST_LOG)), estimate * math.exp(min(margin, _LARGEST_LOG)), n
     )
 
 
-def median_bounds(values: Sequence[float], num_comparisons: int = 1, level: float = LEVEL) -> RatioBounds:
-    """The median of independent `values`; with probability `level` all of `num_comparisons` such bounds hold.
+def median_bounds(values: Sequence[float], num_comparisons: int = 1) -> RatioBounds:
+    """The median of independent `values`; with 95 % probability all of `num_comparisons` such bounds hold.
 
     Order statistics: of n independent ratios the number below the true median is binomial(n, 1/2), whatever their
     distribution (the sign test; Conover 1999, §3.2). They are exact at every n, where a percentile bootstrap of a
@@ -238,7 +236,7 @@ def median_bounds(values: Sequence[float], num_comparisons: int = 1, level: floa
     """
     ordered = sorted(values)
     n = len(ordered)
-    allowed = (1 - level) / 2 / num_comparisons
+    allowed = (1 - LEVEL) / 2 / num_comparisons
     # The (j+1)-th smallest is above the true median with the probability that at most j of n lie below it.
     j, below = -1, 0.5**n
     while below <= allowed:
@@ -248,9 +246,9 @@ def median_bounds(values: Sequence[float], num_comparisons: int = 1, level: floa
     return RatioBounds(median, None, None, n) if j < 0 else RatioBounds(median, ordered[j], ordered[n - 1 - j], n)
 
 
-def min_values(num_comparisons: int, level: float = LEVEL) -> int:
+def min_values(num_comparisons: int) -> int:
     """How many values it takes to bound so many medians at once."""
-    return math.ceil(math.log2(2 * num_comparisons / (1 - level)))
+    return math.ceil(math.log2(2 * num_comparisons / (1 - LEVEL)))
 
 
 def percentile(values: Sequence[float], share: float) -> float:

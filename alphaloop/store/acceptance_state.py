@@ -235,7 +235,6 @@ _NUMBERS: Final = (
     "offered",
     "tokens",
     "output_tokens",
-    "output_tokens_sq",
     "prompt_tokens",
     "texts",
     "ends",
@@ -245,9 +244,7 @@ _BY_POSITION: Final = (
     "chances",
     "trials",
     "accepts",
-    "trials_w2",
     "accepts_w2",
-    "accepts_trials_w2",
     "chances_w2",
     "accepts_chances_w2",
 )

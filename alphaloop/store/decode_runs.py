@@ -99,9 +99,8 @@ class ShadowRun:
             self.chances or None,
         )
         if self.is_cut is None:
-            return replace(sums, output_tokens=0.0, output_tokens_sq=0.0, prompt_tokens=0.0, texts=0.0, ends=0.0)
-        whole, ends = float(self.num_output_tokens), 0.0 if self.is_cut else 1.0
-        return replace(sums, output_tokens=whole, output_tokens_sq=whole**2, ends=ends)
+            return replace(sums, output_tokens=0.0, prompt_tokens=0.0, texts=0.0, ends=0.0)
+        return replace(sums, output_tokens=float(self.num_output_tokens), ends=0.0 if self.is_cut else 1.0)
 
 
 @dataclass(frozen=True, slots=True)

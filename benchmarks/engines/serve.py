@@ -192,9 +192,9 @@ PROPOSER: Final = "alphaloop.inside_vllm.proposer.LookupProposer"
 NUM_DRAFT_TOKENS: Final = 4  #: as vllm-ngram's
 
 
-def lookup(k: int = NUM_DRAFT_TOKENS, proposer: str = PROPOSER) -> dict[str, Any]:
+def lookup(k: int) -> dict[str, Any]:
     """vLLM's --speculative-config of look-up."""
-    return {"method": "custom_class", "model": proposer, "num_speculative_tokens": k}
+    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": k}
 
 
 def vllm_lookup(
@@ -205,12 +205,11 @@ def vllm_lookup(
     *,
     k: int = NUM_DRAFT_TOKENS,
     remember_tasks: Sequence[str] = (),
-    proposer: str = PROPOSER,
     dtype: str = "bfloat16",
     max_requests: int = 8,
 ) -> Server:
     """The server; it looks things up in earlier results of `remember_tasks` too."""
-    server = vllm(name, python, model, port, speculative=lookup(k, proposer), dtype=dtype, max_requests=max_requests)
+    server = vllm(name, python, model, port, speculative=lookup(k), dtype=dtype, max_requests=max_requests)
     settings = {KEY: {"remember_tasks": list(remember_tasks)}}
     return replace(
         server,

@@ -64,7 +64,7 @@ class BudgetsInMemory:
 
     def open(self, task: str, sampling_bucket: str) -> ExplorationBudget:
         """The budget that was kept last, or a new one."""
-        used = [d.name for d in self._drafters() if self._evidence.knows(Place(task, d.name, d.revision))]
+        used = [d.name for d in self._drafters() if self._evidence.held(Place(task, d.name, d.revision))]
         return self._budgets.get((task, sampling_bucket)) or ExplorationBudget(unseen=dict.fromkeys(used, 0.0) or None)
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:

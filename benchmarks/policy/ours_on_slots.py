@@ -164,7 +164,6 @@ class _Decided:
     subject: str  #: of the switchback experiment
     drafted: dict[str, Counter] = field(default_factory=dict)
     longest: dict[str, int] = field(default_factory=dict)
-    num_vanilla: int = 0
 
 
 class OursOnSlots:
@@ -293,7 +292,6 @@ class OursOnSlots:
         for place, one in enumerate(done.running):
             its, drafter, k = self._decided[one.job.number], one.setting.drafter, one.setting.num_draft_tokens
             if drafter is None or not k:
-                its.num_vanilla += 1
                 continue
             if drafter not in its.drafted:
                 its.drafted[drafter] = Counter(self._draft_tokens[drafter])

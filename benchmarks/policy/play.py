@@ -114,7 +114,6 @@ class BlockEvidence:
             "offered": rounds - counts.empty,
             "tokens": tokens - 1,
             "output_tokens": tokens,
-            "output_tokens_sq": tokens**2,
             "prompt_tokens": np.broadcast_to(prompts[:, None], tokens.shape),
             "texts": np.ones_like(tokens),
             "ends": np.ones_like(tokens),
@@ -124,9 +123,7 @@ class BlockEvidence:
             "chances": chances,
             "trials": trials,
             "accepts": accepts,
-            "trials_w2": trials**2,
             "accepts_w2": accepts**2,
-            "accepts_trials_w2": accepts * trials,
             "chances_w2": chances**2,
             "accepts_chances_w2": accepts * chances,
         }

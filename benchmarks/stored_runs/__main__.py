@@ -1,7 +1,7 @@
 """The documents' queries and the scheduler's reads, with many stored runs.
 
     python -m benchmarks.stored_runs --runs 1000000
-    nice python -m benchmarks.stored_runs --plans plans.txt   # 20 million runs: 20 GB of disk, half an hour
+    nice python -m benchmarks.stored_runs   # 20 million runs: 20 GB of disk, half an hour
 
 A PostgreSQL of its own is started in a temporary folder and filled with runs of 60 days under 1,000 keys (task,
 segment, drafter and k). Then every query of docs/ is asked, and the scheduler measures. Nothing is
@@ -30,7 +30,7 @@ from alphaloop.store.schema import current, upgrade
 from alphaloop.store.session_limits import UNLIMITED
 from benchmarks.reporting import console, machine, parser_of, table_of
 from benchmarks.stored_runs.filling import NUM_PROMPTS, fill_ledger, fill_probes, fill_surroundings
-from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask, plan
+from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask
 from benchmarks.stored_runs.scheduler_run import Runs, run_scheduler
 
 #: No query may take longer, in milliseconds.
@@ -42,7 +42,6 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--runs", type=int, default=20_000_000, help="decoded jobs of 60 days")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--plans", type=Path, default=None, help="write the plan of every statement to this file")
     parser.add_argument(
         "--data", type=Path, default=None, help="keep the database in this folder, and use the one that is there"
     )
@@ -54,8 +53,6 @@ def main() -> None:
             # First, because its runs fill tables that people ask.
             runs = run_scheduler(url, options.repeats)
             asked = [ask(connection, one, options.repeats) for one in all_questions() if one.is_query]
-            if options.plans is not None:
-                options.plans.write_text("\n\n".join(plans(connection, runs)) + "\n", encoding="utf-8")
     show(asked, runs)
     print(json.dumps(as_json(asked, runs) | {"bytes": size[0] if size else 0, "seconds": seconds, **machine()}))
 
@@ -105,16 +102,6 @@ def _timed(seconds: dict[str, float], what: str) -> Iterator[None]:
     began = time.perf_counter()
     yield
     seconds[what] = round(time.perf_counter() - began, 1)
-
-
-def plans(connection: psycopg.Connection, runs: Runs) -> Iterator[str]:
-    """Those of the documents' queries, then the slowest of each kind of statement that only reads."""
-    for question in all_questions():
-        if question.is_query:
-            yield f"== {question.name}\n{plan(connection, question.sql)}"
-    for one in runs.statements:
-        if one.reads:
-            yield f"== {one.name}\n{plan(connection, one.sql, one.slowest)}"
 
 
 def show(asked: list[Asked], runs: Runs) -> None:

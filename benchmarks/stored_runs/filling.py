@@ -499,11 +499,11 @@ def _fill_state(connection: psycopg.Connection, filled: Filled) -> None:
             trials = tuple(40.0 * key.alpha**i for i in range(key.num_draft_tokens))
             job = EvidenceSums(
                 filled.end, jobs=1.0, jobs_w2=1.0, rounds=50.0, offered=40.0, tokens=90.0, output_tokens=91.0,
-                output_tokens_sq=91.0**2, prompt_tokens=200.0, texts=1.0, ends=1.0,
+                prompt_tokens=200.0, texts=1.0, ends=1.0,
                 proposed=(40.0,) * len(trials), chances=trials, trials=trials,
                 accepts=tuple(t * key.alpha for t in trials),
-                trials_w2=tuple(t**2 for t in trials), accepts_w2=tuple((t * key.alpha) ** 2 for t in trials),
-                accepts_trials_w2=tuple(t**2 * key.alpha for t in trials), chances_w2=tuple(t**2 for t in trials),
+                accepts_w2=tuple((t * key.alpha) ** 2 for t in trials),
+                chances_w2=tuple(t**2 for t in trials),
                 accepts_chances_w2=tuple(t**2 * key.alpha for t in trials),
             )  # fmt: skip
             packed = pack(KeyEvidence.empty(filled.end).with_job(job, timedelta(days=3)))

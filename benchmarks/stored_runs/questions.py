@@ -1,6 +1,6 @@
 """The queries of the documents, read from their pages: what a reader copies is what is measured and tested.
 
-How long each takes, and how the database carries it out.
+How long each takes.
 """
 
 from __future__ import annotations
@@ -8,10 +8,9 @@ from __future__ import annotations
 import re
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 from psycopg.errors import QueryCanceled
@@ -66,8 +65,6 @@ def all_questions() -> list[Question]:
 
 
 LIMIT_S: Final = 60
-#: Nodes of a plan that are printed: those with the most cost of their own.
-TOP_NODES: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,25 +97,3 @@ def cpu_ms(connection: psycopg.Connection) -> float:
     """Processor time of the connection's server process so far; it runs on this machine."""
     text = Path(f"/proc/{connection.info.backend_pid}/schedstat").read_text(encoding="ascii")
     return int(text.split()[0]) / 1e6
-
-
-def plan(connection: psycopg.Connection, query: str, parameters: Any = None) -> str:
-    """The nodes with the most cost of their own, then the whole plan, with the rows that there really were."""
-    explained = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, {{}}) {query}".encode()
-    try:
-        ((tree,),) = connection.execute(explained.replace(b"{}", b"FORMAT JSON"), parameters).fetchall()
-        lines = connection.execute(explained.replace(b"{}", b"FORMAT TEXT"), parameters).fetchall()
-    except QueryCanceled:
-        return f"longer than {LIMIT_S} s"
-    nodes = sorted(_own_costs(tree[0]["Plan"]), reverse=True)[:TOP_NODES]
-    top = [f"{cost:>12,.0f}  {what}" for cost, what in nodes]
-    return "\n".join([*top, "", *(line for (line,) in lines)])
-
-
-def _own_costs(node: dict[str, Any]) -> list[tuple[float, str]]:
-    """Each node's cost without that of the nodes below it, and what it is."""
-    below: Sequence[dict[str, Any]] = node.get("Plans", ())
-    own = max(0.0, node["Total Cost"] - sum(one["Total Cost"] for one in below))
-    about = [node["Node Type"], node.get("Index Name") or node.get("Relation Name") or ""]
-    about.append(f"{node['Actual Rows']:,.0f} rows x {node['Actual Loops']:,.0f}")
-    return [(own, "  ".join(filter(None, about))), *(cost for one in below for cost in _own_costs(one))]

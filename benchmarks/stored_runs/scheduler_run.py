@@ -32,13 +32,11 @@ class Statement:
     """A statement by where it was sent from: how often in a run, and how long these took together."""
 
     name: str
-    sql: str = ""
     ms: list[float] = field(default_factory=list)  #: by run, of all its executions
     cpu_ms: list[float] = field(default_factory=list)  #: of the server
     calls: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  #: read or written
-    slowest_ms: float = 0.0  #: processor time of one execution in the last run; `sql` and `slowest` are that one's
-    slowest: Any = None  #: its parameters
+    slowest_ms: float = 0.0  #: processor time of one execution in the last run
 
     @property
     def together_ms(self) -> float:
@@ -49,11 +47,6 @@ class Statement:
     def together_cpu_ms(self) -> float:
         """The same, of the server's processor time."""
         return statistics.median(self.cpu_ms[1:]) if len(self.cpu_ms) > 1 else 0.0
-
-    @property
-    def reads(self) -> bool:
-        """Whether it may be explained with its rows, because it changes none."""
-        return self.sql.lstrip().upper().startswith(("SELECT", "WITH")) and "DELETE" not in self.sql
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,15 +144,7 @@ class _Watch:
         self._cpu_before = cpu_ms(connection.connection.dbapi_connection)
         self._began = time.perf_counter()
 
-    def ends(
-        self,
-        connection: Any,
-        cursor: Any,
-        sql: str,
-        parameters: Any,
-        context: Any,
-        many: bool,
-    ) -> None:
+    def ends(self, connection: Any, cursor: Any, sql: str, parameters: Any, context: Any, many: bool) -> None:
         ms = 1000 * (time.perf_counter() - self._began)
         driver = connection.connection.dbapi_connection
         self._connections[driver.info.backend_pid] = driver
@@ -172,8 +157,7 @@ class _Watch:
         one.cpu_ms[-1] += cpu
         one.calls[-1] += 1
         one.rows[-1] += max(0, cursor.rowcount)
-        if cpu > one.slowest_ms:
-            one.slowest_ms, one.slowest, one.sql = cpu, parameters, sql
+        one.slowest_ms = max(one.slowest_ms, cpu)
 
 
 def _sent_from() -> str:

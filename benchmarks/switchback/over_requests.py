@@ -42,7 +42,7 @@ class Found:
 
 _NULL: Final = RequestScenario("vanilla against vanilla")
 _DRAFT: Final = replace(_NULL, name="draft", num_draft_tokens=4, cost=1.9)
-_OTHERS: Final = replace(_NULL, num_others=4, are_others_constant=False)
+_OTHERS: Final = replace(_NULL, num_others=4)
 
 
 def scenarios() -> list[RequestScenario]:

@@ -1,24 +1,30 @@
 """Two simulated servers and the workers that ask them: what is simulated, what a worker sees of the load, and a run."""
 
 from __future__ import annotations
-
-import math
-import random
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Final, Literal, TypeAlias
-
-import numpy as np
-
-from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
+from alphaloop.experiment.observe import RequestFacts
+from alphaloop.experiment.observe import Treatment
+from alphaloop.experiment.observe import TrialGroup
+from benchmarks.switchback.world import Host
+from benchmarks.switchback.world import Spells
 from benchmarks.switchback.world import Truth
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from typing import Final
+from typing import Literal
+from typing import TypeAlias
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
 from worker.servers.load import Flight
+import math
+import numpy as np
+import random
+
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here
@@ -39,7 +45,6 @@ class RequestScenario:
     mean_acceptance: float = 0.7
     correlation: float = 0.2  #: of the trials of one text
     cost: float = 1.0  #: of a pass that drafts, in vanilla passes
-    cost_per_request: float = 0.0  #: the same, for each request beside the first in the pass
     num_workers: int = 1  #: that ask both servers, and switch by themselves
     known_load: KnownLoad = "all"
     read_every_s: float = 0.5  #: between two answers of a server about its load, where they are read
@@ -47,8 +52,7 @@ class RequestScenario:
     num_slots: int = 8  #: requests on trial at once, at most, of each worker
     jobs_per_s: float = math.inf  #: arrivals in a burst; infinite: a backlog
     burst_s: float = 60.0  #: mean length of a burst, and of the quieter time behind it, with a quarter of the arrivals
-    num_others: int = 0  #: requests of other tasks, always at the vanilla server; of no worker's own
-    are_others_constant: bool = True  #: or their number wanders
+    num_others: int = 0  #: requests of other tasks, always at the vanilla server, of no worker's own; they wander
     spread: float = 1.2  #: of the logarithm of a text's length
     slow_every_s: float = math.inf  #: mean time between slow spells of the host
     slow_s: float = 60.0  #: mean length of one; the host is 1.5 to 4 times slower
@@ -146,7 +150,7 @@ class RequestWorld:
         self._num_started = 0
         self._num_others = scenario.num_others
         self._num_here, self._num_others_here = [0] * len(experiments), 0
-        self._edges, self._factors = [0.0], [1.0]
+        self._spells = Spells(Host(slow_every_s=scenario.slow_every_s, slow_s=scenario.slow_s), self._rng)
         self._is_burst, self._burst_ends_s = True, 0.0
         self._next_arrival_s = 0.0
         self.now_s = 0.0
@@ -200,7 +204,7 @@ class RequestWorld:
             self._running.append(text)
         if not scenario.num_others:
             return
-        if not scenario.are_others_constant and self._rng.random() < 0.05:
+        if self._rng.random() < 0.05:
             self._num_others = min(max(self._num_others + self._rng.choice((-1, 1)), 0), 2 * scenario.num_others)
         while self._num_others_here < self._num_others:
             self._num_others_here += 1
@@ -238,10 +242,9 @@ class RequestWorld:
             self.now_s = self._next_arrival_s
             return
         num_at = self._num_at()
-        factor = self._factor() * math.exp(self._rng.gauss(0.0, scenario.noise))
-        cost = scenario.cost + scenario.cost_per_request * max(num_at[1] - 1, 0)
+        factor = self._spells.factor(self.now_s) * math.exp(self._rng.gauss(0.0, scenario.noise))
         load = [len(running)] * 2 if scenario.is_shared else num_at
-        pass_s = [1e-3 * (15.0 + 1.5 * load[0]) * factor, 1e-3 * (15.0 + 1.5 * load[1]) * factor * cost]
+        pass_s = [1e-3 * (15.0 + 1.5 * load[0]) * factor, 1e-3 * (15.0 + 1.5 * load[1]) * factor * scenario.cost]
         took = [
             text.prompt_left_s * factor
             if text.prompt_left_s
@@ -252,11 +255,9 @@ class RequestWorld:
         if not math.isinf(scenario.jobs_per_s):
             step_s = min(step_s, max(self._next_arrival_s - self.now_s, 1e-6))
         step_s = min(step_s, max(min(seen.next_s for seen in self._seen) - self.now_s, 1e-6))
-        self._go_on(step_s, took, num_at, pass_s, factor, cost)
+        self._go_on(step_s, took, num_at, pass_s, factor)
 
-    def _go_on(
-        self, step_s: float, took: list[float], num_at: list[int], pass_s: list[float], factor: float, cost: float
-    ) -> None:
+    def _go_on(self, step_s: float, took: list[float], num_at: list[int], pass_s: list[float], factor: float) -> None:
         running = self._running
         num_control = sum(not text.speculates and text.worker is not None for text in running)
         self.control_s += step_s * num_control
@@ -278,7 +279,7 @@ class RequestWorld:
             if text.speculates and not num_control:
                 # The time of the same tokens at the vanilla server, in the same moment and at the same load.
                 self.truth.treatment_s += step_s
-                self.truth.vanilla_s += step_s * text.tokens_per_round / cost
+                self.truth.vanilla_s += step_s * text.tokens_per_round / self.scenario.cost
         self.now_s += step_s
         for text in ended:
             running.remove(text)
@@ -297,16 +298,6 @@ class RequestWorld:
         for text in self._running:
             num_at[text.speculates] += 1
         return num_at
-
-    def _factor(self) -> float:
-        scenario = self.scenario
-        if math.isinf(scenario.slow_every_s):
-            return 1.0
-        while self._edges[-1] <= self.now_s:
-            begins = self._edges[-1] + self._rng.expovariate(1 / scenario.slow_every_s)
-            self._edges += [begins, begins + self._rng.expovariate(1 / scenario.slow_s)]
-            self._factors += [self._rng.uniform(1.5, 4.0), 1.0]
-        return self._factors[bisect_right(self._edges, self.now_s) - 1]
 
 
 def _true_load(text: _Text) -> ServerLoad:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
@@ -17,6 +16,8 @@ _EPOCH: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _READ_MS: Final = 8.0
 #: Texts that a producer sends in a row.
 _IN_A_ROW: Final = 4
+#: Rounds whose mean yield sets the cost of a known speed-up.
+_NUM_ROUNDS: Final = 60_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +27,7 @@ class Drafting:
     num_draft_tokens: int
     mean_acceptance: float
     correlation: float  #: of the trials of one text: acceptance is drawn for each text from a beta distribution
-    copying_share: float = 1.0  #: of rounds that get a proposal at all; below 1 they come in runs, as look-up's do
-    copying_rounds: float = 1.0  #: mean length of such a run
     fixed_cost: float = 0.0  #: time of a round beyond a vanilla one's, over the vanilla one's
-    cost_per_token: float = 0.0  #: the same, for each proposed token a sequence
     catch_up: tuple[float, ...] = ()  #: the same, of the first rounds after a pause
     producers: tuple[float, ...] = ()  #: mean acceptance of each; a producer sends several texts in a row
 
@@ -46,8 +44,6 @@ class Host:
     hiccup_share: float = 0.002  #: of rounds, that take 2 to 8 times as long
     slow_every_s: float = math.inf  #: mean time between slow spells, exponential
     slow_s: float = 25.0  #: mean length of one, exponential; the factor is uniform in 1.5 to 4
-    drift: float = 0.0  #: amplitude of a slow wave
-    drift_period_s: float = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +53,7 @@ class Scenario:
     name: str
     drafting: Drafting = NOTHING
     host: Host = Host()
-    num_slots: int = 6
-    jobs_per_s: float = math.inf  #: arrivals in a burst; infinite: a backlog, all slots always full
-    burst_s: float = 4.0  #: mean length of a burst, and of the pause behind it
+    num_slots: int = 6  #: always full
 
 
 @dataclass(slots=True)
@@ -69,9 +63,6 @@ class Text:
     num_left: int
     num_context: int
     acceptance: float
-    num_tokens: int = 0
-    device_s: float = 0.0
-    is_copying: bool = True
 
 
 @dataclass(slots=True)
@@ -106,28 +97,20 @@ class World:
         self.treatment = Treatment("draft", drafting.num_draft_tokens)
         spread = 1 / drafting.correlation - 1 if drafting.correlation else 0.0
         self._spread, self._mean, self._num_texts = spread, drafting.mean_acceptance, 0
-        self._spells = _Spells(scenario.host, self._rng)
-        self._arrivals = _arrivals(scenario, self._rng)
-        self._next_arrival_s = next(self._arrivals)
-        self.now_s = self.busy_s = 0.0
+        self._spells = Spells(scenario.host, self._rng)
+        self.now_s = 0.0
         self.running: list[Text] = []
         self.truth = Truth()
         self._rounds_since_pause = 1 << 30
 
     def admit(self, num_slots: int | None = None) -> int:
-        """Fill free slots with what has arrived, waiting if nothing runs. Returns the prompts to be read."""
-        slots = self.scenario.num_slots if num_slots is None else num_slots
-        if not self.running:
-            self.now_s = max(self.now_s, self._next_arrival_s)
-        num_read = 0
-        while len(self.running) < slots and self._next_arrival_s <= self.now_s:
-            self.running.append(self._text())
-            self._next_arrival_s = next(self._arrivals)
-            num_read += 1
+        """Fill free slots. Returns the prompts to be read."""
+        num_read = max(0, (self.scenario.num_slots if num_slots is None else num_slots) - len(self.running))
+        self.running += [self._text() for _ in range(num_read)]
         return num_read
 
-    def round(self, *, speculates: bool, num_prompts: int = 0) -> tuple[RoundFacts, list[Text]]:
-        """Decode one round of what runs. Returns the facts and the texts that ended."""
+    def round(self, *, speculates: bool, num_prompts: int = 0) -> RoundFacts:
+        """Decode one round of what runs."""
         running, drafting, rng = self.running, self.scenario.drafting, self._rng
         num, context = len(running), sum(text.num_context for text in running) / len(running)
         vanilla_s = (7.0 + 0.8 * num) * (1 + context / 8000) * 1e-3 * self._spells.factor(self.now_s)
@@ -136,16 +119,14 @@ class World:
             vanilla_s *= rng.uniform(2.0, 8.0)
         num_tokens = num_proposed = 0
         for text in running:
-            emitted, proposed = self._decode(text) if speculates and drafting.num_draft_tokens else (1, 0)
-            emitted = min(emitted, text.num_left)
+            emitted = min(self._decode(text) if speculates else 1, text.num_left)
             text.num_left -= emitted
             text.num_context += emitted
-            text.num_tokens += emitted
             num_tokens += emitted
-            num_proposed += proposed
+            num_proposed += drafting.num_draft_tokens * speculates
         decoding_s, catch_up = vanilla_s, 0.0
         if speculates:
-            decoding_s *= 1 + drafting.fixed_cost + drafting.cost_per_token * num_proposed / num
+            decoding_s *= 1 + drafting.fixed_cost
             if self._rounds_since_pause < len(drafting.catch_up):
                 catch_up = drafting.catch_up[self._rounds_since_pause] * vanilla_s
             self._rounds_since_pause += 1
@@ -166,26 +147,14 @@ class World:
             tasks={TASK: TaskRound(num, num_tokens, num_proposed)},
         )
         self.now_s += wall_s
-        self.busy_s += wall_s
-        for text in running:
-            text.device_s += wall_s / num
-        ended = [text for text in running if not text.num_left]
-        if ended:
-            self.running = [text for text in running if text.num_left]
-        return facts, ended
+        self.running = [text for text in running if text.num_left]
+        return facts
 
-    def _decode(self, text: Text) -> tuple[int, int]:
-        drafting, rng = self.scenario.drafting, self._rng
-        if drafting.copying_share < 1:
-            share = drafting.copying_share
-            leave = 1 / drafting.copying_rounds if text.is_copying else share / (1 - share) / drafting.copying_rounds
-            text.is_copying ^= rng.random() < leave
-            if not text.is_copying:
-                return 1, 0
+    def _decode(self, text: Text) -> int:
         accepted = 0
-        while accepted < drafting.num_draft_tokens and rng.random() < text.acceptance:
+        while accepted < self.scenario.drafting.num_draft_tokens and self._rng.random() < text.acceptance:
             accepted += 1
-        return accepted + 1, drafting.num_draft_tokens
+        return accepted + 1
 
     def _text(self) -> Text:
         rng = self._rng
@@ -196,61 +165,37 @@ class World:
         self._num_texts += 1
         if drafting.correlation:
             acceptance = rng.betavariate(self._spread * self._mean, self._spread * (1 - self._mean))
-        share = drafting.copying_share
-        return Text(length, round(rng.uniform(50, 500)), acceptance, is_copying=rng.random() < share)
+        return Text(length, round(rng.uniform(50, 500)), acceptance)
 
 
-class _Spells:
+class Spells:
     """How many times slower the host is, by the time."""
 
     def __init__(self, host: Host, rng: random.Random) -> None:
         self._host, self._rng = host, rng
-        self._phase = rng.uniform(0, 2 * math.pi)
         self._edges, self._factors = [0.0], [1.0]
 
     def factor(self, now_s: float) -> float:
         """1 at the host's usual speed."""
         host = self._host
-        wave = 1.0
-        if host.drift:
-            wave += host.drift * math.sin(2 * math.pi * now_s / host.drift_period_s + self._phase)
         if math.isinf(host.slow_every_s):
-            return wave
+            return 1.0
         while self._edges[-1] <= now_s:
             begins = self._edges[-1] + self._rng.expovariate(1 / host.slow_every_s)
             ends = begins + self._rng.expovariate(1 / host.slow_s)
             self._edges += [begins, ends]
             self._factors += [self._rng.uniform(1.5, 4.0), 1.0]
-        return wave * self._factors[bisect_right(self._edges, now_s) - 1]
+        return self._factors[bisect_right(self._edges, now_s) - 1]
 
 
-def _arrivals(scenario: Scenario, rng: random.Random) -> Iterator[float]:
-    """Moments at which jobs arrive."""
-    if math.isinf(scenario.jobs_per_s):
-        while True:
-            yield 0.0
-    begins_s = 0.0
-    while True:
-        ends_s = begins_s + rng.expovariate(1 / scenario.burst_s)
-        now_s = begins_s + rng.expovariate(scenario.jobs_per_s)
-        while now_s < ends_s:
-            yield now_s
-            now_s += rng.expovariate(scenario.jobs_per_s)
-        begins_s = ends_s + rng.expovariate(1 / scenario.burst_s)
-
-
-def with_speedup(drafting: Drafting, speedup: float, *, num_rounds: int = 60_000) -> Drafting:
+def with_speedup(drafting: Drafting, speedup: float) -> Drafting:
     """The same drafts at such a cost that decoding is about `speedup` times as fast as vanilla."""
-    free = replace(drafting, fixed_cost=0.0, cost_per_token=0.0, catch_up=())
+    free = replace(drafting, fixed_cost=0.0, catch_up=())
     world = World(Scenario("calibration", free, Host(noise=0.0, hiccup_share=0.0)), seed=0)
-    num_sequences = num_tokens = num_proposed = 0
-    for _ in range(num_rounds):
+    num_sequences = num_tokens = 0
+    for _ in range(_NUM_ROUNDS):
         world.admit()
-        own = world.round(speculates=True)[0].tasks[TASK]
+        own = world.round(speculates=True).tasks[TASK]
         num_sequences += own.num_sequences
         num_tokens += own.num_tokens
-        num_proposed += own.num_proposed
-    cost = num_tokens / num_sequences / speedup - 1
-    if drafting.copying_share < 1:
-        return replace(drafting, cost_per_token=cost * num_sequences / num_proposed)
-    return replace(drafting, fixed_cost=cost)
+    return replace(drafting, fixed_cost=num_tokens / num_sequences / speedup - 1)

@@ -179,15 +179,6 @@ _DRAFT: Final = Drafting(3, 0.7, 0.15, catch_up=(0.3, 0.05), producers=(0.55, 0.
 SHARES: Final = (0.02, 0.2)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What one history came to."""
-
-    low: float | None
-    high: float | None
-    truth: Truth
-
-
 def speedup_scenarios() -> list[Scenario]:
     """Vanilla against vanilla, and a known 1.2x, on a host with slow minutes."""
     return [
@@ -196,7 +187,7 @@ def speedup_scenarios() -> list[Scenario]:
     ]
 
 
-def play_speedup(scenario: Scenario, num_jobs: int, control_share: float, seed: int) -> Run:
+def play_speedup(scenario: Scenario, num_jobs: int, control_share: float, seed: int) -> tuple[Interval | None, Truth]:
     """Decode so many jobs; the last ones leave slots empty."""
     world = World(scenario, seed)
     schedule = RoundSchedule(RoundDesign(control_share), random.Random(seed))
@@ -207,21 +198,22 @@ def play_speedup(scenario: Scenario, num_jobs: int, control_share: float, seed: 
         num_prompts = world.admit(room) if num_begun < num_jobs else 0
         num_begun += num_prompts
         arm = schedule.next_round({TASK: world.treatment})[TASK]
-        slices += schedule.observe(world.round(speculates=arm is not None, num_prompts=num_prompts)[0])
+        slices += schedule.observe(world.round(speculates=arm is not None, num_prompts=num_prompts))
     slices += schedule.close()
     if not any(one.phase is not Phase.CONTROL for one in slices):
-        return Run(None, None, world.truth)
-    speedup = task_speedup(_SUBJECT, slices, _NOW).speedup
-    return Run(None, None, world.truth) if speedup is None else Run(speedup.low, speedup.high, world.truth)
+        return None, world.truth
+    return task_speedup(_SUBJECT, slices, _NOW).speedup, world.truth
 
 
-def speedup_row(scenario: Scenario, num_jobs: int, control_share: float, runs: list[Run]) -> Coverage:
+def speedup_row(
+    scenario: Scenario, num_jobs: int, control_share: float, runs: list[tuple[Interval | None, Truth]]
+) -> Coverage:
     """The truth is that of all runs together, because a single run has texts of its own."""
     truth = Truth()
-    for run in runs:
-        truth.add(run.truth)
+    for _, its in runs:
+        truth.add(its)
     case = f"{scenario.name}, control {control_share:.0%}"
-    return coverage("speed-up", case, num_jobs, (Shown(run.low, run.high, truth.speedup) for run in runs))
+    return coverage("speed-up", case, num_jobs, (_shown(speedup, truth.speedup) for speedup, _ in runs))
 
 
 NUM_JOBS: Final = (4, 8, 20, 100)

@@ -41,11 +41,11 @@ from benchmarks.workload.contest import (
     FILE,
     Contest,
     Played,
-    Setting,
     blocks,
     compare,
     rates,
     read_phases,
+    setting_of,
     timed_once,
 )
 from worker.deciding.decider import open_deciding
@@ -61,7 +61,7 @@ def main() -> None:
     """Play the workload, print what it came to, and the JSON line."""
     options = _options()
     phases = read_phases(options.workload)
-    statics = [Setting.parse(text) for text in options.static or _statics(options)]
+    statics = [setting_of(text) for text in options.static or _statics(options)]
     every = list(blocks(phases, options.prompts, seed=options.seed, max_characters=options.max_characters))
     before = [phase.model_copy(update={"blocks": options.history}) for phase in phases[:1] if options.history]
     history = list(blocks(before, options.prompts, seed=options.seed + 1, max_characters=options.max_characters))

@@ -19,7 +19,7 @@ from typing import Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import Settings, TaskSettings
@@ -104,27 +104,15 @@ class LedgerInMemory:
 ADAPTIVE: Final = "alphaloop"
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One way to decode everything; k = 0 is vanilla."""
+def setting_of(text: str) -> DraftSetting:
+    """`vanilla`, or `DRAFTER:K`."""
+    drafter, _, k = text.partition(":")
+    return DraftSetting() if text == "vanilla" else DraftSetting(drafter, int(k))
 
-    drafter: str | None
-    num_draft_tokens: int
 
-    @classmethod
-    def parse(cls, text: str) -> Setting:
-        """`vanilla`, or `DRAFTER:K`."""
-        if text == "vanilla":
-            return cls(None, 0)
-        drafter, _, k = text.partition(":")
-        return cls(drafter, int(k))
-
-    def __str__(self) -> str:
-        return "vanilla" if self.drafter is None else f"{self.drafter}:{self.num_draft_tokens}"
-
-    def decision(self, revision: str | None) -> Decision:
-        """As a worker would be told."""
-        return forced(self.drafter, self.num_draft_tokens, revision=revision or "")
+def named(setting: DraftSetting) -> str:
+    """The same the other way round."""
+    return "vanilla" if setting.drafter is None else f"{setting.drafter}:{setting.num_draft_tokens}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +141,7 @@ class Contest:
         self,
         engine: Engine,
         deciding: Deciding,
-        statics: Sequence[Setting],
+        statics: Sequence[DraftSetting],
         *,
         max_tokens: int,
         rng: random.Random,
@@ -168,25 +156,26 @@ class Contest:
         self._rng = rng
         self._revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
         self._num_decoded = 0
-        self._orders: dict[tuple[str, int], list[list[Setting | None]]] = {}
+        self._orders: dict[tuple[str, int], list[list[DraftSetting | None]]] = {}
 
     def play(self, block: Block) -> list[Played]:
         """The block, decoded by all."""
         turns = self._orders.setdefault((block.task, len(block.prompts)), [])
         if not turns:
-            names: list[Setting | None] = [None, *self._statics]
+            names: list[DraftSetting | None] = [None, *self._statics]
             self._rng.shuffle(names)
             turns += [names[shift:] + names[:shift] for shift in range(len(names))]
             self._rng.shuffle(turns)
         return [self.play_adaptive(block) if one is None else self._static(block, one) for one in turns.pop()]
 
-    def _static(self, block: Block, setting: Setting) -> Played:
+    def _static(self, block: Block, setting: DraftSetting) -> Played:
         jobs = self._jobs(block)
         began = time.perf_counter()
-        decision = setting.decision(self._revisions.get(setting.drafter or ""))
+        revision = self._revisions.get(setting.drafter or "") or ""
+        decision = forced(setting.drafter, setting.num_draft_tokens, revision=revision)
         generations = self._decode(jobs, [decision] * len(jobs), is_ours=False)
         seconds = time.perf_counter() - began
-        return self._played(block, str(setting), generations, seconds, str(setting), Reason.FORCED)
+        return self._played(block, named(setting), generations, seconds, named(setting), Reason.FORCED)
 
     def play_adaptive(self, block: Block) -> Played:
         """The block, decoded as the worker decides, who learns from it."""
@@ -199,7 +188,7 @@ class Contest:
         decoded = time.perf_counter()
         self._learn(jobs, generations, decisions)
         seconds = time.perf_counter() - began
-        choices = dict.fromkeys(str(Setting(one.drafter, one.num_draft_tokens)) for one in decisions)
+        choices = dict.fromkeys(named(one.setting) for one in decisions)
         played = self._played(block, ADAPTIVE, generations, seconds, " and ".join(choices), decisions[0].reason)
         return replace(played, deciding_s=seconds - (decoded - decided))
 

@@ -252,7 +252,7 @@ COMMENT ON COLUMN open_drift.acknowledged_by IS 'Who has taken note of it';
 COMMENT ON COLUMN open_drift.note IS 'What they said';
 
 CREATE VIEW evidence_now AS
--- Eight sums, then nine by position, of all jobs; then the same of the recent ones.
+-- Seven sums, then seven by position, of all jobs; then the same of the recent ones.
 SELECT
     task, segment, drafter, draft_revision, sampling_bucket, prompt_bucket, target_revision, engine, as_of,
     num_jobs,
@@ -260,13 +260,13 @@ SELECT
     sums[1 + half] AS recent_jobs,
     sums[3] AS rounds,
     sums[6] / nullif(sums[1], 0) AS mean_output_tokens,
-    sums[9 + 2 * positions:8 + 3 * positions] AS trials,
-    sums[9 + 3 * positions:8 + 4 * positions] AS accepts,
-    sums[9 + half + 2 * positions:8 + half + 3 * positions] AS recent_trials,
-    sums[9 + half + 3 * positions:8 + half + 4 * positions] AS recent_accepts
+    sums[8 + 2 * positions:7 + 3 * positions] AS trials,
+    sums[8 + 3 * positions:7 + 4 * positions] AS accepts,
+    sums[8 + half + 2 * positions:7 + half + 3 * positions] AS recent_trials,
+    sums[8 + half + 3 * positions:7 + half + 4 * positions] AS recent_accepts
 FROM acceptance_state,
     LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
-    LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 8) / 9 AS positions) AS lengths;
+    LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 7) / 7 AS positions) AS lengths;
 COMMENT ON VIEW evidence_now IS
     'What decisions rest on: sums over the jobs of every evidence key. The older a job, the smaller its weight';
 COMMENT ON COLUMN evidence_now.task IS 'Kind of prompt';

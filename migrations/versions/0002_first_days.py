@@ -11,13 +11,13 @@ branch_labels = None
 depends_on = None
 
 #: Bytes of one packed sum, and how many sums that are one number each stood before those by position.
-DOUBLE, NUM_BEFORE = 8, 8
+DOUBLE, NUM_BEFORE = 8, 7
 #: By release: numbers before the sums by position, what the mean length divides by, and what its comment says.
 VIEWS = {
-    "0001": (8, "sums[1]", "Mean output tokens of a job"),
+    "0001": (7, "sums[1]", "Mean output tokens of a job"),
     "0002": (
-        10,
-        "sums[10]",
+        9,
+        "sums[9]",
         "Output tokens of the texts counted here over those of them that ended by themselves: a limit cut the others; null without any",
     ),
 }
@@ -135,7 +135,7 @@ def create_view(release: str) -> None:
         FROM acceptance_state,
             LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
             LATERAL (
-                SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - {numbers}) / 9 AS positions
+                SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - {numbers}) / 7 AS positions
             ) AS lengths
     """)  # noqa: S608
     op.execute(f"COMMENT ON COLUMN evidence_now.mean_output_tokens IS '{comment}'")

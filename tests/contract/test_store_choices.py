@@ -1,26 +1,33 @@
 """Costs, decisions and drafts in a real PostgreSQL."""
 
 from __future__ import annotations
-
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-
-import pytest
-from sqlalchemy import text
-
-from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import NOT_A_CHOICE
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decisions import ChoiceFigures
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import ExpectedSpeedup
+from alphaloop.store.decisions import LoggedSetting
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftStatus
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from sqlalchemy import text
 from tests.fixtures.deciding import add_evidence
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
@@ -36,8 +43,8 @@ def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(databa
     costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, points)
     for where in (("g", "cpu", "e", "t"), ("h", "gpu", "e", "t"), ("h", "cpu", "f", "t"), ("h", "cpu", "e", "u")):
         assert not costs.load(*where, {"lookup": "r1"}).points
-    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).round_ms("lookup", 1, 4) is None
-    assert costs.load("h", "cpu", "e", "t", {}).round_ms(None, 1, 0) == 30.0
+    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).rounds(1).round_ms("lookup", 4) is None
+    assert costs.load("h", "cpu", "e", "t", {}).rounds(1).round_ms(None, 0) == 30.0
 
 
 def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:

@@ -48,6 +48,6 @@ def test_a_device_slower_than_calibrated_is_learned_stored_and_known_to_the_next
     with running_worker(worker_settings, FakeEngine(num_slots=4, round_ms=refuse)) as worker:
         table = worker.worker.costs.table
         for batch, k in ((1, 0), (4, 8), (3, 2)):
-            before = calibrated.round_ms(None, batch, k)
+            before = calibrated.rounds(batch).round_ms(None, k)
             assert before is not None
-            assert table.round_ms(None, batch, k) == pytest.approx(2 * before)
+            assert table.rounds(batch).round_ms(None, k) == pytest.approx(2 * before)

@@ -1,28 +1,32 @@
 """The chain of migrations against a real PostgreSQL: complete, reversible, safe to run twice at once."""
 
 from __future__ import annotations
-
+from alembic import command
+from alphaloop.errors import ConfigError
+from alphaloop.errors import SchemaMismatch
+from alphaloop.errors import StoreUnavailable
+from alphaloop.store import schema
+from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.database import Database
+from alphaloop.store.database import SUPPORTED_REVISIONS
+from alphaloop.store.housekeeping import PartitionKeeper
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from pathlib import Path
+from pydantic import SecretStr
+from sqlalchemy import Connection
+from sqlalchemy import text
+from typing import Any
 import os
+import psycopg
+import pytest
 import struct
 import subprocess
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
-import psycopg
-import pytest
-from alembic import command
-from pydantic import SecretStr
-from sqlalchemy import Connection, text
-
-from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
-from alphaloop.store import schema
-from alphaloop.store.acceptance_state import unpack
-from alphaloop.store.database import SUPPORTED_REVISIONS, Database
-from alphaloop.store.housekeeping import PartitionKeeper
 
 pytestmark = pytest.mark.postgres
 
@@ -156,8 +160,8 @@ def _wait_for_waiters(connection: Connection, number: int, processes: list[subpr
 def test_evidence_of_the_release_before_is_read_and_counts_its_texts_as_ended(empty_database_url: SecretStr) -> None:
     """0002 put two more numbers before the sums by position; a row without evidence has none either way."""
     schema.upgrade(empty_database_url, "0001")
-    of_all = [4.0, 4.0, 90.0, 60.0, 110.0, 120.0, 3700.0, 80.0, *(float(n) for n in range(18))]
-    recent = [2.0, 2.0, 45.0, 30.0, 55.0, 60.0, 1900.0, 40.0, *(float(n) for n in range(18, 36))]
+    of_all = [4.0, 4.0, 90.0, 60.0, 110.0, 120.0, 80.0, *(float(n) for n in range(14))]
+    recent = [2.0, 2.0, 45.0, 30.0, 55.0, 60.0, 40.0, *(float(n) for n in range(14, 28))]
     old = struct.pack(f">{len(of_all + recent)}d", *of_all, *recent)
     insert = """INSERT INTO acceptance_state (task, target_revision, drafter, draft_revision, engine, sampling_bucket,
         prompt_bucket, segment, as_of, num_jobs, evidence, last_ledger_id, changed_in)
@@ -174,8 +178,8 @@ def test_evidence_of_the_release_before_is_read_and_counts_its_texts_as_ended(em
     evidence = unpack(found["code"], datetime.now(UTC))
     assert (evidence.all.jobs, evidence.all.texts, evidence.all.ends, evidence.all.prompt_tokens) == (4, 4, 4, 80)
     assert (evidence.recent.jobs, evidence.recent.texts, evidence.recent.ends) == (2, 2, 2)
-    assert (evidence.all.proposed, evidence.all.accepts_chances_w2) == ((0, 1), (16, 17))
-    assert (evidence.recent.proposed, evidence.recent.accepts_chances_w2) == ((18, 19), (34, 35))
+    assert (evidence.all.proposed, evidence.all.accepts_chances_w2) == ((0, 1), (12, 13))
+    assert (evidence.recent.proposed, evidence.recent.accepts_chances_w2) == ((14, 15), (26, 27))
     assert found["none"] == b""
     assert mean == (30.0, [4.0, 5.0])
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import math
-import random
 from collections.abc import Sequence
 
 import pytest
@@ -57,9 +55,7 @@ def test_one_round_counts_each_position_once() -> None:
         rounds=1, proposed=(1, 1, 1, 1, 1), trials=(1, 1, 1, 0, 0), accepts=(1, 1, 0, 0, 0)
     )
     assert (counts.num_accepted, counts.num_trials, counts.num_tokens) == (2, 3, 3)
-    assert counts.alpha == pytest.approx(2 / 3)
     assert [counts.alpha_at(i) for i in range(1, 7)] == [1, 1, 0, None, None, None]
-    assert counts.tokens_per_round == 3
 
 
 def test_a_round_cut_inside_its_accepted_tokens_is_censored_at_the_cut() -> None:
@@ -84,26 +80,6 @@ def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> Non
 def test_the_prefill_is_an_empty_round() -> None:
     counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
     assert (counts.rounds, counts.num_empty_rounds, counts.num_tokens) == (1, 1, 1)
-    assert counts.alpha is None
-
-
-def test_pooled_alpha_moves_with_k_and_alpha_i_does_not(rng: random.Random) -> None:
-    true = (0.8, 0.7, 0.6, 0.5, 0.4)
-
-    def decode(k: int) -> AcceptanceCounts:
-        counts = AcceptanceCounts()
-        for _ in range(8_000):
-            accepted = next((i for i in range(k) if rng.random() >= true[i]), k)
-            counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
-        return counts
-
-    short, long = decode(1), decode(5)
-    for i in range(1, 6):
-        a = long.alpha_at(i)
-        assert a is not None
-        assert a == pytest.approx(true[i - 1], abs=5 * math.sqrt(0.25 / long.trials[i - 1]))
-    assert short.alpha == pytest.approx(0.8, abs=0.02)
-    assert long.alpha == pytest.approx(0.67, abs=0.02)
 
 
 @pytest.mark.parametrize(

@@ -34,16 +34,16 @@ def table(*points: tuple[str | None, int, int, float]) -> CostTable:
 
 def test_between_points_the_cost_is_linear_in_width_and_batch() -> None:
     costs = table((None, 1, 1, 30.0), (None, 1, 9, 38.0), (None, 3, 1, 50.0), (None, 3, 9, 90.0))
-    assert costs.round_ms(None, 1, 4) == pytest.approx(34.0)
-    assert costs.round_ms(None, 2, 0) == pytest.approx(40.0)
-    assert costs.round_ms(None, 2, 4) == pytest.approx((34.0 + 70.0) / 2)
+    assert costs.rounds(1).round_ms(None, 4) == pytest.approx(34.0)
+    assert costs.rounds(2).round_ms(None, 0) == pytest.approx(40.0)
+    assert costs.rounds(2).round_ms(None, 4) == pytest.approx((34.0 + 70.0) / 2)
 
 
 def test_what_was_never_measured_is_unknown_and_not_free() -> None:
     costs = table((None, 1, 1, 30.0))
-    assert costs.round_ms("d", 1, 4) is None
-    assert costs.round_ms("d", 1, 0) == 30.0
-    assert table(("d", 1, 5, 4.0)).round_ms("d", 1, 4) is None
+    assert costs.rounds(1).round_ms("d", 4) is None
+    assert costs.rounds(1).round_ms("d", 0) == 30.0
+    assert table(("d", 1, 5, 4.0)).rounds(1).round_ms("d", 4) is None
 
 
 @given(
@@ -54,7 +54,7 @@ def test_what_was_never_measured_is_unknown_and_not_free() -> None:
 def test_an_interpolated_cost_lies_within_what_was_measured(
     points: dict[tuple[int, int], float], batch: int, k: int
 ) -> None:
-    ms = table(*((None, b, w, cost) for (b, w), cost in points.items())).round_ms(None, batch, k)
+    ms = table(*((None, b, w, cost) for (b, w), cost in points.items())).rounds(batch).round_ms(None, k)
     assert ms is not None
     assert min(points.values()) * (1 - 1e-9) <= ms <= max(points.values()) * (1 + 1e-9)
 
@@ -67,7 +67,7 @@ def test_a_drafter_that_seldom_proposes_seldom_widens_the_pass() -> None:
     # Two sequences: nobody proposes in a quarter of the rounds; in the others 4 / .75 positions a sequence on average.
     expected = 1 + 0.75 * (30 + 20 * 4 / 0.75 / 8) + 0.25 * 30
     assert two.round_ms("d", 8, [0.5 * i for i in range(9)]) == pytest.approx(expected)
-    assert costs.round_ms("d", 1, 8) == 51.0
+    assert costs.rounds(1).round_ms("d", 8) == 51.0
 
 
 @given(
@@ -104,7 +104,7 @@ def test_a_longer_context_costs_its_ratio_at_shapes_that_were_not_measured_there
     assert costs.part_ms(None, 1, 9, (256 + 2048) / 2) == pytest.approx(50.0)
     assert costs.part_ms(None, 1, 1, 1e6) == pytest.approx(36.0)
     assert costs.part_ms(None, 1, 1, 0) == 30.0
-    assert costs.round_ms(None, 1, 8, 2048) == pytest.approx(60.0)
+    assert costs.rounds(1, 2048).round_ms(None, 8) == pytest.approx(60.0)
 
 
 @given(

@@ -50,12 +50,12 @@ def close(left: EvidenceSums, right: EvidenceSums) -> bool:
 def test_a_job_is_what_its_rounds_were_with_the_prefill_left_out() -> None:
     sums = job([2, 0, 3, 1], 3)
     assert (sums.jobs, sums.rounds, sums.offered, sums.tokens) == (1, 4, 4, 10)
-    assert (sums.output_tokens, sums.output_tokens_sq, sums.prompt_tokens) == (11, 121, 30)
+    assert (sums.output_tokens, sums.prompt_tokens) == (11, 30)
     assert sums.chances == (4, 3, 2)
     assert sums.trials == (4, 3, 2)
     assert sums.accepts == (3, 2, 1)
-    assert sums.trials_w2 == (16, 9, 4)
-    assert sums.accepts_trials_w2 == (12, 6, 2)
+    assert sums.chances_w2 == (16, 9, 4)
+    assert sums.accepts_chances_w2 == (12, 6, 2)
 
 
 def test_a_drafter_that_ends_early_had_the_chance_to_go_on() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.acceptance import Z95, Interval
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import DecisionContext, Reason
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.inference import PairPosterior
@@ -18,6 +18,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.experiment.figures import ExpectationPair
+from tests.fixtures.deciding import context_of
 from tests.fixtures.runs import subject
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -133,7 +134,7 @@ def test_the_correction_moves_the_expectation_its_bounds_and_the_decision() -> N
     points = [CostPoint(None, 1, width, 10.0 + width, 15) for width in (1, 5)]
     costs = CostTable((*points, *(CostPoint("lookup", 1, width, 3.0, 15) for width in (2, 5))))
     lookup = DrafterState("lookup", "r1", 4)
-    context = DecisionContext("code", 1, 1, 100.0)
+    context = context_of(1, 1, 100.0)
     found = {}
     for error in (NO_ERROR, ExpectationError(-0.1, 0.1), ExpectationError(-1.0, 0.1)):
         posteriors = {"lookup": posterior(error)}

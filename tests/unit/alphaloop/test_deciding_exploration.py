@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -10,16 +11,16 @@ from hypothesis import strategies as st
 from alphaloop.deciding.exploration import ExplorationBudget, Trial, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.posterior import Posterior, Profile
+from alphaloop.deciding.posterior import Posterior
+from tests.fixtures import deciding
 
 LIMITS = PolicyLimits()
 NOW = datetime(2026, 9, 1, tzinfo=UTC)
 VANILLA = Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0)
+RICH = ExplorationBudget(balance=1e4, accrued=1e4, unseen={})
 
 
-def inferred(alpha: float, sd: float, *, own_sd: float = 0.01, k: int = 4, jobs: float = 50.0) -> Posterior:
-    mean = (math.log(alpha / (1 - alpha)),) * k
-    return Posterior(Profile(mean, sd**2, (own_sd**2,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
+inferred = partial(deciding.inferred, k=4, jobs=50.0)
 
 
 def alternative(name: str, k: int, posterior: Posterior, round_ms: float) -> Alternative:
@@ -28,43 +29,41 @@ def alternative(name: str, k: int, posterior: Posterior, round_ms: float) -> Alt
     return Alternative(name, k, tokens, round_ms, speedup, 0.9 * speedup, 1.1 * speedup, 1 / tokens)
 
 
-def rich() -> ExplorationBudget:
-    return ExplorationBudget(balance=1e4, accrued=1e4, unseen={})
+def trial(rival: Alternative, posterior: Posterior, budget: ExplorationBudget = RICH) -> Trial | None:
+    """Instead of vanilla."""
+    return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
 
 
 def test_certainty_ends_exploration() -> None:
     tried = []
     for sd in (1.0, 0.5, 0.2, 0.05, 0.01):
-        posterior = inferred(0.2, sd)
+        posterior = inferred(0.2, sd=sd)
         rival = alternative("draft", 1, posterior, 41.0)
         assert rival.speedup < 0.9
-        tried.append(
-            worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, rich(), LIMITS, 1, 100.0) is not None
-        )
+        tried.append(trial(rival, posterior) is not None)
     assert tried == sorted(tried, reverse=True)
     assert tried[0]
     assert not tried[-1]
 
 
 def test_nothing_is_tried_that_the_budget_cannot_pay() -> None:
-    posterior = inferred(0.3, 1.0)
+    posterior = inferred(0.3, sd=1.0)
     rival = alternative("draft", 1, posterior, 42.0)
     price = loss(VANILLA, rival, 100.0)
     assert price == pytest.approx(100 * (1 / rival.speedup - 1))
     for balance, is_tried in ((price - 0.1, False), (price + 0.1, True)):
         budget = ExplorationBudget(balance=balance, accrued=balance, unseen={})
-        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
-        assert (trial is not None) == is_tried
+        assert (trial(rival, posterior, budget) is not None) == is_tried
 
 
 def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_alone() -> None:
-    posterior = inferred(0.6, 0.5, own_sd=1.5)
+    posterior = inferred(0.6, sd=0.5, own_sd=1.5)
     gated = alternative("gated", 3, posterior, 40.0)
     one, three, four = (alternative("draft", k, posterior, ms) for k, ms in ((1, 27.5), (3, 41.0), (4, 41.5)))
     posteriors = {"gated": posterior, "draft": posterior}
 
     def tried(*rivals: Alternative, shared_weights: dict[str, str]) -> Alternative | None:
-        found = worth_trying(gated, [gated, VANILLA, *rivals], posteriors, rich(), LIMITS, 1, 100.0, shared_weights)
+        found = worth_trying(gated, [gated, VANILLA, *rivals], posteriors, RICH, LIMITS, 1, 100.0, shared_weights)
         return found.alternative if found else None
 
     shared_weights = {"gated": "weights", "draft": "weights"}
@@ -73,70 +72,66 @@ def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_al
     for others in ({}, {"draft": "weights"}, {"gated": "weights"}, {"gated": "weights", "draft": "others"}):
         assert tried(three, shared_weights=others) is three
     slow = alternative("draft", 1, posterior, 49.0)
-    found = worth_trying(VANILLA, [VANILLA, slow], posteriors, rich(), LIMITS, 1, 100.0, shared_weights)
+    found = worth_trying(VANILLA, [VANILLA, slow], posteriors, RICH, LIMITS, 1, 100.0, shared_weights)
     assert found is not None, "vanilla is no evidence of a drafter"
 
 
 def test_a_drafter_that_may_have_become_cheaper_is_worth_a_trial() -> None:
-    posterior = inferred(0.5, 0.01)
+    posterior = inferred(0.5, sd=0.01)
     sure = alternative("draft", 1, posterior, 48.0)
     assert sure.speedup < 0.95
     for cost_sd, is_tried in ((0.0, False), (0.02, False), (0.25, True)):
         rival = sure._replace(cost_sd=cost_sd)
-        trial = worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, rich(), LIMITS, 1, 100.0)
-        assert (trial is not None) == is_tried
+        assert (trial(rival, posterior) is not None) == is_tried
 
 
 def test_doubt_about_costs_is_resolved_by_one_job_and_doubt_about_acceptance_is_not() -> None:
     # The same doubt, once about acceptance and once about costs.
-    posterior, certain = inferred(0.5, 0.5, own_sd=0.0), inferred(0.5, 0.0, own_sd=0.0)
+    posterior, certain = inferred(0.5, sd=0.5, own_sd=0.0), inferred(0.5, sd=0.0, own_sd=0.0)
     by_tokens = alternative("draft", 1, posterior, 49.0)
     sd = posterior.tokens_sd[1] * by_tokens.slope
     by_costs = alternative("draft", 1, certain, 49.0)._replace(cost_sd=sd)
-    tried = [
-        worth_trying(VANILLA, [VANILLA, rival], {"draft": known}, rich(), LIMITS, 1, 100.0) is not None
-        for rival, known in ((by_tokens, posterior), (by_costs, certain))
-    ]
-    assert tried == [False, True]
+    assert trial(by_tokens, posterior) is None
+    assert trial(by_costs, certain) is not None
 
 
 def test_a_drafter_is_rechecked_after_fewer_jobs_the_more_time_they_took() -> None:
-    posterior = inferred(0.3, 0.02, jobs=4000.0)
+    posterior = inferred(0.3, sd=0.02, jobs=4000.0)
     rival = alternative("draft", 1, posterior, 42.0)
 
-    def trial(num_jobs: int, minutes: float, balance: float = 1e4) -> Trial | None:
+    def after(num_jobs: int, minutes: float, balance: float = 1e4) -> Trial | None:
         budget = ExplorationBudget(balance=balance, accrued=balance, unseen={"draft": 0.0}, decided_at=NOW)
         step = timedelta(minutes=minutes / num_jobs)
         for number in range(1, num_jobs + 1):
             budget = budget.after(1, 1e-6, LIMITS, is_cold=False, now=NOW + number * step)
-        return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
+        return trial(rival, posterior, budget)
 
     def jobs_until_due(minutes_a_job: float) -> int:
-        return next(n for n in range(1, 2000) if trial(n, n * minutes_a_job) is not None)
+        return next(n for n in range(1, 2000) if after(n, n * minutes_a_job) is not None)
 
     by_jobs, busy, quiet, quieter = map(jobs_until_due, (0.0, 0.001, 1.0, 60.0))
     assert busy == pytest.approx(by_jobs, rel=0.02)
     assert by_jobs > quiet > quieter
     # With M = a day's jobs, the interval goes by the root of the jobs a day.
     assert quiet / quieter == pytest.approx(math.sqrt(60), rel=0.2)
-    assert trial(quiet - 1, quiet - 1.0) is None
-    found = trial(quiet, float(quiet))
+    assert after(quiet - 1, quiet - 1.0) is None
+    found = after(quiet, float(quiet))
     assert found is not None
     assert found.why == f"draft was not used for {quiet} jobs in {quiet} minutes"
-    assert trial(quiet, float(quiet), balance=0.9 * found.loss) is None, "the budget is as before"
+    assert after(quiet, float(quiet), balance=0.9 * found.loss) is None, "the budget is as before"
     hopeless = alternative("draft", 1, posterior, 200.0)
     budget = ExplorationBudget(balance=1e4, unseen={"draft": 5.0}, unseen_s={"draft": 1e5})
-    assert worth_trying(VANILLA, [VANILLA, hopeless], {"draft": posterior}, budget, LIMITS, 1, 100.0) is None
+    assert trial(hopeless, posterior, budget) is None
 
 
 def test_an_unused_drafter_is_rechecked_less_and_less_often() -> None:
     def interval(jobs: float) -> int:
-        posterior = inferred(0.3, 0.02, jobs=jobs)
+        posterior = inferred(0.3, sd=0.02, jobs=jobs)
         rival = alternative("draft", 1, posterior, 42.0)
 
         def is_due(unseen: float) -> bool:
             budget = ExplorationBudget(balance=1e4, accrued=1e4, unseen={"draft": unseen})
-            return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0) is not None
+            return trial(rival, posterior, budget) is not None
 
         return next(n for n in range(1, 10_000) if is_due(float(n)))
 

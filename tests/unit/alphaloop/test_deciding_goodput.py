@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.exploration import News, news_of, noise_between
 from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
-from alphaloop.deciding.posterior import Posterior, Profile
+from tests.fixtures import deciding
 
 DRAFTERS = (DrafterState("draft", "r1", 4), DrafterState("other", "r1", 4))
 SIZE = JobSize(200.0, 100.0)
@@ -26,9 +27,7 @@ POINTS = (
 )
 
 
-def inferred(alpha: float = 0.7, sd: float = 0.2) -> Posterior:
-    mean = (math.log(alpha / (1 - alpha)),) * 4
-    return Posterior(Profile(mean, sd**2, (0.01,) * 4, (1.0,) * 4), (1.0,) * 4, 20.0, 1.0)
+inferred = partial(deciding.inferred, 0.7, k=4, sd=0.2, own_sd=0.1)
 
 
 def table(target_sd: float = 0.0, draft_sd: float = 0.0) -> CostTable:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import math
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,8 +12,8 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import DecisionContext, DraftSetting, Group, Reason, Together, decide_groups
-from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode
+from tests.fixtures.deciding import context_of, inferred
 
 DRAFTER = DrafterState("draft", "r1", 4)
 OTHER = DrafterState("lookup", "r1", 3)
@@ -31,17 +31,13 @@ def costs(per_position_ms: float) -> CostTable:
     )
 
 
-def inferred(alpha: float, k: int = 4, jobs: float = 100.0) -> Posterior:
-    mean = (math.log(alpha / (1 - alpha)),) * k
-    return Posterior(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, jobs, 1.0)
-
-
 def group(num_jobs: int, draft: float, lookup: float = 0.05) -> Group:
-    return Group(num_jobs, {"draft": inferred(draft), "lookup": inferred(lookup, 3)})
+    sure = partial(inferred, jobs=100.0, sd=0.01)
+    return Group(num_jobs, {"draft": sure(draft, k=4), "lookup": sure(lookup, k=3)})
 
 
 def context(num_jobs: int, **more: object) -> DecisionContext:
-    return DecisionContext("code", num_jobs, num_jobs, 200.0, **more)  # type: ignore[arg-type]
+    return context_of(num_jobs, num_jobs, 200.0, **more)
 
 
 def test_a_group_that_drafts_badly_makes_room_for_one_that_drafts_well() -> None:
@@ -105,7 +101,7 @@ def test_one_job_beside_many_is_decided_at_the_cost_of_many() -> None:
     """A draft for two jobs pays while two run, and does not while 32 run, which are taken to be mixed alike."""
     groups, table = [group(1, 0.8), group(1, 0.6)], costs(3.0)
     alone = decide_groups(groups, [DRAFTER], table, context(2), LIMITS)
-    beside = decide_groups(groups, [DRAFTER], table, DecisionContext("code", 32, 2, 200.0), LIMITS)
+    beside = decide_groups(groups, [DRAFTER], table, context_of(32, 2, 200.0), LIMITS)
     assert {decision.mode for decision in alone} == {Mode.SPECULATIVE}
     assert sum(decision.num_draft_tokens for decision in beside) < sum(d.num_draft_tokens for d in alone)
 

@@ -6,17 +6,19 @@ import itertools
 import math
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior, Profile
+from tests.fixtures import deciding
+from tests.fixtures.deciding import context_of
 
 NOW = datetime(2026, 11, 1, tzinfo=UTC)
 DRAFT = DrafterState("draft", "r1", 7)
@@ -29,13 +31,11 @@ def costs(per_position_ms: float = 0.9, draft_ms: float = 3.5) -> CostTable:
     return CostTable(points)
 
 
-def inferred(alpha: float) -> Posterior:
-    mean = (math.log(alpha / (1 - alpha)),) * 7
-    return Posterior(Profile(mean, 1e-4, (1e-4,) * 7, (1.0,) * 7), (1.0,) * 7, 100.0, 1.0)
+inferred = partial(deciding.inferred, k=7, jobs=100.0, sd=0.01)
 
 
 def decided(alpha: float, table: CostTable, num_running: int = 4) -> Decision:
-    context = DecisionContext("code", num_running, 1, 200.0)
+    context = context_of(num_running, 1, 200.0)
     return decide({"draft": inferred(alpha)}, [DRAFT], table, context, PolicyLimits())
 
 

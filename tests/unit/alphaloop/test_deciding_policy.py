@@ -11,9 +11,9 @@ from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
+from alphaloop.deciding.policy import DraftSetting, Reason, decide
 from alphaloop.messages import Decoding, Mode, Purpose
-from tests.fixtures.deciding import LIMITS, LOOKUP, choose, costs, find, inferred, with_prompts
+from tests.fixtures.deciding import LIMITS, LOOKUP, choose, context_of, costs, find, inferred, with_prompts
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
@@ -122,7 +122,7 @@ def test_every_decision_is_possible_explained_and_repeatable(
 ) -> None:
     history = {"lookup": inferred(alpha, jobs=jobs, sd=sd)}
     table = costs(wide_ms=wide_ms, draft_ms=draft_ms)
-    context = DecisionContext("code", num_running, num_jobs, expected, purpose, decoding)
+    context = context_of(num_running, num_jobs, expected, purpose=purpose, decoding=decoding)
     decision = decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
     assert decision == decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
     assert decision.explanation

@@ -16,7 +16,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvide
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer, splits_by_segment
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.posterior import Counts, Posterior, Profile, tokens_per_round
+from alphaloop.deciding.posterior import Counts, Posterior, Profile
 from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -207,7 +207,7 @@ def test_only_the_drafters_own_revision_counts(rng: random.Random) -> None:
     snapshot = EvidenceSnapshot(HALF_LIFE, {key(): evidence_cache(rng, 30, 0.9), earlier: evidence_cache(rng, 30, 0.1)})
     posteriors = Posteriors(snapshot, PolicyLimits())
     draft, lookup = (
-        posteriors.of(key(), drafter, NOW)
+        posteriors.inferred(key(), drafter, NOW).posterior
         for drafter in (DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4))
     )
     assert draft.through[0] == pytest.approx(0.9, abs=0.05)
@@ -276,8 +276,3 @@ def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], b
             for lengths in itertools.product(range(k + 1), repeat=batch)
         )
         assert posterior.longest_proposed(batch)[k] == pytest.approx(expected)
-
-
-@given(st.floats(0, 0.99), st.integers(0, 20))
-def test_constant_acceptance_gives_leviathans_formula(alpha: float, k: int) -> None:
-    assert tokens_per_round([alpha] * k)[k] == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))

@@ -16,7 +16,7 @@ from alphaloop.deciding.posterior import Posterior, tokens_per_round
 from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
-from tests.fixtures.deciding import inferred, some_snapshot
+from tests.fixtures.deciding import inferred, some_snapshot, under
 
 LIMITS: Final = PolicyLimits(explore_share=0.0, control_share=0.0)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), LIMITS)
@@ -51,7 +51,7 @@ def test_other_rules_decide_the_same_jobs_otherwise() -> None:
 
 def test_a_job_keeps_the_mode_that_it_asked_for_and_its_deadline() -> None:
     asked = some_snapshot(decoding=Decoding.VANILLA)
-    asked = replace(asked, subject=Subject("code", "greedy", Decoding.VANILLA), deadline_ms=3000.0)
+    asked = replace(under(asked, Subject("code", "greedy", Decoding.VANILLA)), deadline_ms=3000.0)
     again = asked.under(TaskRules(decoding=Decoding.SPECULATIVE), asked.drafters)
     assert again.context.decoding is Decoding.VANILLA
     assert again.context.objective == Objective(Aim.DEADLINE, 3000.0)
@@ -66,7 +66,7 @@ def test_only_what_rules_had_a_say_in_is_compared() -> None:
         Subject("code", "greedy", purpose=Purpose.PROBE),
         Subject("code", "greedy", purpose=Purpose.CONTROL),
     ):
-        assert is_given(replace(snapshot, subject=subject), decision)
+        assert is_given(under(snapshot, subject), decision)
     assert is_given(snapshot, replace(decision, reason=Reason.CANNOT_SERVE))
     assert not is_given(snapshot, replace(decision, reason=Reason.FORCED)), "forced by the task's configuration"
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
-from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.policy import decide
-from tests.fixtures.deciding import LIMITS, find, inferred
+from tests.fixtures.deciding import LIMITS, context_of, find, inferred
 
 FREE = DrafterState("ngram", "r1", 4)
-CONTEXT = DecisionContext("code", 1, 1, 200.0)
+CONTEXT = context_of(1, 1, 200.0)
 
 
 def served(

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding import snapshot as codec
-from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
 from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import Group, decide, decide_groups
 from alphaloop.messages import Purpose
-from tests.fixtures.deciding import LIMITS, find, inferred
+from tests.fixtures.deciding import LIMITS, context_of, find, inferred
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
 LOADS = (1, 2, 4, 8, 16, 32)
-CONTEXT = DecisionContext("code", 1, 1, 200.0)
+CONTEXT = context_of(1, 1, 200.0)
 
 
 def served(
@@ -116,7 +116,7 @@ def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
 
 @pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])
 def test_a_probe_of_another_length_has_the_servers(asked: int | None) -> None:
-    context = replace(CONTEXT, purpose=Purpose.PROBE, probe_drafter="ngram", probe_num_draft_tokens=asked)
+    context = context_of(1, 1, 200.0, purpose=Purpose.PROBE, probe_drafter="ngram", probe_num_draft_tokens=asked)
     decision = decide({}, [NGRAM], served(ngram=(30.0, 2.0)), context, LIMITS)
     assert (decision.reason, decision.setting) == (Reason.PROBE, DraftSetting("ngram", 4))
     assert ("not at k=" in decision.explanation) == (asked in (1, 2))

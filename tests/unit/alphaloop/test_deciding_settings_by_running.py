@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
 from alphaloop.deciding.goodput import DrafterState, JobSize
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import decide
-from alphaloop.deciding.posterior import Posterior, Profile
+from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
+from tests.fixtures.deciding import context_of, inferred
 
 LOOKUP, DRAFT = DrafterState("lookup", "r1", 8), DrafterState("draft", "r1", 5)
 LIMITS = PolicyLimits()
@@ -33,20 +35,15 @@ def costs(per_position_ms: float, *, draft_ms: float = 1.0, read_ms: float = 0.0
     return CostTable(points)
 
 
-def inferred(alpha: float, k: int) -> Posterior:
-    alpha = min(max(alpha, 1e-4), 1 - 1e-4)
-    mean = (math.log(alpha / (1 - alpha)),) * k
-    return Posterior(Profile(mean, 1e-4, (1e-4,) * k, (1.0,) * k), (1.0,) * k, 100.0, 1.0)
-
-
 def posteriors(lookup: float, draft: float = 0.01) -> dict[str, Posterior]:
-    return {"lookup": inferred(lookup, 8), "draft": inferred(draft, 5)}
+    sure = partial(inferred, jobs=100.0, sd=0.01)
+    return {"lookup": sure(lookup, k=8), "draft": sure(draft, k=5)}
 
 
 def found(
     known: dict[str, Posterior], table: CostTable, num_running: int, num_slots: int = 16, **more: object
 ) -> tuple[Decision, tuple[DraftSetting, ...]]:
-    context = DecisionContext("code", num_running, 1, 200.0, **more)  # type: ignore[arg-type]
+    context = context_of(num_running, 1, 200.0, **more)
     decision = decide(known, [LOOKUP, DRAFT], table, context, LIMITS)
     return decision, settings_by_running(decision, known, [LOOKUP, DRAFT], table, context, LIMITS, num_slots)
 

@@ -50,21 +50,10 @@ def again(snapshot: Snapshot) -> Snapshot:
 
 
 def test_everything_that_a_decision_is_taken_from_comes_back() -> None:
-    snapshot = replace(
-        some_snapshot(),
-        subject=Subject("code", "greedy", Decoding.VANILLA, Purpose.PROBE, "lookup", 3, "a pattern"),
-        incumbent=DraftSetting("lookup", 2),
-        budget=ExplorationBudget(5.0, 9.0, 4.0, {"lookup": 3.0}, {"lookup": 60.0}, NOON),
-        deadline_ms=1500.0,
-        is_split=True,
-    )
     context = replace(
-        snapshot.context,
-        purpose=Purpose.PROBE,
+        some_snapshot().context,
+        subject=Subject("code", "greedy", Decoding.VANILLA, Purpose.PROBE, "lookup", 3, "a pattern"),
         decoding=Decoding.VANILLA,
-        probe_drafter="lookup",
-        probe_num_draft_tokens=3,
-        switched_off="a pattern",
         objective=Objective(Aim.TIME_PER_TOKEN, 30.0),
         known_output_jobs=7.5,
         free_cache_bytes=1000,
@@ -73,7 +62,14 @@ def test_everything_that_a_decision_is_taken_from_comes_back() -> None:
         max_output_tokens=100.0,
         cannot_serve={"lookup": "min_p"},
     )
-    snapshot = replace(snapshot, context=context)
+    snapshot = replace(
+        some_snapshot(),
+        context=context,
+        incumbent=DraftSetting("lookup", 2),
+        budget=ExplorationBudget(5.0, 9.0, 4.0, {"lookup": 3.0}, {"lookup": 60.0}, NOON),
+        deadline_ms=1500.0,
+        is_split=True,
+    )
     found = again(snapshot)
     for name in ("subject", "context", "deadline_ms", "drafters", "is_split", "incumbent", "budget", "is_whole"):
         assert getattr(found, name) == getattr(snapshot, name), name
@@ -147,9 +143,7 @@ def test_a_document_is_never_too_long_whatever_the_names_are(
 ) -> None:
     states = [DrafterState(name, "r", 6) for name in drafters]
     groups = [Group(1, {name: inferred(0.7, k=6) for name in drafters}, segment, "<=256")]
-    snapshot = some_snapshot(states, groups, switched_off=pattern, cannot_serve=cannot_serve)
-    snapshot = replace(snapshot, subject=Subject("code", "greedy", switched_off=pattern))
-    again(snapshot)
+    again(some_snapshot(states, groups, switched_off=pattern, cannot_serve=cannot_serve))
 
 
 def test_a_document_of_another_form_is_refused() -> None:

@@ -5,9 +5,11 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
+from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import (
     ComparedBlock,
     Verdict,
@@ -57,29 +59,35 @@ def cycle(
     cost: float,
     running: int = 4,
     host: Callable[[Phase], float] = lambda _: 1.0,
-    vanilla_s: float = 0.01,
     num_between: int = 320,
 ) -> list[Slice]:
     """A block and the rounds before it: treatment rounds yield `tokens` and take `cost` vanilla rounds."""
-    found = []
-    for phase in _PHASES:
-        is_control = phase is Phase.CONTROL
-        found.append(
-            one_slice(
-                block,
-                phase,
-                round_s=vanilla_s * host(phase) * (1.0 if is_control else cost),
-                tokens_per_round=1.0 if is_control else tokens,
-                running=running,
-                num_rounds=num_between if phase is Phase.BETWEEN else 16,
-            )
+    return [
+        one_slice(
+            block,
+            phase,
+            round_s=0.01 * host(phase) * (1.0 if phase is Phase.CONTROL else cost),
+            tokens_per_round=1.0 if phase is Phase.CONTROL else tokens,
+            running=running,
+            num_rounds=num_between if phase is Phase.BETWEEN else 16,
         )
+        for phase in _PHASES
+    ]
+
+
+def cycles(blocks: range, **given: Any) -> list[Slice]:
+    return [one for block in blocks for one in cycle(block, **given)]
+
+
+def speedup_of(slices: list[Slice]) -> Interval:
+    found = measured_speedup(slices).speedup
+    assert found is not None
     return found
 
 
 @pytest.mark.parametrize(("tokens", "cost"), [(1.0, 1.0), (2.5, 1.5), (1.5, 2.0), (3.0, 1.25)])
 def test_without_noise_the_ratio_is_exact(tokens: float, cost: float) -> None:
-    found = measured_speedup([one for i in range(20) for one in cycle(i, tokens=tokens, cost=cost)])
+    found = measured_speedup(cycles(range(20), tokens=tokens, cost=cost))
     assert found.speedup is not None
     assert found.speedup.mean == pytest.approx(tokens / cost, rel=1e-9)
     assert found.speedup.high - found.speedup.low < 1e-6
@@ -89,34 +97,29 @@ def test_without_noise_the_ratio_is_exact(tokens: float, cost: float) -> None:
 
 def test_a_host_that_is_slow_for_whole_blocks_changes_nothing() -> None:
     slow = [one for i in range(20) for one in cycle(i, tokens=2.0, cost=1.25, host=lambda _, i=i: 1.0 + i % 3)]
-    found = measured_speedup(slow)
-    assert found.speedup is not None
-    assert found.speedup.mean == pytest.approx(1.6, rel=1e-9)
+    assert speedup_of(slow).mean == pytest.approx(1.6, rel=1e-9)
 
 
 def test_a_host_that_becomes_slower_at_a_constant_rate_changes_nothing() -> None:
     rate = {Phase.BETWEEN: 1.0, Phase.BEFORE: 1.0, Phase.CONTROL: 1.1, Phase.AFTER: 1.21}
-    found = measured_speedup([one for i in range(20) for one in cycle(i, tokens=2.0, cost=1.25, host=rate.__getitem__)])
-    assert found.speedup is not None
     # The rounds between are faster here than those of blocks; only the ratio within blocks counts.
-    assert found.speedup.mean == pytest.approx(1.6, rel=1e-9)
+    slower = cycles(range(20), tokens=2.0, cost=1.25, host=rate.__getitem__)
+    assert speedup_of(slower).mean == pytest.approx(1.6, rel=1e-9)
 
 
 def test_strata_weigh_by_the_time_that_the_treatment_spent_in_them() -> None:
     # Alone, drafting is twice as fast; among sixteen it is 0.8 times as fast, and three quarters of the time is there.
-    alone = [one for i in range(20) for one in cycle(i, tokens=2.5, cost=1.25, running=1, num_between=1600)]
-    among = [one for i in range(20, 40) for one in cycle(i, tokens=2.0, cost=2.5, running=16, num_between=100)]
-    found = measured_speedup([*alone, *among])
+    alone = cycles(range(20), tokens=2.5, cost=1.25, running=1, num_between=1600)
+    among = cycles(range(20, 40), tokens=2.0, cost=2.5, running=16, num_between=100)
     seconds = {1: 1.25 * (1600 + 32), 16: 16 * 2.5 * (100 + 32)}
     expected = (2.0 * seconds[1] + 0.8 * seconds[16]) / sum(seconds.values())
-    assert found.speedup is not None
-    assert found.speedup.mean == pytest.approx(expected, rel=1e-6)
+    assert speedup_of([*alone, *among]).mean == pytest.approx(expected, rel=1e-6)
 
 
 def test_disturbed_blocks_barely_move_it() -> None:
     rng = random.Random(1)
 
-    def cycles(num_disturbed: int) -> list[Slice]:
+    def with_disturbed(num_disturbed: int) -> list[Slice]:
         found = []
         for i in range(40):
             factor = 4.0 if i < num_disturbed else 1.0
@@ -128,9 +131,7 @@ def test_disturbed_blocks_barely_move_it() -> None:
             )
         return found
 
-    quiet, disturbed = measured_speedup(cycles(0)).speedup, measured_speedup(cycles(2)).speedup
-    assert quiet is not None
-    assert disturbed is not None
+    quiet, disturbed = speedup_of(with_disturbed(0)), speedup_of(with_disturbed(2))
     assert disturbed.mean == pytest.approx(quiet.mean, rel=0.015)  # a mean of logarithms would move by 7 %
 
 
@@ -149,11 +150,9 @@ def test_reading_prompts_counts_the_same_in_both_arms() -> None:
             prompt_sequence_s=80 * (0.0125 + 0.02),
         )
         slices += [between, *block]
-    found = measured_speedup(slices)
     rounds = 4 * (320 + 32) + 80
     expected = (rounds * 2.0 * 0.01 + 80 * 0.02) / (rounds * 0.0125 + 80 * 0.02)
-    assert found.speedup is not None
-    assert found.speedup.mean == pytest.approx(expected, rel=1e-9)
+    assert speedup_of(slices).mean == pytest.approx(expected, rel=1e-9)
 
 
 def test_windows_with_unusual_proposals_are_set_right() -> None:
@@ -169,11 +168,9 @@ def test_windows_with_unusual_proposals_are_set_right() -> None:
                 for phase in (Phase.BEFORE, Phase.AFTER)
             ),
         ]
-    found = measured_speedup(slices)
-    assert found.speedup is not None
     num_between, num_near = 1280, 32
     proposed = (2.025 * num_between + 1.5 * num_near) / (num_between + num_near)
-    assert found.speedup.mean == pytest.approx(1.8 / (1 + 0.1 * proposed), rel=1e-3)
+    assert speedup_of(slices).mean == pytest.approx(1.8 / (1 + 0.1 * proposed), rel=1e-3)
 
 
 def test_a_load_that_changes_inside_a_block_is_set_right() -> None:
@@ -186,23 +183,22 @@ def test_a_load_that_changes_inside_a_block_is_set_right() -> None:
             vanilla_s = 0.01 * 1.3 ** math.log2(running) * math.exp(rng.gauss(0, 0.002))
             cost, tokens = (1.0, 1.0) if phase is Phase.CONTROL else (1.5, 2.0)
             slices.append(one_slice(block, phase, round_s=cost * vanilla_s, tokens_per_round=tokens, running=running))
-    found = measured_speedup(slices).speedup
-    assert found is not None
+    found = speedup_of(slices)
     assert found.low <= 2 / 1.5 <= found.high
     assert found.mean == pytest.approx(2 / 1.5, rel=0.005)
 
 
 def test_a_block_counts_by_the_sequences_that_run() -> None:
     # Blocks come as often at 4 as at 7 sequences, which are one stratum; seven have 7/11 of the sequences.
-    slices = [one for block in range(40) for one in cycle(block, tokens=2.0, cost=1.2, running=4)]
-    slices += [one for block in range(40, 80) for one in cycle(block, tokens=2.0, cost=1.6, running=7)]
-    found = measured_speedup(slices)
-    assert found.speedup is not None
-    assert found.speedup.mean == pytest.approx(2 / math.exp((4 * math.log(1.2) + 7 * math.log(1.6)) / 11), rel=1e-3)
+    slices = cycles(range(40), tokens=2.0, cost=1.2, running=4)
+    slices += cycles(range(40, 80), tokens=2.0, cost=1.6, running=7)
+    assert speedup_of(slices).mean == pytest.approx(
+        2 / math.exp((4 * math.log(1.2) + 7 * math.log(1.6)) / 11), rel=1e-3
+    )
 
 
 def test_few_blocks_give_no_verdict() -> None:
-    found = measured_speedup([one for i in range(7) for one in cycle(i, tokens=3.0, cost=1.0)])
+    found = measured_speedup(cycles(range(7), tokens=3.0, cost=1.0))
     assert found.speedup is None
     assert found.verdict is Verdict.NO_VERDICT_YET
     assert found.num_blocks == 7
@@ -220,14 +216,12 @@ def test_few_blocks_give_no_verdict() -> None:
 )
 def test_the_verdict_follows_the_interval(tokens: float, noise: float, verdict: Verdict) -> None:
     rng = random.Random(2)
-    slices = [
-        one for i in range(40) for one in cycle(i, tokens=tokens, cost=1.0, host=lambda _: rng.lognormvariate(0, noise))
-    ]
+    slices = cycles(range(40), tokens=tokens, cost=1.0, host=lambda _: rng.lognormvariate(0, noise))
     assert measured_speedup(slices).verdict is verdict
 
 
 def test_a_block_that_ended_early_is_not_compared() -> None:
-    slices = [one for i in range(10) for one in cycle(i, tokens=2.0, cost=1.0)]
+    slices = cycles(range(10), tokens=2.0, cost=1.0)
     without = [one for one in slices if one.block_id != "0003" or one.phase is not Phase.AFTER]
     assert len(compared_blocks(without)) == 9
     short = [
@@ -261,8 +255,7 @@ def test_the_interval_covers_as_often_as_it_says() -> None:
                 return minute * hiccup * rng.lognormvariate(0, 0.03)
 
             slices += cycle(i, tokens=tokens, cost=1.25, host=host, num_between=320)
-        found = measured_speedup(slices).speedup
-        assert found is not None
+        found = speedup_of(slices)
         num_covered += found.low <= 1.6 <= found.high
     # 95 % of 200 are 190; three standard deviations are 9.
     assert math.isclose(num_covered, 190, abs_tol=9)

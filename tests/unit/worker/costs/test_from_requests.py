@@ -1,24 +1,30 @@
 """Costs of servers from traffic alone: right, sure as far as they should be, stored, and good enough to decide by."""
 
 from __future__ import annotations
-
-import math
-import random
-from collections.abc import Sequence
-from dataclasses import replace
-
-import pytest
-
 from alphaloop.acceptance import Z95
-from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
-from alphaloop.deciding.decision import Decision, DecisionContext, Reason
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import PRIOR_SD
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from tests.fixtures.costs import ServerLaw, Store, answered, step_of
+from collections.abc import Sequence
+from dataclasses import replace
+from tests.fixtures.costs import ServerLaw
+from tests.fixtures.costs import Store
+from tests.fixtures.costs import answered
+from tests.fixtures.costs import step_of
+from tests.fixtures.deciding import context_of
 from tests.fixtures.deciding import inferred
 from tests.fixtures.simulated import Clock
-from worker.costs.learning import ASSUMED_RATIO, RequestCosts
+from worker.costs.learning import ASSUMED_RATIO
+from worker.costs.learning import RequestCosts
+import math
+import pytest
+import random
+
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)
@@ -69,7 +75,7 @@ def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None
     assert costs.parts == (None, "ngram")
     assert (costs.level(None), costs.level("ngram"), costs.read_s(100)) == (1.0, 1.0, 0.0)
     assert not costs.save()
-    context = DecisionContext("code", 1, 1, 200.0)
+    context = context_of(1, 1, 200.0)
     decision = decide({"ngram": inferred(0.7, k=4)}, [NGRAM], costs.table, context, PolicyLimits())
     assert decision.reason is Reason.NO_COSTS
 
@@ -170,7 +176,7 @@ def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Stor
     tokens = posteriors["ngram"].tokens[4]
     chosen = []
     for num_running in range(1, 17):
-        context = DecisionContext("code", num_running, num_running, 80.0, prompt_tokens=400.0)
+        context = context_of(num_running, num_running, 80.0, prompt_tokens=400.0)
         decision = decide(posteriors, [NGRAM], costs.table, context, PolicyLimits())
 
         def job_ms(law: ServerLaw, tokens_per_round: float, load: int = num_running) -> float:

@@ -1,28 +1,35 @@
 """Rounds by draft length at servers that follow requests in it: right, sure as far as they should be, and monotone."""
 
 from __future__ import annotations
-
-import math
-import random
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from itertools import pairwise
-
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from alphaloop.acceptance import Z95
-from alphaloop.costs import CostKind, CostPoint
-from alphaloop.deciding.decision import DecisionContext, DraftSetting
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from tests.fixtures.costs import ServerLaw, Store, answered, step_of
+from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import replace
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
+from itertools import pairwise
+from tests.fixtures.costs import ServerLaw
+from tests.fixtures.costs import Store
+from tests.fixtures.costs import answered
+from tests.fixtures.costs import step_of
+from tests.fixtures.deciding import context_of
 from tests.fixtures.deciding import inferred
 from tests.fixtures.simulated import Clock
-from worker.costs.laws import Time, fitted, usual
+from worker.costs.laws import Time
+from worker.costs.laws import fitted
+from worker.costs.laws import usual
 from worker.costs.learning import RequestCosts
+import math
+import pytest
+import random
+
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
 FREE = DrafterState("lookup", "r1", 4)
@@ -148,7 +155,7 @@ def test_what_was_stored_of_lengths_is_where_the_next_worker_begins() -> None:
 def test_tasks_of_different_acceptance_get_different_lengths(alpha: float, k: int) -> None:
     costs = made()
     serve(costs, 80, even, [1, 2, 4])
-    context = DecisionContext("code", 1, 1, 200.0, prompt_tokens=200.0)
+    context = context_of(1, 1, 200.0, prompt_tokens=200.0)
     decision = decide({"lookup": inferred(alpha, k=4, sd=1e-3)}, [FREE], costs.table, context, PolicyLimits())
     assert decision.setting == (DraftSetting("lookup", k) if k else DraftSetting())
     assert {one.num_draft_tokens for one in decision.alternatives} == {0, 1, 2, 3, 4}

@@ -1,20 +1,20 @@
 """The table that decisions rest on follows what steps took, and is stored when it moved."""
 
 from __future__ import annotations
-
-import math
-import random
+from alphaloop.costs import CostKind
+from alphaloop.costs import CostPoint
+from alphaloop.costs import HALF_LIFE_S
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import pytest
-
-from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
 from tests.fixtures.costs import Store
 from tests.fixtures.simulated import Clock
+from typing import Any
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
+import math
+import pytest
+import random
+
 
 POINTS = (
     *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),
@@ -88,7 +88,7 @@ def test_a_device_twice_as_slow_is_known_in_every_shape_while_its_drafter_is_not
     costs = live(store, clock)
     for _ in range(HALF_LIFE + 1):
         costs.observe(step(2 * 11))
-    assert costs.table.round_ms(None, 4, 8) == pytest.approx(2 * 46)
+    assert costs.table.rounds(4).round_ms(None, 8) == pytest.approx(2 * 46)
     assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0, rel=0.01)
     assert costs.level(None) == pytest.approx(2.0)
     assert costs.level("model") == pytest.approx(1.0, rel=0.01)
@@ -126,8 +126,8 @@ def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng:
     for _ in range(4 * HALF_LIFE):
         width = rng.choice((2, 9))
         costs.observe(step(10 + width, draft_ms=1.5 * width * rng.uniform(0.97, 1.03), width=width))
-    assert costs.table.round_ms("model", 1, 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
-    assert costs.table.round_ms(None, 1, 8) == pytest.approx(19)
+    assert costs.table.rounds(1).round_ms("model", 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
+    assert costs.table.rounds(1).round_ms(None, 8) == pytest.approx(19)
 
 
 @pytest.mark.parametrize(

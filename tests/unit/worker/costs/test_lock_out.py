@@ -13,8 +13,9 @@ from alphaloop.costs import CostPoint
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import Decision, DecisionContext, DraftSetting, decide
+from alphaloop.deciding.policy import Decision, DraftSetting, decide
 from alphaloop.deciding.posterior import Posterior, Profile
+from tests.fixtures.deciding import context_of
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
@@ -62,7 +63,7 @@ class Worker:
 
     def decode_job(self) -> Decision:
         """Decide and decode one job."""
-        context = DecisionContext("code", 1, 1, float(MEAN_TOKENS))
+        context = context_of(1, 1, float(MEAN_TOKENS))
         decision = decide(
             {"draft": self.posterior},
             [DRAFTER],
