@@ -1,30 +1,23 @@
 """Two simulated servers and the workers that ask them: what is simulated, what a worker sees of the load, and a run."""
 
 from __future__ import annotations
-from alphaloop.experiment.observe import RequestFacts
-from alphaloop.experiment.observe import Treatment
-from alphaloop.experiment.observe import TrialGroup
-from benchmarks.switchback.world import Host
-from benchmarks.switchback.world import Spells
-from benchmarks.switchback.world import Truth
-from collections.abc import Callable
-from collections.abc import Sequence
+
+import math
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from typing import Final
-from typing import Literal
-from typing import TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
+from benchmarks.switchback.world import Host, Spells, Truth
 from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
 from worker.servers.load import Flight
-import math
-import numpy as np
-import random
-
 
 _NAMES: Final = ("vanilla", "speculative")  #: by whether a server speculates
 _MOST: Final = 100_000  #: requests at a server: never the limit here

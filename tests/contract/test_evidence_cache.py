@@ -1,47 +1,34 @@
 """A worker's evidence cache, beside another worker's outcomes and a real PostgreSQL."""
 
 from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from time import thread_time
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding import evidence as in_memory
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.evidence import Place
-from alphaloop.deciding.evidence import SUMS
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.acceptance_state import StateRead
+from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from contextlib import contextmanager
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import text
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures import runs as runs_fixture
 from tests.fixtures.deciding import add_evidence
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
-from time import thread_time
-from typing import Any
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 from worker.deciding import evidence_cache as module
-from worker.deciding.evidence_cache import EvidenceCache
-from worker.deciding.evidence_cache import MOST_SEGMENTS
-import gc
-import pytest
-import random
-
+from worker.deciding.evidence_cache import MOST_SEGMENTS, EvidenceCache
 
 pytestmark = pytest.mark.postgres
 

@@ -1,33 +1,26 @@
 """Costs, decisions and drafts in a real PostgreSQL."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import EvidenceKey
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+
+from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import NOT_A_CHOICE
-from alphaloop.deciding.decision import Reason
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import ChoiceFigures
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decisions import ExpectedSpeedup
-from alphaloop.store.decisions import LoggedSetting
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import text
+from alphaloop.store.decisions import ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.deciding import add_evidence
-import pytest
-import threading
-
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

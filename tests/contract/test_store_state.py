@@ -1,37 +1,27 @@
 """What is remembered of evidence keys, in a real PostgreSQL: the same sums as in memory, whoever adds and whenever."""
 
 from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import partial
+
+import pytest
+from sqlalchemy import text
+
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import KeyEvidence
-from alphaloop.deciding.evidence import SUMS
-from alphaloop.deciding.evidence import together
+from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.acceptance_state import pack
-from alphaloop.store.acceptance_state import unpack
+from alphaloop.messages import Mode, Purpose
+from alphaloop.store.acceptance_state import AcceptanceStateStore, pack, unpack
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.traffic import TrafficStore
-from collections.abc import Sequence
-from dataclasses import replace
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from functools import partial
-from sqlalchemy import text
 from tests.fixtures import runs
 from tests.fixtures.deciding import add_evidence
-from tests.fixtures.runs import ENGINE
-from tests.fixtures.runs import TARGET
-from tests.fixtures.runs import decode_run
-from tests.fixtures.runs import simulated_counts
-from tests.fixtures.runs import vanilla_counts
-import pytest
-import random
-
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 

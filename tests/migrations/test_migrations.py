@@ -1,32 +1,28 @@
 """The chain of migrations against a real PostgreSQL: complete, reversible, safe to run twice at once."""
 
 from __future__ import annotations
-from alembic import command
-from alphaloop.errors import ConfigError
-from alphaloop.errors import SchemaMismatch
-from alphaloop.errors import StoreUnavailable
-from alphaloop.store import schema
-from alphaloop.store.acceptance_state import unpack
-from alphaloop.store.database import Database
-from alphaloop.store.database import SUPPORTED_REVISIONS
-from alphaloop.store.housekeeping import PartitionKeeper
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from pathlib import Path
-from pydantic import SecretStr
-from sqlalchemy import Connection
-from sqlalchemy import text
-from typing import Any
+
 import os
-import psycopg
-import pytest
 import struct
 import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
 
+import psycopg
+import pytest
+from alembic import command
+from pydantic import SecretStr
+from sqlalchemy import Connection, text
+
+from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
+from alphaloop.store import schema
+from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.database import SUPPORTED_REVISIONS, Database
+from alphaloop.store.housekeeping import PartitionKeeper
 
 pytestmark = pytest.mark.postgres
 

@@ -1,30 +1,24 @@
 """Costs of servers from traffic alone: right, sure as far as they should be, stored, and good enough to decide by."""
 
 from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
 from alphaloop.acceptance import Z95
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import PRIOR_SD
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
+from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from collections.abc import Sequence
-from dataclasses import replace
-from tests.fixtures.costs import ServerLaw
-from tests.fixtures.costs import Store
-from tests.fixtures.costs import answered
-from tests.fixtures.costs import step_of
-from tests.fixtures.deciding import context_of
-from tests.fixtures.deciding import inferred
+from tests.fixtures.costs import ServerLaw, Store, answered, step_of
+from tests.fixtures.deciding import context_of, inferred
 from tests.fixtures.simulated import Clock
-from worker.costs.learning import ASSUMED_RATIO
-from worker.costs.learning import RequestCosts
-import math
-import pytest
-import random
-
+from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 VANILLA_LAW = ServerLaw(20.0, 1.0, 0.005)

@@ -1,35 +1,28 @@
 """Rounds by draft length at servers that follow requests in it: right, sure as far as they should be, and monotone."""
 
 from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from alphaloop.acceptance import Z95
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
-from collections.abc import Callable
-from collections.abc import Sequence
-from dataclasses import replace
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
-from itertools import pairwise
-from tests.fixtures.costs import ServerLaw
-from tests.fixtures.costs import Store
-from tests.fixtures.costs import answered
-from tests.fixtures.costs import step_of
-from tests.fixtures.deciding import context_of
-from tests.fixtures.deciding import inferred
+from tests.fixtures.costs import ServerLaw, Store, answered, step_of
+from tests.fixtures.deciding import context_of, inferred
 from tests.fixtures.simulated import Clock
-from worker.costs.laws import Time
-from worker.costs.laws import fitted
-from worker.costs.laws import usual
+from worker.costs.laws import Time, fitted, usual
 from worker.costs.learning import RequestCosts
-import math
-import pytest
-import random
-
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
 FREE = DrafterState("lookup", "r1", 4)

@@ -1,20 +1,20 @@
 """The table that decisions rest on follows what steps took, and is stored when it moved."""
 
 from __future__ import annotations
-from alphaloop.costs import CostKind
-from alphaloop.costs import CostPoint
-from alphaloop.costs import HALF_LIFE_S
+
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
 from tests.fixtures.costs import Store
 from tests.fixtures.simulated import Clock
-from typing import Any
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
-import math
-import pytest
-import random
-
 
 POINTS = (
     *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),
