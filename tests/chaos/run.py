@@ -89,6 +89,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         violations = judge(jobs, ledger, max_bytes=MAX_BYTES)
         return RunReport(
             seed=plan.seed,
+            size=size,
             seconds=time.monotonic() - began,
             phases=tuple(
                 _judged(*one, violations) for part in played for one in zip(part.phases, part.sent, strict=True)

@@ -128,7 +128,11 @@ def test_one_letter_is_shown_and_its_message_only_when_asked_for(cli: Cli, write
     (letter,) = cli(
         "dlq", "list", "--task", "code", "--code", "invalid_field", "--job-id", "a", "--since", "1h", "--json"
     ).json
+    assert (letter["topic"], letter["field"], letter["size_bytes"]) == ("jobs.code", "body.model", len(value))
     assert cli("dlq", "list", "--task", "code", "--until", "1h", "--json").json == []
+    assert SECRET not in str(letter) + cli("dlq", "list", "--task", "code").out
+    assert SECRET in cli("dlq", "list", "--task", "code", "--show-value", "--json").json[0]["value"]
+    assert cli("dlq", "list", "--task", "nonesuch").out == ""
     shown = cli("dlq", "show", letter["at"], "--json")
     assert (shown.json["headers"]["x"], shown.json["code"]) == ("y", "invalid_field")
     assert SECRET not in shown.out + cli("dlq", "show", letter["at"]).out

@@ -26,6 +26,7 @@ from alphaloop.settings.models import ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.cli import CarriedOut, Cli, train_order
+from tests.fixtures.models import small_llama
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.sources import find_weights
 from worker.decoding.training.recipe import Recipe
@@ -49,32 +50,11 @@ RECIPE: Final = Recipe(
 
 
 @pytest.fixture(scope="module")
-def target_folder(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
-    """A Llama of four layers; the same weights in every run."""
-    import transformers
-
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny_tokenizer),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=256,
-        initializer_range=0.15,
-        bos_token_id=None,
-        pad_token_id=None,
-        eos_token_id=tiny_tokenizer.eos_token_id,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        model = transformers.LlamaForCausalLM(config)
+def target_folder(tmp_path_factory: pytest.TempPathFactory, tiny_models: dict[str, Path], tiny_tokenizer: Any) -> Path:
+    """A Llama of four layers."""
+    changes = {"num_hidden_layers": 4, "max_position_embeddings": 256, "tie_word_embeddings": True}
     folder = tmp_path_factory.mktemp("target")
-    model.save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return small_llama(tiny_models["llama"], tiny_tokenizer, folder, initializer_range=0.15, **changes)
 
 
 @pytest.fixture(autouse=True)

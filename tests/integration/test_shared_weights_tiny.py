@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 import torch
@@ -15,19 +15,17 @@ import transformers
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from tests.fixtures.models import NUM_TOKENS, decision, make_job
+from tests.fixtures.models import NUM_TOKENS, decision, decode_one, make_job
 from worker.decoding.counts import SharedWeightDrafter
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Generation, Sampling, ShadowCounts
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 MOST: Final = 5
 #: A gate that no draft falls below, one that every first token falls below, and none.
 GATES: Final = {"plain": 0.0, "open": 1e-300, "shut": 1 - 1e-12, "gated": 0.01}
@@ -78,9 +76,7 @@ def decoded(
     for number in range(12):
         named = make_job(f"{rng.choice(['ab', 'cd', 'one'])} {number}", number)
         job = named.model_copy(update={"purpose": purpose})
-        engine.admit(engine.prepare(job, sampling), decision(drafter, k))
-        while engine.load().num_running:
-            found += engine.step().finished
+        found.append(decode_one(engine, engine.prepare(job, sampling), decision(drafter, k)))
     return found
 
 

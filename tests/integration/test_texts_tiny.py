@@ -7,18 +7,15 @@ import random
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
 from tests.fixtures.models import VANILLA, byte_fallback, lookup_decision
-from worker.decoding.engine import load_engine
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 pytestmark = pytest.mark.model
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
@@ -26,11 +26,8 @@ from tests.fakes import FakeEngine
 from tests.fixtures.messages import described
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Step
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
