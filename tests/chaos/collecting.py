@@ -57,29 +57,32 @@ def letters_of(reader: TopicReader) -> list[Letter]:
     ]
 
 
+def _ask(database_url: str, query: str, *given: Any) -> list[Any]:
+    with psycopg.connect(database_url) as connection:
+        return connection.execute(query, given).fetchall()
+
+
 def read_rows(database_url: str) -> dict[str, Row]:
     """Every job's row."""
-    with psycopg.connect(database_url) as connection:
-        return {
-            job_id: Row(status, None if outcome is None else outcome.encode(), num_runs, num_failures)
-            for job_id, status, outcome, num_runs, num_failures in connection.execute(_ROWS)
-        }
+    return {
+        job_id: Row(status, None if outcome is None else outcome.encode(), num_runs, num_failures)
+        for job_id, status, outcome, num_runs, num_failures in _ask(database_url, _ROWS)
+    }
 
 
 def num_in_outbox(database_url: str) -> int:
     """Transactions whose results wait to be published."""
-    with psycopg.connect(database_url) as connection:
-        row = connection.execute("SELECT count(*) FROM outbox").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(_ask(database_url, "SELECT count(*) FROM outbox")[0][0])
 
 
 def num_measured(database_url: str) -> int:
     """Runs that the scheduler finished."""
-    with psycopg.connect(database_url) as connection:
-        row = connection.execute("SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(_ask(database_url, "SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL")[0][0])
+
+
+def ended_by(database_url: str, moment: datetime) -> set[str]:
+    """Jobs whose outcome had been recorded by then."""
+    return {job_id for (job_id,) in _ask(database_url, "SELECT job_id FROM jobs WHERE finished_at <= %s", moment)}
 
 
 def headers_of(message: Message) -> Mapping[str, str]:
@@ -96,10 +99,3 @@ def _chunk(message: Message) -> ChunkRecord:
     headers: Any = message.headers() or ()
     chunk = read_chunk(message.value(), headers)
     return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status, chunk.whole_text)
-
-
-def ended_by(database_url: str, moment: datetime) -> set[str]:
-    """Jobs whose outcome had been recorded by then."""
-    with psycopg.connect(database_url) as connection:
-        query = "SELECT job_id FROM jobs WHERE finished_at <= %s"
-        return {job_id for (job_id,) in connection.execute(query, (moment,))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import decode_runs, draft_revisions, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import content, register_probe_set
+from tests.fixtures.drift import Sender, content, register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.runs import block_rows, subject
 
@@ -39,30 +39,12 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
 
 
-@dataclass
-class Outbox:
-    """Keeps messages; `refuses` makes the broker say no."""
-
-    sent: list[tuple[str, bytes, bytes]] = field(default_factory=list)
-    refuses: bool = False
-
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
-        self.sent.append((topic, key or b"", value or b""))
-
-    def flush(self, timeout_s: float) -> None:
-        if self.refuses:
-            raise DeliveryFailed("refused")
-
-    def on(self, topic: str) -> list[bytes]:
-        return [value for name, _, value in self.sent if name == topic]
-
-
 Make = Callable[..., Scheduler]
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox()
+def outbox() -> Sender:
+    return Sender()
 
 
 @pytest.fixture
@@ -71,7 +53,7 @@ def history(database: Database, rng: random.Random) -> History:
 
 
 @pytest.fixture
-def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
+def make(database: Database, outbox: Sender, tmp_path: Path) -> Make:
     def build(
         tasks: dict[str, TaskSettings] | None = None,
         metrics: SchedulerMetrics | None = None,
@@ -95,7 +77,7 @@ def make(database: Database, outbox: Outbox, tmp_path: Path) -> Make:
     return build
 
 
-def test_an_empty_database_gives_a_sensible_report(make: Make, database: Database, outbox: Outbox) -> None:
+def test_an_empty_database_gives_a_sensible_report(make: Make, database: Database, outbox: Sender) -> None:
     summary = make().run_once(NOW)
     assert summary.claimed
     assert "no acceptance to report yet" in summary.headline
@@ -112,7 +94,7 @@ def test_an_empty_database_gives_a_sensible_report(make: Make, database: Databas
     assert json.loads(summary.page.with_suffix(".json").read_text(encoding="utf-8")) == stored.content
 
 
-def test_a_run_happens_once(make: Make, database: Database, outbox: Outbox) -> None:
+def test_a_run_happens_once(make: Make, database: Database, outbox: Sender) -> None:
     first, second = make().run_once(NOW), make().run_once(NOW)
     assert (first.claimed, second.claimed) == (True, False)
     assert len(outbox.on("drift-reports")) == 1
@@ -190,7 +172,7 @@ def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
 
 
 def test_probes_are_compared_with_what_they_showed_when_the_level_was_accepted(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     """A draft gone stale: accepted, it is not found again, but it stays stale; a further fall is another event."""
     drafts, events, now = DraftRegistry(database), DriftEventStore(database), datetime.now(UTC)
@@ -286,7 +268,7 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     assert changes_told(database) == []
 
 
-def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbox: Outbox) -> None:
+def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbox: Sender) -> None:
     scheduler = make(interval_s=3600.0)
     scheduler.run_once(NOW - 9 * HOUR)
     outbox.refuses = True
@@ -322,7 +304,7 @@ def run_and_decode_probes(
     scheduler: Scheduler,
     database: Database,
     history: History,
-    outbox: Outbox,
+    outbox: Sender,
     now: datetime,
     alpha: float,
     target: str = TARGET,
@@ -340,7 +322,7 @@ def run_and_decode_probes(
 
 
 def test_probes_are_sent_once_in_pairs_and_again_when_old(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", prompts(6), NOW - 5 * DAY)
@@ -370,7 +352,7 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
 
 
 def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET, is_scorable=True)
     register_probe_set(database, "code", prompts(4), NOW - 5 * DAY)
@@ -412,7 +394,7 @@ def test_the_budget_holds_probes_back(make: Make, database: Database) -> None:
 
 
 def test_a_new_target_and_an_alarm_are_measured_at_once(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     drafts = DraftRegistry(database)
     drafts.register("lookup", DRAFT, TARGET)
@@ -437,7 +419,7 @@ def test_a_new_target_and_an_alarm_are_measured_at_once(
 
 
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     drafts = DraftRegistry(database)
     drafts.register("lookup", DRAFT, TARGET)
@@ -465,7 +447,7 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
 
 
 def test_steady_probes_and_falling_traffic_mean_that_the_traffic_changed(
-    make: Make, database: Database, history: History, outbox: Outbox
+    make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", prompts(6), NOW - 10 * DAY)
@@ -515,7 +497,7 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
     assert load(shown) in stored.html
 
 
-def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Outbox) -> None:
+def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Sender) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)
     scheduler = make()
