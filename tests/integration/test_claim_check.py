@@ -22,7 +22,7 @@ from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, changed, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -40,14 +40,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(worker_settings: Settings, clean_kafka: KafkaSettings, folder: Path) -> Settings:
     Operator(clean_kafka.bootstrap_servers).create(RESULTS, max_message_bytes=LIMIT)
-    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
-    update = {
-        "kafka": worker_settings.kafka.model_copy(update={"extra": extra}),
-        "claim_check": ClaimCheckSettings(url=str(folder)),
-        # An outcome that waits is tried again soon.
-        "worker": worker_settings.worker.model_copy(update={"lease_s": 2.0}),
-    }
-    return worker_settings.model_copy(update=update)
+    # An outcome that waits is tried again soon.
+    soon = changed(kafka_extra(worker_settings, compression_type="none"), worker={"lease_s": 2.0})
+    return soon.model_copy(update={"claim_check": ClaimCheckSettings(url=str(folder))})
 
 
 @pytest.fixture

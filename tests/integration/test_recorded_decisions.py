@@ -32,7 +32,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
 from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
-from tests.fixtures.worker import Client, RunningWorker
+from tests.fixtures.worker import Client, RunningWorker, changed
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -146,8 +146,7 @@ def measure_expectations(database: Database, rng: random.Random, like: MixedEngi
 def settings(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Explores, measures by switchback, and looks for other workers' evidence all the time."""
     monkeypatch.setattr("worker.assembly.EVIDENCE_POLL_S", 0.05)
-    worker = worker_settings.worker.model_copy(update={"batch_size": 8})
-    return worker_settings.model_copy(update={"worker": worker})
+    return changed(worker_settings, worker={"batch_size": 8})
 
 
 def run_until(

@@ -24,7 +24,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -39,9 +39,7 @@ def operator(clean_kafka: KafkaSettings) -> Operator:
 @pytest.fixture
 def settings(worker_settings: Settings) -> Settings:
     """Without compression, because the broker compares the compressed size with its limit."""
-    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
-    kafka = worker_settings.kafka.model_copy(update={"extra": extra})
-    return worker_settings.model_copy(update={"kafka": kafka})
+    return kafka_extra(worker_settings, compression_type="none")
 
 
 def job(name: str) -> bytes:
@@ -100,8 +98,7 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
 def test_results_that_only_together_exceed_the_limit_are_all_published(settings: Settings, operator: Operator) -> None:
     operator.create(RESULTS, max_message_bytes=LIMIT, num_partitions=1)
     client = Client(settings)
-    kafka = settings.kafka.model_copy(update={"extra": {**settings.kafka.extra, "linger.ms": 500}})
-    with running_worker(settings.model_copy(update={"kafka": kafka}), FakeEngine(num_slots=32)):
+    with running_worker(kafka_extra(settings, linger_ms=500), FakeEngine(num_slots=32)):
         client.send("code", [job(f"job-{number}") for number in range(60)])
         results = client.results(60)
     assert {result.status for result in results} == {Status.SUCCEEDED}
@@ -176,8 +173,7 @@ def test_chunks_that_are_refused_hold_up_no_result(settings: Settings, operator:
 
 def test_a_results_topic_that_is_deleted_is_made_again(settings: Settings, operator: Operator) -> None:
     client = Client(settings)
-    soon = {**settings.kafka.extra, "topic.metadata.propagation.max.ms": 1000}
-    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"extra": soon})})
+    settings = kafka_extra(settings, topic_metadata_propagation_max_ms=1000)
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         client.send("code", [job("before")])
         client.results(1)

@@ -26,7 +26,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 
@@ -44,10 +44,6 @@ def steady_claims(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(name: str, max_tokens: int = 4, **fields: object) -> bytes:
     plain = {"job_id": name, "prompt": f"complete {name}", "max_tokens": max_tokens, "decoding": "vanilla"}
     return json.dumps({**plain, **fields}).encode()
-
-
-def with_worker(settings: Settings, **changed: object) -> Settings:
-    return settings.model_copy(update={"worker": settings.worker.model_copy(update=changed)})
 
 
 @contextmanager
@@ -161,7 +157,7 @@ def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_th
 def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
     is_full: bool, worker_settings: Settings
 ) -> None:
-    settings = with_worker(worker_settings, max_buffered=4)
+    settings = changed(worker_settings, worker={"max_buffered": 4})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job("job-0", LONG), job("job-1", LONG)], partition=0)
     with stepped_worker(settings, engine) as running:
@@ -233,8 +229,7 @@ def test_the_thread_that_decodes_asks_the_database_nothing(
     worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unknown tasks, choices that change, trials that cost: other threads read and write for it."""
-    policy = worker_settings.policy.model_copy(update={"explore_share": 0.5, "control_share": 0.1})
-    settings = worker_settings.model_copy(update={"policy": policy})
+    settings = changed(worker_settings, policy={"explore_share": 0.5, "control_share": 0.1})
     asking, is_over = Counter[str](), threading.Event()
 
     def watch(name: str) -> None:
@@ -324,7 +319,7 @@ def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
 
 
 def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: Settings) -> None:
-    settings = with_worker(worker_settings, max_buffered_bytes=1 << 20)
+    settings = changed(worker_settings, worker={"max_buffered_bytes": 1 << 20})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     large = [job(f"job-{number}", 2, prompt="x" * 50_000) for number in range(90)]
     most = {"buffered": 0, "unread": 0, "waiting": 0, "claimed": 0}

@@ -20,7 +20,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import DIED, doomed_worker
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import Client, RunningWorker, everything, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, changed, everything, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -51,10 +51,6 @@ def asking(prompt: str, **fields: object) -> bytes:
     return json.dumps({"prompt": prompt, "max_tokens": 6, **fields}).encode()
 
 
-def with_retries(settings: Settings, *delays_s: int) -> Settings:
-    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"retry_delays_s": delays_s})})
-
-
 def by_id(records: list[Record]) -> dict[str, Result]:
     return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
 
@@ -66,7 +62,7 @@ def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
 
 
 def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: Settings, database: Database) -> None:
-    settings = with_retries(worker_settings, 1, 2)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1, 2)})
     client = Client(settings)
     value, trace = asking("unlucky one"), ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     engine = UnluckyEngine({"unlucky": 2})
@@ -105,7 +101,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
 def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
     worker_settings: Settings, database: Database
 ) -> None:
-    settings = with_retries(worker_settings, 1)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
     client = Client(settings)
     bad = asking("bad one", job_id="bad")
     client.send_to(high_topic("code"), bad)
@@ -125,7 +121,7 @@ def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
 
 
 def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Settings) -> None:
-    settings = with_retries(worker_settings, 1)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
     client = Client(settings)
     running = RunningWorker(settings, UnluckyEngine({"bad": 99}), seed=1)
 
@@ -161,12 +157,8 @@ def works_until_done_or_dead(process: subprocess.Popen[str], database: Database)
 
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
     """Slots and claims ahead hold a dozen jobs whenever the poison strikes. They are suspects, and run alone."""
-    settings = worker_settings.model_copy(
-        update={
-            "kafka": worker_settings.kafka.model_copy(update={"session_timeout_ms": 1500}),
-            "worker": worker_settings.worker.model_copy(update={"lease_s": 1.0, "suspect_delay_s": 0.2}),
-        }
-    )
+    leases = {"lease_s": 1.0, "suspect_delay_s": 0.2}
+    settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=leases)
     client = Client(settings)
     client.send("code", [job(number) for number in range(NUM_JOBS)], partition=0)
     num_deaths, is_done = 0, False
