@@ -100,20 +100,6 @@ def test_a_drafter_that_would_have_proposed_the_same_is_credited_with_the_same(
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_one_that_ends_behind_its_first_token_is_credited_with_the_first_position(
-    engine: TransformersEngine, rng: random.Random, sampling: str
-) -> None:
-    for run in decoded(engine, rng, "plain", rng.randint(2, MOST), SAMPLINGS[sampling]):
-        first = shadow(run, "shut").counts
-        assert (first.rounds, first.trials, first.accepts) == (
-            run.counts.rounds,
-            run.counts.trials[:1],
-            run.counts.accepts[:1],
-        )
-        assert shadow(run, "shut").chances[:1] == run.chances[:1]
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_gated_run_credits_drafts_without_a_gate_as_far_as_it_went(
     engine: TransformersEngine, rng: random.Random, sampling: str
 ) -> None:

@@ -124,19 +124,6 @@ def test_a_stream_that_is_cut_begins_again_under_another_attempt(worker_settings
     assert texts == {"1": "amber ", "2": result.text}
 
 
-def test_a_cancelled_job_is_aborted_on_its_server(worker_settings: Settings) -> None:
-    server = ServedEngine(FakeEngine(), round_s=0.05)
-    client = Client(worker_settings)
-    with engine_over({"plain": server}) as engine, running_worker(worker_settings, engine):
-        server.is_held = True  # else the text may end before its cancellation comes
-        client.send("code", [job(1, max_tokens=400)])
-        until(lambda: server.engine.load().num_running == 1, "the server decodes it")
-        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
-        (result,) = client.results(1)
-        until(lambda: server.engine.load().num_running == 0, "the server has aborted it")
-    assert result.status is Status.CANCELLED
-
-
 def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Settings) -> None:
     servers = pair(round_s=0.001)
     other = servers["speculative"]
