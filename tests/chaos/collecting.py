@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka import Message
@@ -14,6 +14,9 @@ from alphaloop.messages import read_chunk
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
 from tests.chaos.reading import TopicReader, key_of
+
+if TYPE_CHECKING:
+    from tests.chaos.world import World
 
 _ROWS = """
     SELECT job_id, status, outcome::text, coalesce(num_runs, 0), num_failures
@@ -99,3 +102,14 @@ def _chunk(message: Message) -> ChunkRecord:
     headers: Any = message.headers() or ()
     chunk = read_chunk(message.value(), headers)
     return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status, chunk.whole_text)
+
+
+def send_lost_again(world: World, reader: TopicReader) -> int:
+    """Send those jobs again that have neither outcome nor dead letter, as a client would; returns how many.
+
+    Only what was sent before the topics were made anew may be missing: later messages have to be read of the new ones.
+    """
+    ended = ended_by(world.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
+    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
+    world.feeder.send_again(again)
+    return len(again)

@@ -17,7 +17,7 @@ from psycopg import sql
 from alphaloop.errors import BrokerError
 from alphaloop.kafka.topics import RESULTS, TopicIds, ensure_topics
 from alphaloop.messages.topics import high_topic, jobs_topic
-from tests.chaos.lost_jobs import send_lost_again
+from tests.chaos.collecting import send_lost_again
 from tests.chaos.reading import TopicReader
 from tests.chaos.work import TASK
 

@@ -12,8 +12,8 @@ from typing import Final
 
 from rich.console import Console
 
+from tests.chaos.ledger import Promise, Violation
 from tests.chaos.phases import PhaseReport
-from tests.chaos.promises import Promise, Violation
 from tests.chaos.size import Size
 
 _MOST_SHOWN: Final = 30
