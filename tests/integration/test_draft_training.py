@@ -129,27 +129,6 @@ def test_the_folder_is_a_plain_model_with_a_list_of_the_tokens_it_knows(
     assert len(known) == RECIPE.num_draft_tokens_known
 
 
-def test_a_run_stopped_again_and_again_makes_the_same_draft(
-    finished: tuple[Path, DraftCard], settings: Settings, tmp_path: Path
-) -> None:
-    folder = tmp_path / "small"
-    cards, num_runs = [], 0
-    while not cards:
-        # So many looks at the signal end a run while it writes, and a later one while it trains.
-        left = iter(range(45))
-        card = train(settings, folder, lambda: next(left, None) is None)  # noqa: B023
-        num_runs += 1
-        cards += [card] if card else []
-        assert num_runs < 20
-    assert num_runs > 3
-    whole, parts = (load_file(path / "model.safetensors") for path in (finished[0], folder))
-    assert whole.keys() == parts.keys()
-    for name, tensor in whole.items():
-        assert torch.equal(tensor, parts[name]), name
-    assert cards[0].draft_revision == finished[1].draft_revision
-    assert cards[0].judgement.total == finished[1].judgement.total
-
-
 def test_a_finished_run_asked_again_does_nothing_anew(settings: Settings, finished: tuple[Path, DraftCard]) -> None:
     folder, card = finished
     times = {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")}
@@ -175,22 +154,6 @@ def test_a_folder_of_something_else_is_left_alone(
             TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, lambda event: None, lambda: True)
     finally:
         held.close()
-
-
-def test_ones_own_prompts_and_a_file_to_judge_with(settings: Settings, tmp_path: Path) -> None:
-    def prompts(name: str, task: str, num: int) -> Path:
-        file = tmp_path / name
-        file.write_text("".join(f'{{"task": "{task}", "prompt": "{task} {i}"}}\n' for i in range(num)), "utf-8")
-        return file
-
-    tasks = {"code": TaskSettings(), "sql": TaskSettings()}
-    own = settings.model_copy(update={"tasks": tasks})
-    recipe = RECIPE.model_copy(update={"num_draft_tokens_known": 0, "num_epochs": 1})
-    card = train(own, tmp_path / "d", recipe=recipe, prompts=prompts("p", "code", 6), held_out=prompts("j", "sql", 3))
-    assert card is not None
-    assert {task: measured.num_texts for task, measured in card.judgement.by_task.items()} == {"sql": 3}
-    assert card.trained_on.startswith("6 texts, ")
-    assert read_draft_vocabulary(tmp_path / "d") is None
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
-from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
+from alphaloop.errors import DeliveryFailed, StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import CONTROL, RESULTS
@@ -348,31 +348,6 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
     # A job that was read is held as its message, as text and as tokens.
     limit = (1 << 20) + 2 * len(max(large, key=len)) + 2048
     assert max(most.values()) <= limit
-
-
-@pytest.mark.parametrize("is_full", [False, True], ids=["at rest", "while the loop waits for room"])
-def test_a_thread_that_dies_ends_the_worker(
-    is_full: bool, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_full:
-        monkeypatch.setattr("worker.recording.MOST_WAITING", 1)
-        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
-    client = Client(worker_settings)
-    client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
-    running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)
-    parts = running.worker
-
-    def die(timeout_s: float) -> NoReturn:
-        if is_full:
-            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue) >= 1, "all is full")
-        raise FatalBrokerError("fenced")
-
-    monkeypatch.setattr(running._producer, "serve", die)
-    running.start()
-    until(lambda: running.error is not None, "the worker ended by itself")
-    with pytest.raises(FatalBrokerError, match="fenced"):
-        running.close()
-    assert all(neighbour.end(0.0) for neighbour in parts.threads.neighbours), "no thread is left"
 
 
 def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(
