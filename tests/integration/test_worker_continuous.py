@@ -8,14 +8,12 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
 
 import pytest
 from sqlalchemy import Connection, text
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
-from alphaloop.errors import DeliveryFailed, StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import CONTROL, RESULTS
@@ -153,9 +151,8 @@ def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_th
     assert_counts_add_up(database, num_jobs=16)
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["alone", "under a full buffer"])
-def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
-    is_full: bool, worker_settings: Settings
+def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read_under_a_full_buffer(
+    worker_settings: Settings,
 ) -> None:
     settings = changed(worker_settings, worker={"max_buffered": 4})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
@@ -164,11 +161,10 @@ def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
         wait_until_claimed(running, 2)
         while len(engine.wait_at_round()) < 2:
             engine.allow()
-        if is_full:
-            client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
-            partitions = running.worker.intake._partitions
-            full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
-            until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")
+        client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
+        partitions = running.worker.intake._partitions
+        full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
+        until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-0"}')
         until(lambda: "job-0" in running.worker.leases.cancelled(), "the cancellation was read")
         num_before = len(engine.rounds)
@@ -260,62 +256,6 @@ def test_the_thread_that_decodes_asks_the_database_nothing(
     assert asking["feed"] > 0
     assert asking["background"] > 0
     assert asking["worker"] == 0
-
-
-def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
-    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
-    names = [f"job-{number}" for number in range(12)]
-    client.send("code", [job("long", LONG), *(job(name, 3) for name in names)], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        claimed = run_all_slots(running, engine)
-
-        def away(self: Database) -> NoReturn:
-            raise StoreUnavailable("nobody answers")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Database, "begin", away)
-            while set(engine.wait_at_round()) != {"long"}:
-                engine.allow()
-            decoded = {name for round_ in engine.rounds for name in round_} - {"long"}
-            assert decoded >= claimed - {"long"}, "what was claimed before is decoded"
-            assert len(running.worker.recorder) > 0
-        assert "long" not in results_of(client, *decoded)
-        engine.run_freely()
-        results = results_of(client, *names)
-    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
-    assert_counts_add_up(database, num_jobs=13)
-
-
-def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
-    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.recording.MOST_WAITING", 2)
-    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
-    names = [f"job-{number}" for number in range(80)]
-    with stepped_worker(worker_settings, engine) as running:
-        parts, producer = running.worker, running._producer
-
-        def refuse(topic: str, **message: object) -> NoReturn:
-            raise DeliveryFailed("nobody answers")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(producer, "send", refuse)
-            client.send("code", [job(name, 2) for name in names], partition=0)
-            engine.run_freely()
-            until(
-                lambda: len(parts.publisher.queue._queue) == 2 and len(parts.recorder._waiting) == 2,
-                "the queues behind the loop are full",
-            )
-            num_started = len({name for round_ in engine.rounds for name in round_})
-            # At most four publications of two outcomes each, two in the recorder's hands, two that wait, what ended
-            # in one round and waits for room, and what runs.
-            assert 4 <= num_started <= 4 * 2 + 2 + 2 + 4 + 4
-        results = results_of(client, *names)
-    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
-    assert_counts_add_up(database, num_jobs=80)
 
 
 def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: Settings) -> None:
