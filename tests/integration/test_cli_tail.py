@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,9 @@ from alphaloop.settings import Settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import Client, Streamed, running_worker
+from tests.integration.test_worker_streams import job
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
-
-
-def job(number: int, **fields: Any) -> bytes:
-    plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
-    return json.dumps({**plain, **fields}).encode()
 
 
 def test_jobs_of_a_worker_are_shown_until_all_have_ended(stack_cli: Cli, worker_settings: Settings) -> None:

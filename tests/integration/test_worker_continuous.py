@@ -15,7 +15,7 @@ from sqlalchemy import Connection, text
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import CONTROL, RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.messages.topics import jobs_topic
@@ -24,7 +24,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, changed, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, by_id, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 
@@ -82,10 +82,6 @@ def wait_until_ready(running: RunningWorker, num_jobs: int) -> None:
 def started(engine: SteppedEngine) -> set[str]:
     """The jobs that were in the engine, or are now."""
     return {name for round_ in engine.rounds for name in round_} | set(engine.running)
-
-
-def by_id(records: list[Record]) -> dict[str, Result]:
-    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
 
 
 def results_of(client: Client, *job_ids: str) -> dict[str, Result]:

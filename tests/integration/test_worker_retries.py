@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import BrokerError, DecodeFailed
-from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, cluster_id
-from alphaloop.messages import Origin, Result, Status, derived_job_id
+from alphaloop.messages import Origin, Status, derived_job_id
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import high_topic, retry_topic
 from alphaloop.settings import Settings
@@ -20,7 +19,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import DIED, doomed_worker
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import Client, RunningWorker, changed, everything, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, by_id, changed, everything, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -49,10 +48,6 @@ class UnluckyEngine(FakeEngine):
 
 def asking(prompt: str, **fields: object) -> bytes:
     return json.dumps({"prompt": prompt, "max_tokens": 6, **fields}).encode()
-
-
-def by_id(records: list[Record]) -> dict[str, Result]:
-    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
 
 
 def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
@@ -170,10 +165,10 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
     assert num_deaths == 1 + settings.worker.max_attempts, "the first death may have been any job's fault"
     names = {f"job-{number}" for number in range(NUM_JOBS)}
     records = client.read([RESULTS], lambda found: {(record.key or b"").decode() for record in found} == names)
-    by_id = {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
-    poison = by_id.pop("job-5")
+    results = by_id(records)
+    poison = results.pop("job-5")
     assert (poison.status, poison.error and poison.error.code) == (Status.FAILED, "attempts_exhausted")
-    assert {name: result.status for name, result in by_id.items() if result.status is not Status.SUCCEEDED} == {}
+    assert {name: result.status for name, result in results.items() if result.status is not Status.SUCCEEDED} == {}
     letters = everything(settings.kafka, "jobs.code.dlq")
     assert {letter.value for letter in letters} == {job(5)}
     headers = headers_of(letters[0])

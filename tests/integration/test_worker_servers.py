@@ -18,6 +18,7 @@ from tests.fixtures.drift import record_probes
 from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.integration.test_worker_flow import job
 from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -27,11 +28,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is soon looked for again."""
     monkeypatch.setattr("worker.servers.fleet_member._FIRST_WAIT_S", 0.1)
-
-
-def job(number: int, **fields: object) -> bytes:
-    plain = {"job_id": f"job-{number}", "prompt": f"complete function number {number}", "max_tokens": 24}
-    return json.dumps({**plain, **fields}).encode()
 
 
 def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, ServedEngine]:
