@@ -252,7 +252,7 @@ def assert_mixed(past: Sequence[StoredSnapshot], decided: Mapping[UUID, Sequence
     assert any(one.is_stale for its in snapshots for one in its.drafters)
     assert sum(len(its.groups) > 1 for its in snapshots) > 20
     assert sum(its.is_split for its in snapshots) > 20
-    assert sum(any(one.settings_by_running for one in its.decisions) for its in snapshots) > 20
+    assert sum(any(one.settings_by_running for one in decisions) for decisions in decided.values()) > 20
     errors = {its.error for one in snapshots for group in one.groups for its in group.posteriors.values()}
     assert len(errors) > 5, "what earlier expectations missed moved on while it was decided"
     assert min(error.bias for error in errors) < -0.02
