@@ -152,7 +152,7 @@ def works_until_done_or_dead(process: subprocess.Popen[str], database: Database)
 
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
     """Slots and claims ahead hold a dozen jobs whenever the poison strikes. They are suspects, and run alone."""
-    leases = {"lease_s": 1.0, "suspect_delay_s": 0.2}
+    leases = {"lease_s": 1.0, "suspect_delay_s": 0.2, "max_attempts": 2}
     settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=leases)
     client = Client(settings)
     client.send("code", [job(number) for number in range(NUM_JOBS)], partition=0)
