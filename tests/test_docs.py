@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -15,22 +14,22 @@ from typing import Final
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer
 from pydantic import BaseModel, SecretStr
 
 import alphaloop
 from alphaloop.cli.app import app
 from alphaloop.deciding.posterior import tokens_per_round
+from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Body, DecodingReport, Failure, Job, Origin, Result, Timings, Usage, parse_job
 from alphaloop.settings import KafkaSettings, Settings, TaskSettings
 from benchmarks.stored_runs.questions import Question, all_questions
+from tests.fixtures.worker import read
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 README: Final = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES: Final = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 ASKING: Final = (ROOT / "docs" / "guides" / "ask-the-database.md").read_text(encoding="utf-8")
-WAIT_S: Final = 60.0
 
 
 def text(page: str) -> str:
@@ -127,34 +126,20 @@ def test_the_producer_of_the_guide_produces_jobs(kafka_settings: KafkaSettings, 
         env={**os.environ, "KAFKA_BOOTSTRAP_SERVERS": kafka_settings.bootstrap_servers},
     )
     assert (done.returncode, done.stdout) == (0, "sent\n"), done.stderr
+
+    def own(records: list[Record]) -> list[Record]:
+        return [one for one in records if (one.key or b"").startswith(fresh_prefix.encode())]
+
     prompts = {}
-    for key, value in read_jobs(kafka_settings, fresh_prefix, number=2):
-        job = parse_job(value, Origin("c", "jobs.chat", 0, 0), task="chat")
-        assert key.decode() == job.job_id
+    for record in own(read(kafka_settings, ["jobs.chat"], lambda records: len(own(records)) == 2)):
+        job = parse_job(record.value, Origin("c", "jobs.chat", 0, 0), task="chat")
+        assert (record.key or b"").decode() == job.job_id
         assert job.body.messages is not None
         prompts[job.job_id] = job.body.messages[0].content
     assert prompts == {
         f"{fresh_prefix}-0": "Write a haiku about rivers.",
         f"{fresh_prefix}-1": "Name three prime numbers.",
     }
-
-
-def read_jobs(kafka: KafkaSettings, prefix: str, *, number: int) -> list[tuple[bytes, bytes]]:
-    """The jobs on jobs.chat whose id starts with `prefix`."""
-    client = Consumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": prefix, "auto.offset.reset": "earliest"}
-    )
-    client.subscribe(["jobs.chat"])
-    found: list[tuple[bytes, bytes]] = []
-    deadline = time.monotonic() + WAIT_S
-    try:
-        while len(found) < number and time.monotonic() < deadline:
-            message = client.poll(1.0)
-            if message is not None and message.error() is None and (message.key() or b"").startswith(prefix.encode()):
-                found.append((message.key(), message.value()))
-    finally:
-        client.close()
-    return found
 
 
 def test_every_page_with_sql_is_read() -> None:

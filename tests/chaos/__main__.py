@@ -26,13 +26,22 @@ from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
 from tests.chaos import size
 from tests.chaos.faults import FAULTS
-from tests.chaos.page import OUTAGES, PHASES, write
 from tests.chaos.plan import draw_plan
-from tests.chaos.report import show
+from tests.chaos.report import OUTAGES, PHASES, show, write
 from tests.chaos.run import run
 from tests.chaos.size import Size
 
 _PARTS: Final = {"all": size.LONG, "outages": size.OUTAGES}
+#: Options that change the size: what they change, and what they are.
+_SIZES: Final = {
+    "--jobs": ("num_null_jobs", "for the null engine"),
+    "--real-jobs": ("num_real_jobs", "for the real engine; 0 leaves that part out"),
+    "--workers": ("num_workers", "with the null engine"),
+    "--brokers": ("num_brokers", "nodes of the Kafka cluster"),
+    "--fault-s": ("fault_s", "how long a fault lasts"),
+    "--restarts": ("num_storm_restarts", "of each worker in a rebalance storm"),
+    "--pairs": ("num_pairs", "phases with two faults at once"),
+}
 
 
 def main() -> int:
@@ -54,25 +63,17 @@ def main() -> int:
     report = run(plan, home, folder, lambda line: console.print(f"{time.monotonic() - began:6.0f} s  {line}"))
     show(report, console)
     if options.page is not None:
-        write(options.page, report, plan.size, where=OUTAGES if options.part == "outages" else PHASES)
+        write(options.page, report, OUTAGES if options.part == "outages" else PHASES)
     if report.is_sound and options.folder is None:
         shutil.rmtree(folder, ignore_errors=True)
     return 0 if report.is_sound else 1
 
 
 def _size(options: argparse.Namespace) -> Size:
-    found = size.SHORT if options.short else _PARTS[options.part]
-    asked = {
-        "num_null_jobs": options.jobs,
-        "num_real_jobs": options.real_jobs,
-        "num_workers": options.workers,
-        "num_brokers": options.brokers,
-        "fault_s": options.fault_s,
-        "num_storm_restarts": options.restarts,
-        "num_pairs": options.pairs,
-        "phases": tuple((name,) for name in options.fault) if options.fault else None,
-    }
-    return replace(found, **{name: value for name, value in asked.items() if value is not None})
+    asked = {name: found for name, _ in _SIZES.values() if (found := getattr(options, name)) is not None}
+    if options.fault:
+        asked["phases"] = tuple((name,) for name in options.fault)
+    return replace(size.SHORT if options.short else _PARTS[options.part], **asked)
 
 
 def _options() -> argparse.Namespace:
@@ -82,13 +83,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31), help="of the plan")
     parser.add_argument("--part", choices=sorted(_PARTS), default="all", help="what is played")
     parser.add_argument("--short", action="store_true", help="the size of the run in `make test`")
-    parser.add_argument("--jobs", type=int, help="for the null engine")
-    parser.add_argument("--real-jobs", type=int, help="for the real engine; 0 leaves that part out")
-    parser.add_argument("--workers", type=int, help="with the null engine")
-    parser.add_argument("--brokers", type=int, help="nodes of the Kafka cluster")
-    parser.add_argument("--fault-s", type=float, help="how long a fault lasts")
-    parser.add_argument("--restarts", type=int, help="of each worker in a rebalance storm")
-    parser.add_argument("--pairs", type=int, help="phases with two faults at once")
+    for option, (name, what) in _SIZES.items():
+        parser.add_argument(option, dest=name, type=float if option == "--fault-s" else int, help=what)
     parser.add_argument("--fault", action="append", choices=sorted(FAULTS), help="only this one; may be repeated")
     parser.add_argument("--folder", type=Path, help="for logs and data; kept. Without it: kept if a promise was broken")
     parser.add_argument("--page", type=Path, help="a page of the documentation that gets the figures")

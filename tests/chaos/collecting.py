@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from datetime import datetime
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from confluent_kafka import Message
@@ -14,6 +14,9 @@ from alphaloop.messages import read_chunk
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
 from tests.chaos.reading import TopicReader, key_of
+
+if TYPE_CHECKING:
+    from tests.chaos.world import World
 
 _ROWS = """
     SELECT job_id, status, outcome::text, coalesce(num_runs, 0), num_failures
@@ -57,29 +60,32 @@ def letters_of(reader: TopicReader) -> list[Letter]:
     ]
 
 
+def _ask(database_url: str, query: str, *given: Any) -> list[Any]:
+    with psycopg.connect(database_url) as connection:
+        return connection.execute(query, given).fetchall()
+
+
 def read_rows(database_url: str) -> dict[str, Row]:
     """Every job's row."""
-    with psycopg.connect(database_url) as connection:
-        return {
-            job_id: Row(status, None if outcome is None else outcome.encode(), num_runs, num_failures)
-            for job_id, status, outcome, num_runs, num_failures in connection.execute(_ROWS)
-        }
+    return {
+        job_id: Row(status, None if outcome is None else outcome.encode(), num_runs, num_failures)
+        for job_id, status, outcome, num_runs, num_failures in _ask(database_url, _ROWS)
+    }
 
 
 def num_in_outbox(database_url: str) -> int:
     """Transactions whose results wait to be published."""
-    with psycopg.connect(database_url) as connection:
-        row = connection.execute("SELECT count(*) FROM outbox").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(_ask(database_url, "SELECT count(*) FROM outbox")[0][0])
 
 
 def num_measured(database_url: str) -> int:
     """Runs that the scheduler finished."""
-    with psycopg.connect(database_url) as connection:
-        row = connection.execute("SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL").fetchone()
-    assert row is not None
-    return int(row[0])
+    return int(_ask(database_url, "SELECT count(*) FROM schedule_runs WHERE finished_at IS NOT NULL")[0][0])
+
+
+def ended_by(database_url: str, moment: datetime) -> set[str]:
+    """Jobs whose outcome had been recorded by then."""
+    return {job_id for (job_id,) in _ask(database_url, "SELECT job_id FROM jobs WHERE finished_at <= %s", moment)}
 
 
 def headers_of(message: Message) -> Mapping[str, str]:
@@ -98,8 +104,12 @@ def _chunk(message: Message) -> ChunkRecord:
     return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status, chunk.whole_text)
 
 
-def ended_by(database_url: str, moment: datetime) -> set[str]:
-    """Jobs whose outcome had been recorded by then."""
-    with psycopg.connect(database_url) as connection:
-        query = "SELECT job_id FROM jobs WHERE finished_at <= %s"
-        return {job_id for (job_id,) in connection.execute(query, (moment,))}
+def send_lost_again(world: World, reader: TopicReader) -> int:
+    """Send those jobs again that have neither outcome nor dead letter, as a client would; returns how many.
+
+    Only what was sent before the topics were made anew may be missing: later messages have to be read of the new ones.
+    """
+    ended = ended_by(world.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
+    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
+    world.feeder.send_again(again)
+    return len(again)

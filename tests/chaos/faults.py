@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -17,11 +17,13 @@ from psycopg import sql
 from alphaloop.errors import BrokerError
 from alphaloop.kafka.topics import RESULTS, TopicIds, ensure_topics
 from alphaloop.messages.topics import high_topic, jobs_topic
-from tests.chaos.lost_jobs import send_lost_again
+from tests.chaos.collecting import send_lost_again
 from tests.chaos.reading import TopicReader
 from tests.chaos.work import TASK
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tests.chaos.world import World
 
 #: Hurts the world for so many seconds, then heals what it hurt, and returns.
@@ -42,43 +44,40 @@ class Fault:
     """What is done to the world, and what it hits."""
 
     name: str
-    what: str  #: for people: what is done
     target: Target
     inject: Inject
 
 
-def away(stop: Callable[[World], object], start: Callable[[World], object]) -> Inject:
-    """A server is stopped, and started again when the time is over."""
-
-    def inject(world: World, rng: random.Random, seconds: float) -> None:
-        stop(world)
-        try:
-            world.wait(seconds)
-        finally:
-            start(world)
-
-    return inject
+FAULTS: Final[dict[str, Fault]] = {}
 
 
-# kill -9, at moments drawn by chance.
-_MEAN_BETWEEN_S: Final = 2.0
+def _fault(name: str, target: Target) -> Callable[[Inject], Inject]:
+    """Put what follows among the faults."""
+
+    def named(inject: Inject) -> Inject:
+        FAULTS[name] = Fault(name, target, inject)
+        return inject
+
+    return named
 
 
+#: Between two kills, drawn by chance.
+_MEAN_BETWEEN_KILLS_S: Final = 2.0
+
+
+@_fault("workers killed", Target.WORKERS)
 def _workers_killed(world: World, rng: random.Random, seconds: float) -> None:
+    """kill -9 of one worker after the other."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not world.is_ending.is_set():
         if ready := world.fleet.ready():
             world.fleet.kill(rng.choice(ready))
-        world.wait(min(seconds / 3, rng.expovariate(1 / _MEAN_BETWEEN_S)))
+        world.wait(min(seconds / 3, rng.expovariate(1 / _MEAN_BETWEEN_KILLS_S)))
 
 
-_WORKERS_KILLED: Final = Fault(
-    "workers killed", "kill -9 of one worker after the other", Target.WORKERS, _workers_killed
-)
-
-
-# SIGSTOP for longer than session and lease, then SIGCONT: the worker wakes up and believes that it owns its jobs.
+@_fault("workers suspended", Target.WORKERS)
 def _workers_suspended(world: World, rng: random.Random, seconds: float) -> None:
+    """SIGSTOP of half the workers past session and lease, then SIGCONT: they wake up and believe that they own jobs."""
     num_workers = len(world.fleet.members)
     chosen = rng.sample(range(num_workers), max(1, num_workers // 2))
     try:
@@ -90,21 +89,14 @@ def _workers_suspended(world: World, rng: random.Random, seconds: float) -> None
             world.fleet.resume(number)
 
 
-_WORKERS_SUSPENDED: Final = Fault(
-    "workers suspended",
-    "SIGSTOP of half the workers past session and lease, then SIGCONT",
-    Target.WORKERS,
-    _workers_suspended,
-)
-
-
-# Every worker leaves and joins again and again: half by kill -9, half by SIGTERM.
 #: Between two looks for workers that have joined, and how long it may take on a busy machine.
 _LOOK_S: Final = 0.3
 _MOST_S: Final = 600.0
 
 
+@_fault("rebalance storm", Target.WORKERS)
 def _rebalance_storm(world: World, rng: random.Random, seconds: float) -> None:
+    """Every worker restarted as soon as it has joined, many times: half by kill -9, half by SIGTERM."""
     fleet, left = world.fleet, dict.fromkeys(range(len(world.fleet.members)), world.size.num_storm_restarts)
     until = time.monotonic() + _MOST_S
     while any(left.values()):
@@ -119,57 +111,51 @@ def _rebalance_storm(world: World, rng: random.Random, seconds: float) -> None:
         world.wait(_LOOK_S)
 
 
-_REBALANCE_STORM: Final = Fault(
-    "rebalance storm", "every worker restarted as soon as it has joined, many times", Target.WORKERS, _rebalance_storm
-)
-
-
-# Clocks that are an hour wrong: half the workers are ahead, half behind.
-_HOUR_S: Final = 3600.0
-
-
+@_fault("clocks skewed", Target.WORKERS)
 def _clocks_skewed(world: World, rng: random.Random, seconds: float) -> None:
+    """Half the workers' clocks an hour ahead, half an hour behind."""
     numbers = range(len(world.fleet.members))
     ahead = set(rng.sample(numbers, len(numbers) // 2 or 1))
     try:
         for number in numbers:
-            world.fleet.set_clock(number, _HOUR_S if number in ahead else -_HOUR_S)
+            world.fleet.set_clock(number, 3600.0 if number in ahead else -3600.0)
         world.wait(seconds)
     finally:
         for number in numbers:
             world.fleet.set_clock(number, 0.0)
 
 
-_CLOCKS_SKEWED: Final = Fault(
-    "clocks skewed", "half the workers' clocks an hour ahead, half an hour behind", Target.WORKERS, _clocks_skewed
-)
-
-
-# One broker of several killed and missing for a while; the only broker is killed and started at once.
+@_fault("broker lost", Target.KAFKA)
 def _broker_lost(world: World, rng: random.Random, seconds: float) -> None:
+    """One broker of several killed and missing for a while; the only broker is killed and started at once."""
+    with _without_a_broker(world, rng):
+        if world.brokers.num_nodes > 1:
+            world.wait(seconds)
+
+
+@contextmanager
+def _without_a_broker(world: World, rng: random.Random) -> Iterator[None]:
     number = rng.randrange(world.brokers.num_nodes)
     world.brokers.kill([number])
     try:
-        if world.brokers.num_nodes > 1:
-            world.wait(seconds)
+        yield
     finally:
         world.brokers.start([number])
 
 
-_BROKER_LOST: Final = Fault("broker lost", "kill -9 of one broker, started again later", Target.KAFKA, _broker_lost)
+@_fault("Kafka away", Target.KAFKA)
+def _kafka_away(world: World, rng: random.Random, seconds: float) -> None:
+    """kill -9 of every broker, started again later."""
+    world.brokers.kill()
+    try:
+        world.wait(seconds)
+    finally:
+        world.brokers.start()
 
 
-# No broker at all for a while.
-_KAFKA_AWAY: Final = Fault(
-    "Kafka away",
-    "kill -9 of every broker, started again later",
-    Target.KAFKA,
-    away(lambda world: world.brokers.kill(), lambda world: world.brokers.start()),
-)
-
-
-# Somebody deletes the results topic. What was on it was read before, as a consumer of results does.
+@_fault("results topic deleted", Target.KAFKA)
 def _results_topic_deleted(world: World, rng: random.Random, seconds: float) -> None:
+    """Somebody deletes the results topic. What was on it was read before, as a consumer of results does."""
     reader = TopicReader(world.brokers.addresses)
     world.kept_results += reader.results()
     reader.delete(RESULTS)
@@ -178,33 +164,25 @@ def _results_topic_deleted(world: World, rng: random.Random, seconds: float) -> 
     world.wait(seconds)
 
 
-_RESULTS_TOPIC_DELETED: Final = Fault(
-    "results topic deleted", "the results topic deleted, and not created again", Target.KAFKA, _results_topic_deleted
-)
-
-
-# Somebody deletes the topics of jobs after an election and makes them anew, so that other brokers lead them.
-#
-# Messages that no worker had read are gone by this. Their sender sends them again at the end of the phase, and only
-# those, so that the faults that follow meet work.
 _TOPICS: Final = (jobs_topic(TASK), high_topic(TASK))
 #: Until the controller counts a silent broker as gone, and the others lead its partitions.
 _ELECTION_S: Final = 12.0
 #: A topic of that name may still be going, and brokers that have just started answer late.
 _MAKING_S: Final = 120.0
-_AGAIN_S: Final = 0.5
 #: Brokers learn of a new topic one after the other. A client that is told of the old one meanwhile sends to nobody.
 _AGREEMENT_S: Final = 5.0
 
 
+@_fault("jobs topics made anew", Target.KAFKA)
 def _jobs_topics_made_anew(world: World, rng: random.Random, seconds: float) -> None:
+    """Both lanes' topics deleted after an election and made anew, so that other brokers lead them.
+
+    Messages that no worker had read are gone by this. Their sender sends them again at the end of the phase, and only
+    those, so that the faults that follow meet work.
+    """
     if world.brokers.num_nodes > 1:
-        number = rng.randrange(world.brokers.num_nodes)
-        world.brokers.kill([number])
-        try:
+        with _without_a_broker(world, rng):
             world.wait(_ELECTION_S)
-        finally:
-            world.brokers.start([number])
     world.num_sent_before_anew = world.feeder.make_anew(lambda: _make_anew(world))
     world.wait(seconds)
     reader = TopicReader(world.brokers.addresses)
@@ -223,7 +201,7 @@ def _make_anew(world: World) -> None:
     while not _are_new(world, ids, old):
         if time.monotonic() > deadline:
             raise TimeoutError(f"topics not made anew in {_MAKING_S:.0f} s: {', '.join(_TOPICS)}")
-        world.wait(_AGAIN_S)
+        world.wait(0.5)
     world.wait(_AGREEMENT_S)
 
 
@@ -236,40 +214,25 @@ def _are_new(world: World, ids: TopicIds, old: Mapping[str, str]) -> bool:
     return now.keys() == old.keys() and not set(now.values()) & set(old.values())
 
 
-_JOBS_TOPICS_MADE_ANEW: Final = Fault(
-    "jobs topics made anew",
-    "one broker killed and started again, then both lanes' topics deleted and made anew",
-    Target.KAFKA,
-    _jobs_topics_made_anew,
-)
-
-
-# Postgres ends and comes back at once: by an orderly shutdown, and by kill -9.
+@_fault("Postgres bounced", Target.POSTGRES)
 def _postgres_bounced(world: World, rng: random.Random, seconds: float) -> None:
+    """Postgres ends and comes back at once: by an orderly shutdown, and by kill -9."""
     for end in rng.sample((world.postgres.stop, world.postgres.kill), 2):
         end()
         world.postgres.start()
         world.wait(seconds / 2)
 
 
-_POSTGRES_BOUNCED: Final = Fault(
-    "Postgres bounced", "Postgres shut down, killed, started again at once", Target.POSTGRES, _postgres_bounced
-)
+@_fault("Postgres away", Target.POSTGRES)
+def _postgres_away(world: World, rng: random.Random, seconds: float) -> None:
+    """Postgres shut down, started again later."""
+    world.postgres.stop()
+    try:
+        world.wait(seconds)
+    finally:
+        world.postgres.start()
 
 
-# No Postgres for a while.
-_POSTGRES_AWAY: Final = Fault(
-    "Postgres away",
-    "Postgres shut down, started again later",
-    Target.POSTGRES,
-    away(lambda world: world.postgres.stop(), lambda world: world.postgres.start()),
-)
-
-
-# Postgres's disk is full: SQLSTATE 53100.
-#
-# Where a file system can be mounted, the tables' is made full for real: whatever needs a new page is refused. Elsewhere
-# triggers refuse every write as Postgres does then, because a machine's own disk is not to be filled.
 _FUNCTION: Final = """
     CREATE OR REPLACE FUNCTION chaos_disk_full() RETURNS trigger LANGUAGE plpgsql AS $$
     BEGIN
@@ -287,18 +250,20 @@ _EMPTY: Final = "DROP TRIGGER IF EXISTS chaos_disk_full ON {}"
 _NUM_TRIES: Final = 20
 
 
+@_fault("disk full", Target.POSTGRES)
 def _disk_full(world: World, rng: random.Random, seconds: float) -> None:
-    if world.disk is None:
-        _refuse_writes(world, seconds)
+    """No space for Postgres's tables: SQLSTATE 53100.
+
+    Where a file system can be mounted, the tables' is made full for real: whatever needs a new page is refused.
+    Elsewhere triggers refuse every write as Postgres does then, because a machine's own disk is not to be filled.
+    """
+    if world.disk is not None:
+        world.disk.fill()
+        try:
+            world.wait(seconds)
+        finally:
+            world.disk.free()
         return
-    world.disk.fill()
-    try:
-        world.wait(seconds)
-    finally:
-        world.disk.free()
-
-
-def _refuse_writes(world: World, seconds: float) -> None:
     with world.administrator() as connection:
         connection.execute(_FUNCTION)
         tables = [name for (name,) in connection.execute(_TABLES)]
@@ -320,11 +285,9 @@ def _on_each(connection: psycopg.Connection, tables: list[str], statement: str) 
                     raise
 
 
-_DISK_FULL: Final = Fault("disk full", "no space for Postgres's tables: SQLSTATE 53100", Target.POSTGRES, _disk_full)
-
-
-# Postgres becomes read-only, as a primary does that was demoted.
+@_fault("read-only", Target.POSTGRES)
 def _read_only(world: World, rng: random.Random, seconds: float) -> None:
+    """Postgres refuses every write, as a primary does that was demoted: SQLSTATE 25006."""
     with world.administrator() as connection:
         try:
             connection.execute("ALTER SYSTEM SET default_transaction_read_only = on")
@@ -335,15 +298,13 @@ def _read_only(world: World, rng: random.Random, seconds: float) -> None:
             connection.execute("SELECT pg_reload_conf()")
 
 
-_READ_ONLY: Final = Fault("read-only", "Postgres refuses every write: SQLSTATE 25006", Target.POSTGRES, _read_only)
-
-
-# Connections to Postgres reset: all at once, before a COMMIT arrives, after one did; or held for a while.
-_MEAN_BETWEEN_S_of_connections_cut: Final = 0.7
+_MEAN_BETWEEN_CUTS_S: Final = 0.7
 _HELD_S: Final = 3.0
 
 
+@_fault("connections cut", Target.NETWORK)
 def _connections_cut(world: World, rng: random.Random, seconds: float) -> None:
+    """Connections to Postgres reset: all at once, before a COMMIT arrives, after one did; or held for a while."""
     until, proxy = time.monotonic() + seconds, world.proxy
     kinds = ("commit lost", "commit not answered", "all", "held")
     while time.monotonic() < until and not world.is_ending.is_set():
@@ -357,32 +318,5 @@ def _connections_cut(world: World, rng: random.Random, seconds: float) -> None:
         else:
             lost = kind == "commit lost"
             proxy.cut_commits(rng.randint(1, 3) if lost else 0, 0 if lost else rng.randint(1, 3))
-        world.wait(rng.expovariate(1 / _MEAN_BETWEEN_S_of_connections_cut))
+        world.wait(rng.expovariate(1 / _MEAN_BETWEEN_CUTS_S))
     proxy.cut_commits(0, 0)
-
-
-_CONNECTIONS_CUT: Final = Fault(
-    "connections cut", "connections to Postgres reset, many of them in mid-commit", Target.NETWORK, _connections_cut
-)
-
-
-FAULTS: Final[Mapping[str, Fault]] = MappingProxyType(
-    {
-        fault.name: fault
-        for fault in (
-            _WORKERS_KILLED,
-            _WORKERS_SUSPENDED,
-            _REBALANCE_STORM,
-            _CLOCKS_SKEWED,
-            _BROKER_LOST,
-            _KAFKA_AWAY,
-            _RESULTS_TOPIC_DELETED,
-            _JOBS_TOPICS_MADE_ANEW,
-            _POSTGRES_BOUNCED,
-            _POSTGRES_AWAY,
-            _DISK_FULL,
-            _READ_ONLY,
-            _CONNECTIONS_CUT,
-        )
-    }
-)

@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from alphaloop.messages import Result, Status
-from tests.chaos.ledger import Ledger, ResultRecord, Row
-from tests.chaos.promises import Promise, Violation
+from tests.chaos.ledger import Ledger, Promise, ResultRecord, Row, Violation
 from tests.chaos.streams import judge_streams
 from tests.chaos.work import Fate, PlannedJob
 

@@ -13,11 +13,10 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from tests.chaos.collecting import ended_by, num_in_outbox
+from tests.chaos.collecting import ended_by, num_in_outbox, send_lost_again
 from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
 from tests.chaos.ledger import ResultRecord
-from tests.chaos.lost_jobs import send_lost_again
 from tests.chaos.phases import PhaseReport, run_phase
 from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader

@@ -1,20 +1,25 @@
-"""The report of a run: a table of phases, what the oracle found, and one line of JSON."""
+"""The report of a run: a table of phases, what the oracle found, one line of JSON, and a page of the documentation."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.table import Table
 
-from tests.chaos.faults import FAULTS
+from tests.chaos.ledger import Promise, Violation
 from tests.chaos.phases import PhaseReport
-from tests.chaos.promises import Promise, Violation
+from tests.chaos.size import Size
 
 _MOST_SHOWN: Final = 30
+#: What is written where on the page: the phases of a run, or outages one after the other.
+PHASES: Final = "last run"
+OUTAGES: Final = "last outages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +27,7 @@ class RunReport:
     """What a run showed."""
 
     seed: int
+    size: Size
     seconds: float
     phases: tuple[PhaseReport, ...]
     violations: tuple[Violation, ...]
@@ -53,83 +59,95 @@ class RunReport:
     def as_json(self) -> str:
         """Everything, in one line."""
         broken = Counter(violation.promise.name.lower() for violation in self.violations)
-        figures = {name: value for name, value in asdict(self).items() if name != "violations"}
+        figures = {name: value for name, value in asdict(self).items() if name not in ("violations", "size")}
         return json.dumps({"sound": self.is_sound, "violations": dict(broken), **figures})
 
 
-def show(report: RunReport, console: Console) -> None:
-    """Print the tables, what was broken, and the JSON."""
-    console.print(_phases(report))
-    console.print(_promises(report))
-    for violation in report.violations[:_MOST_SHOWN]:
-        console.print(f"  {violation.promise.name.lower()}: {violation.what}", markup=False)
-    if len(report.violations) > _MOST_SHOWN:
-        console.print(f"  … and {len(report.violations) - _MOST_SHOWN} more")
-    peak = max(report.peak_bytes.values(), default=0) >> 20
-    console.print(
-        f"{report.num_jobs} jobs in {report.seconds:.0f} s, seed {report.seed}: {report.num_rows} rows, "
-        f"{report.num_results} results, of which {report.num_repeated_results} repeat an earlier one, "
-        f"{report.num_letters} dead letters, {report.num_failures} failures tried again, {report.num_chunks} chunks of "
-        f"{report.num_ended_streams} streams, {report.num_starts} starts of workers, {report.num_measured} runs of "
-        f"the scheduler, {report.num_cut_connections} connections cut, {peak} MiB in the largest process"
-    )
-    console.print(", ".join(f"{number} {status}" for status, number in sorted(report.num_by_status.items())))
-    print(report.as_json(), flush=True)
-
-
-def _phases(report: RunReport) -> Table:
-    table = Table(title="phases")
-    for heading in ("fault", "what is done", "lasts s", "sent", "ended", "starts", "ended by themselves", "sick"):
-        table.add_column(heading)
-    table.add_column("workers said")
-    for heading in ("held", "first outcome after s", "first result", "caught up", "backlog", "lost", "twice"):
-        table.add_column(heading, justify="right")
-    for phase in report.phases:
-        table.add_row(
-            phase.name,
-            "; ".join(FAULTS[name].what for name in phase.faults),
-            f"{phase.fault_s:.0f}",
-            str(phase.num_sent),
-            str(phase.num_ended),
-            str(phase.num_started),
-            ended(phase),
-            str(phase.num_sick),
-            said(phase),
-            f"{phase.num_held}, {phase.num_waiting} waiting",
-            seconds(phase.first_outcome_s),
-            seconds(phase.first_result_s),
-            seconds(phase.caught_up_s),
-            str(phase.backlog),
-            str(phase.num_lost),
-            str(phase.num_twice),
-        )
-    return table
-
-
-def _promises(report: RunReport) -> Table:
-    table = Table(title="promises")
-    table.add_column("promise")
-    table.add_column("broken", justify="right")
-    broken = Counter(violation.promise for violation in report.violations)
-    for promise in Promise:
-        table.add_row(promise.value, str(broken[promise]))
-    return table
-
-
-def ended(phase: PhaseReport) -> str:
+def _ended(phase: PhaseReport) -> str:
     """How many processes ended by themselves, by exit code."""
     return ", ".join(f"{number} with {code}" for code, number in sorted(phase.ended_themselves.items())) or "0"
 
 
-def said(phase: PhaseReport) -> str:
+def _said(phase: PhaseReport) -> str:
     """What /readyz of the workers said while the fault lasted, the most frequent first."""
     num_looks = sum(phase.said.values())
-    return "; ".join(
-        f"{what} {number / num_looks:.0%}"
-        for what, number in sorted(phase.said.items(), key=lambda item: (-item[1], item[0]))
-    )
+    most_first = sorted(phase.said.items(), key=lambda item: (-item[1], item[0]))
+    return "; ".join(f"{what} {number / num_looks:.0%}" for what, number in most_first)
 
 
-def seconds(found: float | None) -> str:
+def _seconds(found: float | None) -> str:
     """A time that may not have been seen within the time allowed."""
     return "not seen" if found is None else f"{found:.1f}"
+
+
+_COLUMNS: Final[Mapping[str, Callable[[PhaseReport], object]]] = {
+    "phase": lambda one: one.name,
+    "lasts s": lambda one: f"{one.fault_s:.0f}",
+    "what the workers say in `/readyz`": _said,
+    "messages held by one worker": lambda one: one.num_held,
+    "jobs waiting in one worker": lambda one: one.num_waiting,
+    "starts": lambda one: one.num_started,
+    "ended by themselves": _ended,
+    "restarted as sick": lambda one: one.num_sick,
+    "sent meanwhile": lambda one: one.num_sent,
+    "ended meanwhile": lambda one: one.num_ended,
+    "longest without a result s": lambda one: f"{one.silence_s:.1f}",
+    "first outcome after s": lambda one: _seconds(one.first_outcome_s),
+    "first result after s": lambda one: _seconds(one.first_result_s),
+    "caught up after s": lambda one: _seconds(one.caught_up_s),
+    "backlog": lambda one: one.backlog,
+    "lost": lambda one: one.num_lost,
+    "twice": lambda one: one.num_twice,
+}
+_LEFT_OUT: Final = {
+    PHASES: ("what the", "messages", "jobs waiting", "longest", "first result", "backlog", "lost", "twice"),
+    OUTAGES: ("jobs waiting", "starts", "restarted", "first outcome", "backlog"),
+}
+
+
+def show(report: RunReport, console: Console) -> None:
+    """Print the tables, what was broken, and the JSON."""
+    broken = Counter(violation.promise for violation in report.violations)
+    lines = [*_table(report, _COLUMNS), *(f"broken {broken[promise]} times: {promise}" for promise in Promise)]
+    lines += [f"  {violation.promise.name.lower()}: {violation.what}" for violation in report.violations[:_MOST_SHOWN]]
+    if len(report.violations) > _MOST_SHOWN:
+        lines.append(f"  … and {len(report.violations) - _MOST_SHOWN} more")
+    console.print("\n".join([*lines, _summary(report)]), markup=False, soft_wrap=True)
+    print(report.as_json(), flush=True)
+
+
+def write(page: Path, report: RunReport, where: str) -> None:
+    """Replace what stands between the two marks of `where` on `page`. Raises ValueError without both marks."""
+    begin_mark, end_mark = f"<!-- {where} -->", f"<!-- end of {where} -->"
+    before, begin, rest = page.read_text(encoding="utf-8").partition(begin_mark)
+    _, end, after = rest.partition(end_mark)
+    if not begin or not end:
+        raise ValueError(f"expected {begin_mark} and {end_mark} in {page}")
+    columns = (name for name in _COLUMNS if not name.startswith(_LEFT_OUT[where]))
+    figures = "\n".join([_summary(report), "", *_table(report, columns)])
+    page.write_text(f"{before}{begin_mark}\n{figures}\n{end_mark}{after}", encoding="utf-8")
+
+
+def _table(report: RunReport, columns: Iterable[str]) -> list[str]:
+    names = list(columns)
+    rows = [[str(_COLUMNS[name](phase)) for name in names] for phase in report.phases]
+    return [f"| {' | '.join(row)} |" for row in (names, ["---"] * len(names), *rows)]
+
+
+def _summary(report: RunReport) -> str:
+    size, peak = report.size, max(report.peak_bytes.values(), default=0) >> 20
+    return (
+        f"Seed {report.seed}, {size.num_brokers} brokers, {size.num_workers} workers, {os.cpu_count()} cores, "
+        f"load {', '.join(f'{load:.1f}' for load in report.load)} (start, end), "
+        f"session {size.session_timeout_s:.0f} s, lease {size.lease_s:.0f} s: "
+        f"{report.num_jobs:,} jobs in {report.seconds:.0f} s. {report.num_results:,} results, of which "
+        f"{report.num_repeated_results:,} repeat an earlier one of their job; {report.num_letters} "
+        f"dead letters; {report.num_failures} failures tried again; {report.num_chunks:,} chunks of "
+        f"{report.num_ended_streams:,} streams; "
+        f"{', '.join(f'{number:,} {status}' for status, number in sorted(report.num_by_status.items()))}; "
+        f"{report.num_starts} starts of workers; {report.num_measured} runs of the scheduler; "
+        f"{report.num_cut_connections} connections cut; {peak} MiB in the largest process; "
+        f"settled {', '.join(f'{_seconds(one)} s' for one in report.settled_s)} after the last job; "
+        f"a full disk {'was full' if report.has_small_disk else 'was played by triggers'}. "
+        f"**Promises broken: {len(report.violations)}.**"
+    )

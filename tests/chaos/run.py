@@ -14,12 +14,12 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tests.chaos.collecting import collect, num_measured
+from tests.chaos.ledger import Promise, Violation
 from tests.chaos.log_search import leaks, num_bytes
 from tests.chaos.oracle import judge, num_copies
 from tests.chaos.part import Part, Say, play
 from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import Plan, sending_s
-from tests.chaos.promises import Promise, Violation
 from tests.chaos.reading import TopicReader
 from tests.chaos.real_jobs import real_jobs, undisturbed_texts
 from tests.chaos.report import RunReport
@@ -89,6 +89,7 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         violations = judge(jobs, ledger, max_bytes=MAX_BYTES)
         return RunReport(
             seed=plan.seed,
+            size=size,
             seconds=time.monotonic() - began,
             phases=tuple(
                 _judged(*one, violations) for part in played for one in zip(part.phases, part.sent, strict=True)

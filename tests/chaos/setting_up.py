@@ -115,7 +115,7 @@ def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
         folder / "logs",
         1,
         name="scheduler",
-        program=("tests.chaos.scheduler_process",),
+        program=("tests.chaos.worker_process", "scheduler"),
         port_setting="ALPHALOOP_SCHEDULER__HTTP_PORT",
     )
 

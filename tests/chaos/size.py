@@ -98,7 +98,7 @@ SHORT: Final = Size(
     round_s=0.02,
     session_timeout_s=2.5,
     lease_s=2.0,
-    catch_up_s=6.0,
+    catch_up_s=4.0,
     settle_s=120.0,
     measure_every_s=10.0,
 )

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 
 from alphaloop.messages import Result
-from tests.chaos.ledger import ChunkRecord, Row
-from tests.chaos.promises import Promise, Violation
+from tests.chaos.ledger import ChunkRecord, Promise, Row, Violation
 from tests.chaos.work import PlannedJob
 
 

@@ -10,9 +10,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.messages import Failure, Result, Status
-from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
+from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, Promise, ResultRecord, Row
 from tests.chaos.oracle import judge
-from tests.chaos.promises import Promise
 from tests.chaos.work import Fate, PlannedJob, null_jobs
 
 MAX_BYTES = {"worker": 400 << 20}

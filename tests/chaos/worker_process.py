@@ -1,6 +1,7 @@
-"""A worker process of a run: `python -m worker`, with the null engine if CHAOS_ROUND_S is set.
+"""A process of a run: `python -m worker`, with the null engine if CHAOS_ROUND_S is set; or `python -m scheduler run`.
 
     CHAOS_ROUND_S=0.05 CHAOS_FAILURES=/tmp/failures CHAOS_CLOCK_SKEW_S=3600 python -m tests.chaos.worker_process
+    python -m tests.chaos.worker_process scheduler
 
 Everything else is the shipped process: its settings, threads, signals, health and exit codes. The process ends at once
 when its standard input does, so that none outlives a run that was killed.
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.chaos.echo_engine import EchoEngine
-from tests.chaos.life_line import end_with_input
 from tests.chaos.skewed_clock import skew_clock
 
 ROUND_S = "CHAOS_ROUND_S"
@@ -25,9 +26,19 @@ CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 TOPIC_CHECK_S = 5.0
 
 
+def end_with_input() -> None:
+    """From now on."""
+
+    def wait() -> None:
+        while os.read(sys.stdin.fileno(), 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
+
+
 def run() -> int:
     """Run the worker; its exit code."""
-    end_with_input()
     if ROUND_S in os.environ:
         loading: Any = ModuleType("worker.decoding.engine")
         loading.load_engine = _load_engine
@@ -47,4 +58,9 @@ def _load_engine(models: object, *, num_slots: int) -> EchoEngine:
 
 
 if __name__ == "__main__":
+    end_with_input()
+    if sys.argv[1:2] == ["scheduler"]:
+        from scheduler.__main__ import main
+
+        sys.exit(main(["run"]))
     sys.exit(run())

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.consumer import Consumer
@@ -23,12 +22,10 @@ from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_jo
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from tests.conftest import FIXED_SEED
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
 from tests.fuzz.mutations import mutated
-from tests.fuzz.strategies import MESSAGES
 from worker import recording
 from worker.background import Retry
 from worker.claims import Claiming, LeaseKeeper, cancelled
@@ -41,7 +38,6 @@ from worker.intake.validation import ReadyJob
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 NUM_MESSAGES: Final = int(os.environ.get("FUZZ_MESSAGES", "2000"))
-NUM_OF_HYPOTHESIS: Final = NUM_MESSAGES // 10
 GROUP: Final = 200
 GROUP_BYTES: Final = 8 << 20
 CONTEXT: Final = 4096
@@ -166,31 +162,10 @@ def reader(worker_settings: Settings, database: Database, tiny_tokenizer: Any) -
 
 @pytest.mark.timeout(180 + NUM_MESSAGES // 20)
 def test_every_mutation_of_a_job_is_answered_or_a_dead_letter(reader: Reader, rng: random.Random) -> None:
-    for number in range(NUM_MESSAGES - NUM_OF_HYPOTHESIS):
+    for number in range(NUM_MESSAGES):
         reader.read(mutated(rng, number))
     reader.check()
     print(f"\n{reader.num_read} mutated messages: {dict(reader.claims)}, refused: {dict(reader.refusals)}")
     # Neither kind is rare, or the mutations test one half only.
     assert min(reader.claims["claimed"], reader.num_refused) > reader.num_read // 20
     assert {"malformed_message", "invalid_field", "unknown_task", "prompt_too_long"} <= reader.refusals.keys()
-
-
-@pytest.mark.timeout(180 + NUM_MESSAGES // 20)
-def test_every_message_of_hypothesis_is_answered_or_a_dead_letter(reader: Reader) -> None:
-    @seed(FIXED_SEED)
-    @settings(
-        max_examples=NUM_OF_HYPOTHESIS,
-        database=None,
-        deadline=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(MESSAGES)
-    def read(value: bytes | None) -> None:
-        reader.read(Record("jobs.code", 0, reader.num_read, None, value, (), NOW.second))
-        assert not reader.crashes, reader.crashes.pop()
-
-    read()
-    reader.check()
-    print(f"\n{reader.num_read} messages of hypothesis: {dict(reader.claims)}, refused: {dict(reader.refusals)}")
-    assert min(reader.claims["claimed"], reader.num_refused) > reader.num_read // 20

@@ -17,6 +17,7 @@ from alphaloop.cli.models import _show_pair
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
+from tests.fixtures.models import small_llama
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.pairing import facts_of
 
@@ -24,23 +25,10 @@ from worker.decoding.pairing import facts_of
 @pytest.fixture(scope="module")
 def draft(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama of a third of the tiny one's size, its embeddings padded and shared with the head."""
-    config = transformers.LlamaConfig.from_pretrained(tiny_models["llama"])
-    config.update(
-        {
-            "hidden_size": 32,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "vocab_size": 400,
-            "num_key_value_heads": 1,
-            "max_position_embeddings": 512,
-            "tie_word_embeddings": True,
-        }
-    )
+    changes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    changes |= {"num_key_value_heads": 1, "vocab_size": 400, "max_position_embeddings": 512}
     folder = tmp_path_factory.mktemp("draft")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    return small_llama(tiny_models["llama"], tiny_tokenizer, folder, tie_word_embeddings=True, **changes)
 
 
 def with_config(source: Path, folder: Path, **changes: Any) -> Path:

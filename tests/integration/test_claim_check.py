@@ -12,7 +12,6 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.claim_check.store import ContentStore, by_reference, with_text
-from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, Result, Status, encode_job
 from alphaloop.messages.topics import dlq_topic, jobs_topic
@@ -22,7 +21,7 @@ from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, by_key, changed, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -40,14 +39,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def settings(worker_settings: Settings, clean_kafka: KafkaSettings, folder: Path) -> Settings:
     Operator(clean_kafka.bootstrap_servers).create(RESULTS, max_message_bytes=LIMIT)
-    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
-    update = {
-        "kafka": worker_settings.kafka.model_copy(update={"extra": extra}),
-        "claim_check": ClaimCheckSettings(url=str(folder)),
-        # An outcome that waits is tried again soon.
-        "worker": worker_settings.worker.model_copy(update={"lease_s": 2.0}),
-    }
-    return worker_settings.model_copy(update=update)
+    # An outcome that waits is tried again soon.
+    soon = changed(kafka_extra(worker_settings, compression_type="none"), worker={"lease_s": 2.0})
+    return soon.model_copy(update={"claim_check": ClaimCheckSettings(url=str(folder))})
 
 
 @pytest.fixture
@@ -74,16 +68,9 @@ def path_of(sent: Job | Result, folder: Path) -> Path:
     return found
 
 
-def by_job(records: list[Record]) -> dict[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
-    for record in records:
-        found.setdefault((record.key or b"").decode(), []).append(record.value or b"")
-    return found
-
-
 def results(client: Client, *names: str) -> dict[str, Result]:
-    records = client.read([RESULTS], lambda records: set(names) <= by_job(records).keys())
-    return {name: Result.decode(by_job(records)[name][0]) for name in names}
+    records = client.read([RESULTS], lambda records: set(names) <= by_key(records).keys())
+    return {name: Result.decode(by_key(records)[name][0]) for name in names}
 
 
 @contextmanager
@@ -120,8 +107,8 @@ def test_a_large_prompt_and_a_long_text_travel_by_reference_and_are_the_same_job
         assert refused(worker, "by_reference") == 1.0
         path_of(large, folder).unlink()  # a job that has ended needs its prompt no more
         client.send("code", [value])
-        answers = client.read([RESULTS], lambda records: len(by_job(records).get("long-1", [])) >= 2)
-    first, again = by_job(answers)["long-1"]
+        answers = client.read([RESULTS], lambda records: len(by_key(records).get("long-1", [])) >= 2)
+    first, again = by_key(answers)["long-1"]
     assert first == again == recorded(database, "long-1")[1], "recorded and published agree"
     whole = with_text(found, contents)
     assert whole.text is not None

@@ -20,7 +20,7 @@ from tests.fakes import VerboseEngine
 from tests.fixtures.broker import Operator
 from tests.fixtures.cli import Cli
 from tests.fixtures.object_store import BUCKET, ObjectStore
-from tests.fixtures.worker import Client, running_worker, until
+from tests.fixtures.worker import Client, changed, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -60,13 +60,9 @@ def settings(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     Operator(clean_kafka.bootstrap_servers).create(RESULTS, max_message_bytes=LIMIT)
-    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
-    update = {
-        "kafka": worker_settings.kafka.model_copy(update={"extra": extra}),
-        "claim_check": ClaimCheckSettings(url=URL, options={"endpoint_url": SecretStr(options["endpoint_url"])}),
-        "worker": worker_settings.worker.model_copy(update={"lease_s": 2.0}),
-    }
-    return worker_settings.model_copy(update=update)
+    soon = changed(kafka_extra(worker_settings, compression_type="none"), worker={"lease_s": 2.0})
+    store = ClaimCheckSettings(url=URL, options={"endpoint_url": SecretStr(options["endpoint_url"])})
+    return soon.model_copy(update={"claim_check": store})
 
 
 def line(custom_id: str, prompt: str) -> str:

@@ -6,7 +6,6 @@ import codecs
 import gzip
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -148,22 +147,3 @@ def test_a_batch_in_any_form_of_file(stack_cli: Cli, worker_settings: Settings, 
             if form != "pipe":
                 shown = stack_cli("batch", "output", file, stdin=content).out.splitlines()
                 assert {json.loads(row)["custom_id"] for row in shown} == {f"ä {form}", f"語 {form}"}
-
-
-def test_the_output_goes_where_it_is_told_and_never_over_the_input(
-    stack_cli: Cli, worker_settings: Settings, tmp_path: Path
-) -> None:
-    file = tmp_path / "requests.jsonl"
-    file.write_bytes(content := encoded(chat("one", "tell")))
-    (tmp_path / "link").symlink_to(file)
-    with running_worker(worker_settings, FakeEngine()):
-        stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
-    for destination in (file, tmp_path / "link", tmp_path):
-        assert stack_cli("batch", "output", file, "--to", destination).code == 1
-    assert file.read_bytes() == content
-    private = tmp_path / "private"
-    private.write_text("before")
-    private.chmod(0o600)
-    stack_cli("batch", "output", file, "--to", private)
-    assert (json.loads(private.read_text())["custom_id"], stat.S_IMODE(private.stat().st_mode)) == ("one", 0o600)
-    assert stack_cli("batch", "output", file, "--to", "-").out == private.read_text()

@@ -5,28 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 
 import pytest
 from sqlalchemy import text
 
-from alphaloop.errors import InvalidField, MalformedMessage, MessageError, UnknownTask
+from alphaloop.errors import InvalidField, MalformedMessage, UnknownTask
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Failure, Origin, Result, Status, dead_letter
+from alphaloop.messages import DeadLetter, Failure, Result, Status
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.worker import Client, everything, running_worker
+from tests.fixtures.worker import Client, everything, running_worker, write_letter
 from tests.integration.test_worker_retries import UnluckyEngine, asking
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 SECRET = "the prompt that nobody may list"
-Write = Callable[..., None]
+Write = Callable[..., DeadLetter]
 
 
 @pytest.fixture
@@ -36,26 +36,8 @@ def client(worker_settings: Settings, stack_cli: Cli) -> Client:
 
 @pytest.fixture
 def write(worker_settings: Settings, client: Client) -> Write:
-    """Writes a dead letter to partition 0 of its topic."""
-
-    def written(
-        reason: MessageError | Failure,
-        value: bytes,
-        *,
-        topic: str = "jobs.code",
-        offset: int = 0,
-        job_id: str | None = None,
-        headers: tuple[tuple[str, bytes], ...] = (),
-    ) -> None:
-        origin = Origin("c", topic, 0, offset)
-        letter = dead_letter(
-            reason, origin, group="g", num_deliveries=1, key=b"key", value=value, headers=headers, job_id=job_id
-        )
-        with closing(Producer(worker_settings.kafka)) as producer:
-            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers, partition=0)
-            producer.flush(60)
-
-    return written
+    """Writes a dead letter."""
+    return partial(write_letter, worker_settings.kafka)
 
 
 def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
@@ -128,7 +110,11 @@ def test_one_letter_is_shown_and_its_message_only_when_asked_for(cli: Cli, write
     (letter,) = cli(
         "dlq", "list", "--task", "code", "--code", "invalid_field", "--job-id", "a", "--since", "1h", "--json"
     ).json
+    assert (letter["topic"], letter["field"], letter["size_bytes"]) == ("jobs.code", "body.model", len(value))
     assert cli("dlq", "list", "--task", "code", "--until", "1h", "--json").json == []
+    assert SECRET not in str(letter) + cli("dlq", "list", "--task", "code").out
+    assert SECRET in cli("dlq", "list", "--task", "code", "--show-value", "--json").json[0]["value"]
+    assert cli("dlq", "list", "--task", "nonesuch").out == ""
     shown = cli("dlq", "show", letter["at"], "--json")
     assert (shown.json["headers"]["x"], shown.json["code"]) == ("y", "invalid_field")
     assert SECRET not in shown.out + cli("dlq", "show", letter["at"]).out

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import threading
@@ -230,22 +229,6 @@ def test_a_job_without_an_answer_ends_with_the_time(
     assert re.search(r"wait again: \S*alphaloop wait ", ran.err)
 
 
-def test_dead_letters_are_listed_without_their_prompts(cli: Cli, task: str, responder: Responder) -> None:
-    assert cli("enqueue", "--task", task, "--prompt", REFUSED, "--wait", "--timeout", 60).code == 1
-    ran = cli("dlq", "list", "--task", task, "--json")
-    assert ran.code == 0
-    (letter,) = ran.json
-    assert (letter["topic"], letter["code"], letter["field"]) == (jobs_topic(task), "invalid_field", "body.model")
-    assert letter["size_bytes"] > 0
-    assert REFUSED not in ran.out
-    shown = cli("dlq", "list", "--task", task)
-    assert "expected something else" in shown.out
-    assert REFUSED not in shown.out
-    (shown_letter,) = cli("dlq", "list", "--task", task, "--show-value", "--json").json
-    assert REFUSED in shown_letter["value"]
-    assert cli("dlq", "list", "--task", "nonesuch").out == ""
-
-
 def test_of_many_dead_letters_only_the_newest_are_read(
     cli: Cli, task: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,15 +254,3 @@ def test_of_many_dead_letters_only_the_newest_are_read(
     assert ran.code == 0
     assert sorted(letter["offset"] for letter in ran.json) == ["297", "298", "299"]
     assert sum(read) <= 3 * kafka_settings.num_partitions, "what is not shown is not read"
-
-
-def test_a_file_is_read_in_the_form_that_it_begins_with(
-    cli: Cli, task: str, responder: Responder, tmp_path: Path
-) -> None:
-    text = "".join(json.dumps({"prompt": f"ä語 {n}"}, ensure_ascii=False) + "\n" for n in range(3))
-    for form in ("utf-8-sig", "utf-16", "gzip"):
-        file = tmp_path / f"{form}.jsonl"
-        file.write_bytes(gzip.compress(text.encode()) if form == "gzip" else text.encode(form))
-        ran = cli("enqueue", "--file", file, "--task", task, "--output", "-")
-        assert (ran.code, "is read as" in ran.err) == (0, True)
-        assert [json.loads(row)["text"] for row in ran.out.splitlines()] == [f"re: ä語 {n}" for n in range(3)]

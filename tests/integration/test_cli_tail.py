@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,13 +12,9 @@ from alphaloop.settings import Settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.worker import Client, Streamed, running_worker
+from tests.integration.test_worker_streams import job
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
-
-
-def job(number: int, **fields: Any) -> bytes:
-    plain = {"job_id": f"job-{number}", "prompt": f"tell story number {number}", "max_tokens": 24, "stream": True}
-    return json.dumps({**plain, **fields}).encode()
 
 
 def test_jobs_of_a_worker_are_shown_until_all_have_ended(stack_cli: Cli, worker_settings: Settings) -> None:
@@ -70,41 +65,25 @@ def test_a_text_grows_piece_by_piece_and_a_new_attempt_that_says_the_same_goes_o
         (2, "one "),
         (2, "two three"),
     ]
-
-
-def test_a_new_attempt_with_another_text_is_shown_from_its_start(stack_cli: Cli, worker_settings: Settings) -> None:
-    streamed = Streamed(worker_settings.kafka)
-    streamed.text("a", 1, 0, "one way")
-    streamed.text("a", 4, 0, "another ")
-    streamed.text("a", 4, 1, "way")
-    streamed.end("a", 4, 2)
-    shown = stack_cli("tail", "a")
-    assert shown.out == "one way\nanother way\n"
-    assert "decoded again" in shown.err
-
-
-def test_lines_of_several_jobs_name_their_job(stack_cli: Cli, worker_settings: Settings) -> None:
-    streamed = Streamed(worker_settings.kafka)
+    streamed.text("c", 1, 0, "one way")
+    streamed.text("c", 4, 0, "another ")
+    streamed.text("c", 4, 1, "way")
+    streamed.end("c", 4, 2)
+    shown = stack_cli("tail", "c")
+    assert (shown.out, "decoded again" in shown.err) == ("one way\nanother way\n", True), "another text begins anew"
     for number, piece in enumerate(("first line\nsec", "ond line")):
-        for job_id in ("a", "b"):
+        for job_id in ("d", "e"):
             streamed.text(job_id, 1, number, piece)
-    for job_id in ("a", "b"):
+    for job_id in ("d", "e"):
         streamed.end(job_id, 1, 2)
-    shown = stack_cli("tail", "a", "b", "a")
-    assert sorted(shown.out.splitlines()) == [
-        "a  first line",
-        "a  second line",
-        "b  first line",
-        "b  second line",
-    ]
-
-
-def test_a_job_that_never_ends_is_told_after_the_timeout(stack_cli: Cli, worker_settings: Settings) -> None:
-    Client(worker_settings)
+    shown = stack_cli("tail", "d", "e", "d")
+    assert sorted(shown.out.splitlines()) == ["d  first line", "d  second line", "e  first line", "e  second line"]
     shown = stack_cli("tail", "nobody", "--timeout", "0.5")
-    assert shown.code == 1
-    assert "not ended within 0.5 s: nobody" in shown.err
-    assert "alphaloop status" in shown.err
+    assert (shown.code, "not ended within 0.5 s: nobody" in shown.err, "alphaloop status" in shown.err) == (
+        1,
+        True,
+        True,
+    )
 
 
 def test_enqueue_streams_texts_as_they_are_decoded(stack_cli: Cli, worker_settings: Settings, tmp_path: Path) -> None:

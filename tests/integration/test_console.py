@@ -227,20 +227,6 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
     assert "No claimed job is so." in visitor.get("/jobs?until=1h").text
 
 
-def test_jobs_of_a_batch_are_found_by_task_and_status(database: Database, visitor: Visitor) -> None:
-    names = [f"j-{number:02d}" for number in range(70)]
-    requests = [claim_request(name, task=("code", "sql")[name < "j-60"], batch_id="monday") for name in names]
-    JobStore(database).claim(requests, owner="w1", lease_s=60, max_attempts=3)
-    OutcomeStore(database).record([outcome(name) for name in names[:55]], owner="w1")
-    first = visitor.get("/jobs.json?batch=monday&task=sql&status=succeeded").data
-    assert [job["job_id"] for job in first["jobs"]] == names[:50]
-    (link,) = re.findall(r'rel="next" href="([^"]+)"', visitor.get("/jobs?batch=monday&task=sql&status=succeeded").text)
-    assert [
-        job["job_id"] for job in visitor.get(html.unescape(link).replace("/jobs?", "/jobs.json?")).data["jobs"]
-    ] == (names[50:55])
-    assert visitor.get("/jobs.json?batch=monday&task=code&status=succeeded").data["jobs"] == []
-
-
 def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
     database: Database, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Consumer as ForeignConsumer
 from pydantic import SecretStr
 
+from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.topics import CONTROL
 from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
-from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
+from tests.fixtures.console import PASSWORD, Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.runs import claim_request
+from tests.fixtures.worker import read
 
 pytestmark = pytest.mark.postgres
 
@@ -43,13 +44,8 @@ def person(console_login: SecretStr) -> Iterator[Visitor]:
         yield visitor
 
 
-def token_of(page: str) -> str:
-    (found,) = set(re.findall(r'name="token" value="([^"]+)"', page))
-    return str(found)
-
-
 def test_a_drift_event_is_acknowledged(person: Visitor, database: Database, event_id: int) -> None:
-    token = token_of(person.get(f"/drift/{event_id}").text)
+    token = person.token(f"/drift/{event_id}")
     form = {"token": token, "by": "Ada", "note": "a new draft is in training"}
     answer = person.post(f"/drift/{event_id}/acknowledge", form)
     assert (answer.status, answer.headers["location"]) == (303, f"/drift/{event_id}")
@@ -65,7 +61,7 @@ def test_an_incident_is_acknowledged_and_stays_open(person: Visitor, database: D
     store = IncidentStore(database)
     store.open([Incident(IncidentKind.WRONG_TEXT, "code", "lookup", "r", "t", "e", ("j-1",), "Wrong.", {})], NOW)
     (incident,) = store.open_incidents()
-    form = {"token": token_of(person.get("/drift").text), "by": "Ada", "note": "the kernel is being looked at"}
+    form = {"token": person.token("/drift"), "by": "Ada", "note": "the kernel is being looked at"}
     address = f"/incidents/{incident.id}/acknowledge"
     assert person.post(address, {**form, "token": "guessed"}).status == 403
     assert person.post(address, {**form, "by": ""}).status == 400
@@ -87,7 +83,7 @@ def test_a_form_without_the_sessions_token_does_nothing(person: Visitor, databas
     assert person.post(address, form).status == 403
     assert person.post(address, {**form, "token": "guessed"}).status == 403
     signed_out = Visitor(person.url)
-    token = token_of(person.get(f"/drift/{event_id}").text)
+    token = person.token(f"/drift/{event_id}")
     assert signed_out.post(address, {**form, "token": token}).status == 403
     other = Visitor(person.url)
     other.sign_in()
@@ -113,7 +109,7 @@ def test_without_a_password_no_form_is_shown_and_none_is_taken(database_url: Sec
 
 
 def test_a_form_that_is_too_large_is_refused(person: Visitor, event_id: int) -> None:
-    token = token_of(person.get(f"/drift/{event_id}").text)
+    token = person.token(f"/drift/{event_id}")
     many = {f"field-{number}": "x" for number in range(50)}
     assert person.post(f"/drift/{event_id}/acknowledge", {"token": token, "by": "Ada", **many}).status == 400
 
@@ -124,7 +120,7 @@ def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_s
     JobStore(database).claim([claim_request(job_id)], owner="w1", lease_s=60, max_attempts=3)
     with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
         visitor.sign_in()
-        form = {"token": token_of(visitor.get(f"/job?id={job_id}").text), "id": job_id}
+        form = {"token": visitor.token(f"/job?id={job_id}"), "id": job_id}
         answer = visitor.post("/job/cancel", form)
         assert answer.status == 303
         assert "The workers were asked to cancel it" in visitor.get(answer.headers["location"]).text
@@ -133,18 +129,8 @@ def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_s
 
 def cancelled(kafka: KafkaSettings, wanted: set[str]) -> set[str]:
     """The jobs that the control topic asks to cancel, read until all of the wanted ones were found."""
-    group = f"cancelled-{time.time_ns()}"
-    consumer = ForeignConsumer(
-        {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "auto.offset.reset": "earliest"}
-    )
-    found: set[str] = set()
-    deadline = time.monotonic() + WAIT_S
-    try:
-        consumer.subscribe(["control"])
-        while not wanted <= found and time.monotonic() < deadline:
-            message = consumer.poll(0.5)
-            if message is not None and message.error() is None:
-                found.add(json.loads(message.value() or b"{}").get("job_id"))
-    finally:
-        consumer.close()
-    return found
+
+    def asked(records: list[Record]) -> set[str]:
+        return {json.loads(record.value or b"{}").get("job_id") for record in records}
+
+    return asked(read(kafka, [CONTROL], lambda records: wanted <= asked(records)))

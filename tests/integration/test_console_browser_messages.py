@@ -7,7 +7,6 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,15 @@ from playwright.sync_api import Browser, Page, expect
 from pydantic import SecretStr
 
 from alphaloop.errors import InvalidField
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Origin, Status, dead_letter
+from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang, read_every_second
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.worker import WAIT_S, Streamed
+from tests.fixtures.worker import Streamed, write_letter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
 
@@ -114,18 +112,7 @@ def test_a_dead_letter_is_read_corrected_and_sent_again(page: Page, kafka_settin
     task, wrong = f"letters_{uuid.uuid4().hex[:12]}", InvalidField("expected at most 2", field="body.temperature")
     ensure_topics(kafka_settings, [task])
     job = {"job_id": f"hot-{uuid.uuid4().hex}", "prompt": "Write a haiku.", "temperature": 9}
-    letter = dead_letter(
-        wrong,
-        Origin("c", f"jobs.{task}", 0, 7),
-        group="g",
-        num_deliveries=1,
-        key=b"key",
-        value=json.dumps(job).encode(),
-        headers=(),
-    )
-    with closing(Producer(kafka_settings)) as producer:
-        producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
-        producer.flush(WAIT_S)
+    letter = write_letter(kafka_settings, wrong, json.dumps(job).encode(), topic=f"jobs.{task}", offset=7)
     page.get_by_role("link", name="Dead letters", exact=True).click()
     page.get_by_role("searchbox", name="Task").fill(task)
     page.get_by_role("button", name="Find").click()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,12 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.errors import InvalidField, MessageError, UnknownTask
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Failure, Origin, dead_letter
+from alphaloop.messages import Failure
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.console import WAIT_S, Visitor, console
-from tests.fixtures.worker import everything
+from tests.fixtures.console import Visitor, console
+from tests.fixtures.worker import everything, write_letter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -39,19 +37,8 @@ def write(kafka_settings: KafkaSettings, task: str) -> Write:
     """Writes a dead letter of the task."""
 
     def written(reason: MessageError | Failure, fields: dict[str, Any], job_id: str | None = None) -> None:
-        letter = dead_letter(
-            reason,
-            Origin("c", f"jobs.{task}", 0, 7),
-            group="g",
-            num_deliveries=1,
-            key=b"key",
-            value=json.dumps({"prompt": SECRET, **fields}).encode(),
-            headers=(("tenant", b"a header of the sender"),),
-            job_id=job_id,
-        )
-        with closing(Producer(kafka_settings)) as producer:
-            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers, partition=0)
-            producer.flush(WAIT_S)
+        value, headers = json.dumps({"prompt": SECRET, **fields}).encode(), (("tenant", b"a header of the sender"),)
+        write_letter(kafka_settings, reason, value, topic=f"jobs.{task}", offset=7, job_id=job_id, headers=headers)
 
     return written
 

@@ -33,8 +33,20 @@ def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data", embedded=EmbeddedSettings(broker="tansu"))
 
 
-def test_another_terminal_finds_it_and_a_second_one_is_refused(settings: Settings) -> None:
+def test_without_a_kafka_the_fallback_runs_another_terminal_finds_it_and_a_second_one_is_refused(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("KAFKA_HOME", raising=False)
+    monkeypatch.setattr(install, "_BESIDE_CHECKOUT", tmp_path / "nothing")
+    monkeypatch.setattr(install, "cache_folder", lambda: tmp_path / "empty cache")
     events: list[str] = []
+    strict = settings.model_copy(update={"embedded": EmbeddedSettings(broker="kafka")})
+    with (
+        pytest.raises(StartFailed, match="no Apache Kafka was found\nhint: run `alphaloop kafka install`"),
+        EmbeddedStack(strict, on_event=events.append),
+    ):
+        pass
+    settings = settings.model_copy(update={"embedded": EmbeddedSettings(broker="auto")})
     assert with_running_stack(settings) == settings
     with EmbeddedStack(settings, on_event=events.append) as full:
         assert full.postgres.url is not None
@@ -59,6 +71,8 @@ def test_another_terminal_finds_it_and_a_second_one_is_refused(settings: Setting
     assert not state.exists()
     assert not is_reachable(full.kafka, 0.3)
     assert [event for event in events if "is up after" in event]
+    assert events.count(FALLBACK_NOTICE) == 1
+    assert "\n" not in FALLBACK_NOTICE
 
 
 def test_what_the_settings_name_is_not_started(tmp_path: Path) -> None:
@@ -97,26 +111,6 @@ def test_a_broker_that_fails_leaves_no_database_behind(settings: Settings, tmp_p
     assert not is_locked(settings.data_dir / "postgres" / "lock"), "PostgreSQL was stopped"
     assert not is_locked(settings.data_dir / "stack.lock")
     assert "StorageTool" in (settings.data_dir / "logs" / "kafka.log").read_text()
-
-
-def test_without_a_kafka_the_fallback_runs_and_one_line_says_so(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("KAFKA_HOME", raising=False)
-    monkeypatch.setattr(install, "_BESIDE_CHECKOUT", tmp_path / "nothing")
-    monkeypatch.setattr(install, "cache_folder", lambda: tmp_path / "empty cache")
-    events: list[str] = []
-    auto = settings.model_copy(update={"embedded": EmbeddedSettings(broker="auto")})
-    with EmbeddedStack(auto, on_event=events.append) as full:
-        assert full.kafka.session_timeout_ms == 6000
-    assert events.count(FALLBACK_NOTICE) == 1
-    assert "\n" not in FALLBACK_NOTICE
-    strict = settings.model_copy(update={"embedded": EmbeddedSettings(broker="kafka")})
-    with (
-        pytest.raises(StartFailed, match="no Apache Kafka was found\nhint: run `alphaloop kafka install`"),
-        EmbeddedStack(strict, on_event=events.append),
-    ):
-        pass
 
 
 @pytest.mark.kafka

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -16,10 +16,8 @@ from alphaloop.messages import Origin, parse_job
 from alphaloop.messages.job import Job
 from benchmarks.exactness import BATCH, NEAR_TIE, decode, first_difference
 from benchmarks.jobs import forced
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 

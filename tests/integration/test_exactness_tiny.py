@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -14,14 +14,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
-from worker.decoding.engine import SHARED_CHUNK
+from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.engine import Generation, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=40, temperature=0.0)
 DRAFTERS: Final = ("lookup", "another model", "the target itself", "chain", "tree")

@@ -5,28 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
-from alphaloop.deciding.policy import Decision
 from alphaloop.store.database import Database
 from alphaloop.store.incidents import IncidentKind, IncidentStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
-from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.models import VANILLA, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Generation
 from worker.recording import succeeded
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
 
 pytestmark = pytest.mark.postgres
 
@@ -60,14 +56,6 @@ def compared(database: Database, now: datetime) -> Watched:
     return compare_new(ProbeStore(database), IncidentStore(database), now)
 
 
-def decode(engine: Any, claimed: ClaimedJob, decision: Decision) -> Generation:
-    engine.admit(claimed.ready.prepared, decision)
-    while not (finished := engine.step().finished):
-        pass
-    (generation,) = finished
-    return generation
-
-
 def probe(database: Database, engine: Any, at: datetime) -> None:
     """Every prompt decoded vanilla and with look-up, as the scheduler records it and a worker does."""
     for position, prompt in enumerate(PROMPTS):
@@ -80,7 +68,7 @@ def probe(database: Database, engine: Any, at: datetime) -> None:
             ProbeStore(database).record([run])
             given = {"purpose": purpose, "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
             claimed = ClaimedJob(validation(engine).read(delivery(job_id, **given)), 1, 0)
-            generation = decode(engine, claimed, decision)
+            generation = decode_one(engine, claimed.ready.prepared, decision)
             JobStore(database).claim([claim_request(job_id)], owner="w", lease_s=60, max_attempts=3)
             ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=at)
             OutcomeStore(database).record([ended], owner="w")
@@ -118,7 +106,10 @@ def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., Transfor
     for number, prompt in enumerate(TELLING):
         given: dict[str, Any] = {"purpose": "probe", "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
         claimed = ClaimedJob(validation(engine).read(delivery(f"probe-{number}", **given)), 1, 0)  # type: ignore[arg-type]
-        plain, drafted = decode(engine, claimed, VANILLA), decode(engine, claimed, lookup_decision(3))
+        plain, drafted = (
+            decode_one(engine, claimed.ready.prepared, VANILLA),
+            decode_one(engine, claimed.ready.prepared, lookup_decision(3)),
+        )
         num_accepted += drafted.counts.num_accepted
         assert len(plain.second_choices) == len(plain.token_ids)
         for one, other in zip(plain.second_choices, drafted.second_choices, strict=True):

@@ -6,19 +6,16 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 NUM_SLOTS = 4
 NUM_JOBS = 24
 

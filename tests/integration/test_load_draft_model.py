@@ -14,6 +14,7 @@ import transformers
 
 from alphaloop.errors import IncompatiblePair, ModelNotFound
 from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
+from tests.fixtures.models import small_llama
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.models import Target, load_target
@@ -40,21 +41,9 @@ def target(served: TargetSettings) -> Target:
 @pytest.fixture(scope="module")
 def source(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small draft with a context of 16 and padded embeddings."""
-    config = transformers.LlamaConfig.from_pretrained(
-        tiny_models["llama"],
-        hidden_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        vocab_size=400,
-    )
-    folder = tmp_path_factory.mktemp("source")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    changes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    changes |= {"max_position_embeddings": 16, "vocab_size": 400}
+    return small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path_factory.mktemp("source"), **changes)
 
 
 def load(source: Path, served: TargetSettings, target: Target, **more: Any) -> DraftModelDrafter:

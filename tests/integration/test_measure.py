@@ -1,9 +1,8 @@
-"""`alphaloop measure` on a tiny model: the whole command, its texts, its interruption, a draft's record."""
+"""`alphaloop measure` on a tiny model: the whole command, its texts, a draft's record."""
 
 from __future__ import annotations
 
 import json
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from alphaloop.cli.measure import report_as_json, show
+from alphaloop.cli.measure import report_as_json
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
@@ -71,36 +70,6 @@ def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
         assert (one["verdict"] == "ship") == (not one["reasons"])
     assert told["memory"]["parts"][0]["weight_bytes"] > 0
     assert told["memory"]["peak_process_bytes"] > told["memory"]["parts"][0]["weight_bytes"]
-
-
-@pytest.mark.usefixtures("configs")
-def test_the_first_interruption_reports_what_is_there(
-    prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from worker.measuring import records as measure_records
-
-    looks = 0
-
-    def sample(_: object) -> None:
-        nonlocal looks
-        looks += 1
-        # Two stages begin before the first text.
-        if looks == 2 + 7:
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(measure_records.MemoryWatch, "sample", sample)
-    before = signal.getsignal(signal.SIGINT)
-    done = CarriedOut(measure_order(prompts, k=(2,), max_tokens=8))
-    assert done.code == 130
-    (data,) = done.reports
-    show(TypeAdapter(Report).validate_python(data))
-    captured = capsys.readouterr()
-    # Seven texts are three pairs; the fourth pair lacks its other half.
-    assert "INTERRUPTED: 3 of 12 batches" in captured.out
-    assert "TOO CLOSE" in captured.out
-    assert "no bounds" in captured.out
-    assert done.notes == ["interrupted"]
-    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.usefixtures("configs")

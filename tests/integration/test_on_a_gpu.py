@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -36,11 +36,8 @@ from tests.fixtures.models import (
     make_tiny_model,
     make_tiny_tokenizer,
 )
-from worker.decoding.engine import load_engine
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 DEVICE: Final = "cuda"
 NUM_SLOTS: Final = 6

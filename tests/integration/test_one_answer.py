@@ -26,22 +26,13 @@ from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import Visitor, console
+from tests.fixtures.drift import Sender
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import DecodedJobs, block_rows, subject
 from tests.fixtures.six_tasks import NUM_ALPHA_JOBS, NUM_JOBS, Answer, fill, of_document, of_metrics, of_views
 from worker.metrics import WorkerMetrics
 
 pytestmark = pytest.mark.postgres
-
-
-class Broker:
-    """Takes every message."""
-
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
-        """Take it."""
-
-    def flush(self, timeout_s: float) -> None:
-        """Nothing waits."""
 
 
 class Asked:
@@ -55,7 +46,7 @@ class Asked:
         """A run now."""
         Scheduler(
             self.database,
-            Broker(),
+            Sender(),
             load_settings(None).model_copy(
                 update={
                     "tasks": {task: TaskSettings() for task in NUM_JOBS},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -14,10 +14,8 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore, running
 from tests.fixtures.worker import Client, running_worker, until
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.open_drafters import MOST_IN_A_ROW
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.model]
 

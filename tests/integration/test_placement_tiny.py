@@ -6,24 +6,19 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
-import transformers
 
 from alphaloop.deciding.decision import Decision
 from alphaloop.errors import ConfigError, IncompatiblePair
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
-from tests.fixtures.models import VANILLA, decision, make_job
-from worker.decoding.engine import load_engine
+from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
+from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, PreparedJob, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
 
 GREEDY: Final = Sampling(max_tokens=14, temperature=0.0)
 DRAWN: Final = Sampling(max_tokens=14, temperature=1.0)
@@ -49,20 +44,9 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpus]:
 @pytest.fixture(scope="module")
 def small(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A draft of a quarter of the tiny Llama's size."""
-    config = transformers.LlamaConfig.from_pretrained(
-        tiny_models["llama"],
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-    )
-    folder = tmp_path_factory.mktemp("small")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        transformers.LlamaForCausalLM(config).to(torch.float64).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    return folder
+    changes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 1}
+    folder, is_exact = tmp_path_factory.mktemp("small"), {"seed": 5, "dtype": torch.float64}
+    return small_llama(tiny_models["llama"], tiny_tokenizer, folder, num_key_value_heads=1, **changes, **is_exact)
 
 
 def models(target: Path, draft: Path, devices: Mapping[str, str], *, device: str = "cuda:0") -> ModelSettings:
@@ -71,13 +55,6 @@ def models(target: Path, draft: Path, devices: Mapping[str, str], *, device: str
     )
     drafts = {name: DraftModelDrafterSettings(source=str(draft), device=where) for name, where in devices.items()}
     return ModelSettings(target=served, drafters={"lookup": LookupDrafterSettings(), **drafts})
-
-
-def finish(engine: TransformersEngine) -> dict[str, Generation]:
-    finished: dict[str, Generation] = {}
-    while engine.load().num_running:
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
-    return finished
 
 
 def decode(engine: TransformersEngine, work: Mapping[str, tuple[Sampling, Decision]]) -> dict[str, Generation]:

@@ -32,7 +32,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
 from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
-from tests.fixtures.worker import Client, RunningWorker
+from tests.fixtures.worker import Client, RunningWorker, changed
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -146,8 +146,7 @@ def measure_expectations(database: Database, rng: random.Random, like: MixedEngi
 def settings(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
     """Explores, measures by switchback, and looks for other workers' evidence all the time."""
     monkeypatch.setattr("worker.assembly.EVIDENCE_POLL_S", 0.05)
-    worker = worker_settings.worker.model_copy(update={"batch_size": 8})
-    return worker_settings.model_copy(update={"worker": worker})
+    return changed(worker_settings, worker={"batch_size": 8})
 
 
 def run_until(
@@ -253,7 +252,7 @@ def assert_mixed(past: Sequence[StoredSnapshot], decided: Mapping[UUID, Sequence
     assert any(one.is_stale for its in snapshots for one in its.drafters)
     assert sum(len(its.groups) > 1 for its in snapshots) > 20
     assert sum(its.is_split for its in snapshots) > 20
-    assert sum(any(one.settings_by_running for one in its.decisions) for its in snapshots) > 20
+    assert sum(any(one.settings_by_running for one in decisions) for decisions in decided.values()) > 20
     errors = {its.error for one in snapshots for group in one.groups for its in group.posteriors.values()}
     assert len(errors) > 5, "what earlier expectations missed moved on while it was decided"
     assert min(error.bias for error in errors) < -0.02

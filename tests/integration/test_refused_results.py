@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
 from contextlib import closing
 
 import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import DeliveryFailed
-from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, TOKENS, list_topics
 from alphaloop.messages import Result, Status
@@ -24,7 +22,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
 from tests.fixtures.runs import claim_request, outcome
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, by_key, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -39,9 +37,7 @@ def operator(clean_kafka: KafkaSettings) -> Operator:
 @pytest.fixture
 def settings(worker_settings: Settings) -> Settings:
     """Without compression, because the broker compares the compressed size with its limit."""
-    extra = {**worker_settings.kafka.extra, "compression.type": "none"}
-    kafka = worker_settings.kafka.model_copy(update={"extra": extra})
-    return worker_settings.model_copy(update={"kafka": kafka})
+    return kafka_extra(worker_settings, compression_type="none")
 
 
 def job(name: str) -> bytes:
@@ -63,13 +59,6 @@ def takes(settings: Settings, num_bytes: int) -> bool:
     return True
 
 
-def by_job(records: list[Record]) -> Mapping[str, list[bytes]]:
-    found: dict[str, list[bytes]] = {}
-    for record in records:
-        found.setdefault((record.key or b"").decode(), []).append(record.value or b"")
-    return found
-
-
 def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
     settings: Settings, operator: Operator, database: Database
 ) -> None:
@@ -78,11 +67,11 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
     small = [f"small-{number}" for number in range(30)]
     with running_worker(settings, VerboseEngine("large")) as worker:
         client.send("code", [*map(job, small[:15]), job("large"), *map(job, small[15:])])
-        published = by_job(client.read([RESULTS], lambda records: len({r.key for r in records}) >= 31))
+        published = by_key(client.read([RESULTS], lambda records: len({r.key for r in records}) >= 31))
         assert count(worker, "alphaloop_results_refused_total", code="result_too_large", done="replaced") == 1.0
         client.send("code", [job("large")])
         until(lambda: count(worker, "alphaloop_jobs_answered_again_total") == 1.0, "the repeated job is answered")
-        again = by_job(client.read([RESULTS], lambda records: len(by_job(records).get("large", [])) >= 2))
+        again = by_key(client.read([RESULTS], lambda records: len(by_key(records).get("large", [])) >= 2))
     assert {Result.decode(published[name][0]).status for name in small} == {Status.SUCCEEDED}
     assert len(set(again["large"])) == 1, "one job has one result, byte for byte"
     large = Result.decode(again["large"][0])
@@ -100,8 +89,7 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
 def test_results_that_only_together_exceed_the_limit_are_all_published(settings: Settings, operator: Operator) -> None:
     operator.create(RESULTS, max_message_bytes=LIMIT, num_partitions=1)
     client = Client(settings)
-    kafka = settings.kafka.model_copy(update={"extra": {**settings.kafka.extra, "linger.ms": 500}})
-    with running_worker(settings.model_copy(update={"kafka": kafka}), FakeEngine(num_slots=32)):
+    with running_worker(kafka_extra(settings, linger_ms=500), FakeEngine(num_slots=32)):
         client.send("code", [job(f"job-{number}") for number in range(60)])
         results = client.results(60)
     assert {result.status for result in results} == {Status.SUCCEEDED}
@@ -134,14 +122,14 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
     database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         client.send("code", [job("new")])
-        published = by_job(client.read([RESULTS], lambda records: len(by_job(records)) >= 2))
+        published = by_key(client.read([RESULTS], lambda records: len(by_key(records)) >= 2))
         assert set(published) == {"orphan", "new"}
         until(lambda: count(worker, "alphaloop_results_set_aside") == 1.0, "the alert's metric shows it")
     operator.limit(RESULTS, 1 << 20)
     until(lambda: takes(settings, len(orphans[0].result)), "the new limit holds")
     database.change(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
     with running_worker(settings, FakeEngine(num_slots=4)):
-        published = by_job(client.read([RESULTS], lambda records: b"poisoned" in {r.key for r in records}))
+        published = by_key(client.read([RESULTS], lambda records: b"poisoned" in {r.key for r in records}))
         until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
     assert published["poisoned"] == [orphans[0].result], "the recorded outcome, byte for byte"
 
@@ -176,8 +164,7 @@ def test_chunks_that_are_refused_hold_up_no_result(settings: Settings, operator:
 
 def test_a_results_topic_that_is_deleted_is_made_again(settings: Settings, operator: Operator) -> None:
     client = Client(settings)
-    soon = {**settings.kafka.extra, "topic.metadata.propagation.max.ms": 1000}
-    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"extra": soon})})
+    settings = kafka_extra(settings, topic_metadata_propagation_max_ms=1000)
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
         client.send("code", [job("before")])
         client.results(1)

@@ -10,7 +10,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -21,16 +21,13 @@ from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, make_job
 from worker.decoding import verification
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import probabilities
 from worker.decoding.verification import DraftVerdict, draw
 from worker.engine import Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 Distribution = dict[tuple[int, ...], float]
 SAMPLED: Final = Sampling(max_tokens=5, temperature=1.0, top_k=3)
 NUM_TEXTS: Final = 400

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import register_probe_set
+from tests.fixtures.drift import Sender, register_probe_set
 
 pytestmark = pytest.mark.postgres
 
@@ -30,26 +29,11 @@ NOW = datetime.now(UTC).replace(microsecond=0)
 HOUR = timedelta(hours=1)
 
 
-@dataclass
-class Broker:
-    """Acknowledges everything; `at_flush` happens while the first messages are waited for."""
-
-    at_flush: Callable[[], None] = lambda: None
-    sent: list[str] = field(default_factory=list)
-
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None:
-        self.sent.append(topic)
-
-    def flush(self, timeout_s: float) -> None:
-        at_flush, self.at_flush = self.at_flush, lambda: None
-        at_flush()
-
-
 class Process:
     """A scheduler as `python -m scheduler run` puts it together, without the clock that calls it."""
 
     def __init__(self, beside: Database, database: Database, folder: Path, name: str) -> None:
-        self.broker = Broker()
+        self.broker = Sender()
         self.lease = LeaderLease(beside, name, lease_s=600.0)
         self.terms: list[int] = []
         self.guarded: Database | None = None
@@ -111,7 +95,7 @@ def test_a_run_that_outlives_its_leadership_writes_nothing_more(
     assert marked <= {NOW + HOUR}
     assert reported == [NOW + HOUR]
     assert not (tmp_path / "first").exists(), "no report of the first"
-    assert "drift-reports" not in first.broker.sent
+    assert first.broker.on("drift-reports") == []
 
 
 def test_one_that_leads_again_leads_in_another_term(two: tuple[Process, Process], database: Database) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -22,15 +22,12 @@ from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import PlannedJob, make_jobs
 from tests.fixtures.drift import register_probe_set
 from tests.fixtures.ledger import LedgerStore
-from tests.fixtures.models import VANILLA, lookup_decision
+from tests.fixtures.models import VANILLA, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim_request
 from worker.claims import ClaimedJob
+from worker.decoding.engine import TransformersEngine
 from worker.recording import succeeded
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
 
 pytestmark = pytest.mark.postgres
 
@@ -62,11 +59,9 @@ def carry_out(database: Database, engine: TransformersEngine, planned: PlannedJo
     given |= given.pop("body")
     claimed = ClaimedJob(validation(engine).read(delivery(job.job_id, **given)), 1, 0)  # type: ignore[arg-type]
     decision: Decision = VANILLA if job.decoding is Decoding.VANILLA else lookup_decision(3)
-    engine.admit(claimed.ready.prepared, decision)
-    while not (finished := engine.step().finished):
-        pass
+    generation = decode_one(engine, claimed.ready.prepared, decision)
     JobStore(database).claim([claim_request(job.job_id)], owner="w", lease_s=60, max_attempts=3)
-    ended = succeeded(claimed, finished[0], decision, engine.identity, queue_s=0.0, now=at)
+    ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=at)
     OutcomeStore(database, half_life=HALF_LIFE).record([ended], owner="w")
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job, Purpose
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA, decision, decode_one, finish, make_job
 from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.scoring import score
-from worker.engine import Generation, PreparedJob, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
+from worker.engine import Sampling
 
 WORDS = ("one", "two", "cd", "ab")
 SAMPLING = Sampling(max_tokens=40, temperature=0.0)
@@ -42,13 +38,6 @@ def control(prompt: str, drafters: Sequence[str], k: int) -> Job:
     return make_job(prompt, 99).model_copy(update=asked)
 
 
-def decode(engine: TransformersEngine, prepared: PreparedJob, decided: Decision) -> Generation:
-    engine.admit(prepared, decided)
-    while not (finished := engine.step().finished):
-        pass
-    return finished[0]
-
-
 def of_trials(counts: AcceptanceCounts) -> tuple[int, int, tuple[int, ...], tuple[int, ...]]:
     """Rounds, cropped tokens, trials and accepts; positions that were never tested are left out."""
     width = max((i + 1 for i, number in enumerate(counts.trials) if number), default=0)
@@ -64,8 +53,8 @@ def test_a_score_is_what_decoding_would_count(
     for number in range(12):
         prompt = " ".join(rng.choices(WORDS, k=rng.randint(2, 8)))
         prepared = engine.prepare(make_job(prompt, 10 * number), SAMPLING)
-        truth = decode(engine, prepared, VANILLA)
-        real = decode(engine, engine.prepare(make_job(prompt, 10 * number + 1), SAMPLING), decision(name, k))
+        truth = decode_one(engine, prepared, VANILLA)
+        real = decode_one(engine, engine.prepare(make_job(prompt, 10 * number + 1), SAMPLING), decision(name, k))
         assert real.token_ids == truth.token_ids
         scored = score(engine._drafters[name], prepared.token_ids, truth.token_ids, k, max_tokens=SAMPLING.max_tokens)
         assert scored is not None
@@ -78,8 +67,8 @@ def test_a_score_is_what_decoding_would_count(
 
 def test_a_draft_that_ends_nowhere_early_proposes_as_often_too(engine: TransformersEngine) -> None:
     prepared = engine.prepare(make_job("one two one two ab"), SAMPLING)
-    truth = decode(engine, prepared, VANILLA)
-    real = decode(engine, engine.prepare(make_job("one two one two ab", 1), SAMPLING), decision("good", 3))
+    truth = decode_one(engine, prepared, VANILLA)
+    real = decode_one(engine, engine.prepare(make_job("one two one two ab", 1), SAMPLING), decision("good", 3))
     assert score(engine._drafters["good"], prepared.token_ids, truth.token_ids, 3, max_tokens=40) == real.counts
     assert real.counts.num_accepted > 0
 
@@ -94,41 +83,38 @@ def test_a_drafter_of_trees_is_not_scored(engine: TransformersEngine) -> None:
 def test_a_control_is_scored_with_every_drafter_that_it_names(engine: TransformersEngine) -> None:
     prompt, names = "one two one two ab", ("lookup", "good", "bad", "gated")
     real = {
-        name: decode(engine, engine.prepare(make_job(prompt, number), SAMPLING), decision(name, 3))
+        name: decode_one(engine, engine.prepare(make_job(prompt, number), SAMPLING), decision(name, 3))
         for number, name in enumerate(names)
     }
-    scored = decode(engine, engine.prepare(control(prompt, (*names, "unheard-of"), 3), SAMPLING), VANILLA)
+    scored = decode_one(engine, engine.prepare(control(prompt, (*names, "unheard-of"), 3), SAMPLING), VANILLA)
     assert [one.drafter for one in scored.shadows] == list(names)
     for one in scored.shadows:
         assert (one.num_draft_tokens, one.draft_revision) == (3, engine._drafters[one.drafter].state.revision)
         assert of_trials(one.counts) == of_trials(real[one.drafter].counts)
-    plain = decode(engine, engine.prepare(control(prompt, (), 3), SAMPLING), VANILLA)
+    plain = decode_one(engine, engine.prepare(control(prompt, (), 3), SAMPLING), VANILLA)
     assert (plain.shadows, plain.token_ids) == ((), scored.token_ids)
 
 
 def test_a_longer_k_than_a_drafter_has_is_its_longest(engine: TransformersEngine) -> None:
-    (one,) = decode(engine, engine.prepare(control("one two", ["good"], 64), SAMPLING), VANILLA).shadows
+    (one,) = decode_one(engine, engine.prepare(control("one two", ["good"], 64), SAMPLING), VANILLA).shadows
     assert one.num_draft_tokens == engine._drafters["good"].state.max_draft_tokens
 
 
 def test_only_a_greedy_control_is_scored(engine: TransformersEngine) -> None:
     job, sampled = control("one two ab", ["good"], 3), Sampling(max_tokens=40, temperature=1.0, seed=1)
-    assert decode(engine, engine.prepare(job, sampled), VANILLA).shadows == ()
+    assert decode_one(engine, engine.prepare(job, sampled), VANILLA).shadows == ()
     for purpose in (Purpose.TRAFFIC, Purpose.PROBE):
         other = engine.prepare(job.model_copy(update={"purpose": purpose}), SAMPLING)
-        assert "good" not in {one.drafter for one in decode(engine, other, VANILLA).shadows}
+        assert "good" not in {one.drafter for one in decode_one(engine, other, VANILLA).shadows}
 
 
 def test_a_score_leaves_alone_what_the_drafter_holds_of_others(engine: TransformersEngine) -> None:
     prompt = "ab one two cd one two ab"
-    alone = decode(engine, engine.prepare(make_job(prompt), SAMPLING), decision("good", 4))
+    alone = decode_one(engine, engine.prepare(make_job(prompt), SAMPLING), decision("good", 4))
     engine.admit(engine.prepare(make_job(prompt), SAMPLING), decision("good", 4))
     engine.step()
     engine.admit(engine.prepare(control("one two", ["good"], 3), Sampling(max_tokens=2, temperature=0.0)), VANILLA)
-    ended = []
-    while engine.load().num_running:
-        ended += engine.step().finished
-    first, second = ended
+    first, second = finish(engine).values()
     assert first.shadows
     assert (second.token_ids, second.counts) == (alone.token_ids, alone.counts)
 
@@ -140,17 +126,14 @@ def test_a_drafter_without_memory_is_not_scored_and_forgets_its_sequences(
         raise MemoryError
 
     prompt = "ab one two cd one two ab"
-    alone = decode(engine, engine.prepare(make_job(prompt), SAMPLING), VANILLA)
+    alone = decode_one(engine, engine.prepare(make_job(prompt), SAMPLING), VANILLA)
     engine.admit(engine.prepare(make_job(prompt), SAMPLING), decision("good", 1))
     engine.step()
     engine.step()
     monkeypatch.setattr(engine._drafters["good"], "choices", fail)
     asked = control("one two", ["good", "bad"], 3)
     engine.admit(engine.prepare(asked, Sampling(max_tokens=2, temperature=0.0)), VANILLA)
-    ended = []
-    while engine.load().num_running:
-        ended += engine.step().finished
-    first, second = ended
+    first, second = finish(engine).values()
     assert [one.drafter for one in first.shadows] == ["bad"]
     assert second.token_ids == alone.token_ids
     assert second.num_vanilla_rounds > 1

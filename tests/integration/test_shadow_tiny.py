@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,13 +17,11 @@ from alphaloop.settings.models import LookupDrafterSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
 from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.scoring import Shadows
 from worker.engine import Generation, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 Work = Iterable[tuple[Any, Sampling, Decision]]
 #: (most tokens, most branches, least probability)
 KINDS: Final = {"chain": (4, 1, 0.1), "eager": (9, 1, 0.0), "tree": (7, 3, 0.02)}

@@ -13,19 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
+from worker.decoding.engine import TransformersEngine
 from worker.engine import PreparedJob, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NUM_JOBS: Final = int(os.environ.get("SOAK_JOBS", "300"))

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,85 +17,13 @@ from alphaloop.messages import Result
 from alphaloop.settings import load_settings
 from alphaloop.store.schema import upgrade
 from tests.fixtures.postgres import as_member
-from tests.fixtures.worker import Client, until
+from tests.fixtures.processes import START_S
+from tests.fixtures.worker import Client
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "planted-password"
-#: A model is loaded, on a machine that may be busy.
-START_S = 180.0
-
-
-class Process:
-    """A worker or a scheduler on these servers, its log in a file."""
-
-    def __init__(self, module: str, folder: Path, servers: Mapping[str, str], **settings: str) -> None:
-        self._log = folder / f"{module}.log"
-        (folder / "tasks.toml").write_text("[tasks.code]\n", encoding="utf-8")
-        environment = {
-            **os.environ,
-            **servers,
-            "ALPHALOOP_DATA_DIR": str(folder / "data"),
-            "ALPHALOOP_LOGS__FORMAT": "json",
-            f"ALPHALOOP_{module.upper()}__HTTP_PORT": "0",
-            "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "0.2",
-            # Few topics, because a new broker takes long to make many.
-            "ALPHALOOP_CONFIGS": str(folder),
-            "ALPHALOOP_KAFKA__RETRY_DELAYS_S": "[]",
-            "ALPHALOOP_KAFKA__NUM_PARTITIONS": "1",
-            **settings,
-        }
-        command = [sys.executable, "-m", module, *(["run"] if module == "scheduler" else [])]
-        with self._log.open("wb") as sink:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=sink, stderr=sink)
-
-    @property
-    def events(self) -> list[dict[str, Any]]:
-        lines = self._log.read_text(encoding="utf-8").splitlines(keepends=True)
-        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
-
-    def event(self, action: str) -> dict[str, Any]:
-        """The first log line with this action, waited for while the process lives."""
-
-        def found() -> list[dict[str, Any]]:
-            return [line for line in self.events if line.get("action") == action]
-
-        until(lambda: bool(found()) or self.process.poll() is not None, action, START_S)
-        assert found(), self._log.read_text(encoding="utf-8")
-        return found()[0]
-
-    def ask(self, path: str) -> tuple[int, str]:
-        """Status and text of one of the two checks."""
-        url = next(line["metrics"] for line in self.events if "metrics" in line)
-        try:
-            with urllib.request.urlopen(f"{url}{path}", timeout=10) as response:
-                return response.status, response.read().decode().strip()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode().strip()
-
-    def awaits(self, server: str) -> None:
-        until(lambda: self.ask("/readyz") == (503, f"waiting for {server}"), f"it waits for {server}")
-        assert self.ask("/healthz") == (200, "ok")
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(60)
-
-
-@pytest.fixture
-def processes(tmp_path: Path) -> Iterator[Any]:
-    """Starts processes; none outlives the test."""
-    with ExitStack() as stack:
-
-        def start(module: str, servers: Mapping[str, str], **settings: str) -> Process:
-            process = Process(module, tmp_path, servers, **settings)
-            stack.callback(process.process.wait)
-            stack.callback(process.process.kill)
-            return process
-
-        yield start
 
 
 @pytest.fixture
@@ -177,15 +97,12 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
         assert len(lines) == 2, "one line a server"
 
 
-@pytest.mark.parametrize("module", ["worker", "scheduler"])
-def test_a_process_that_waits_ends_cleanly_when_asked(
-    processes: Any, nowhere: dict[str, str], module: str, tmp_path: Path
-) -> None:
-    process = processes(module, nowhere)
-    process.event("server_awaited")
-    assert process.stop() == 0
-    assert process.events[-1]["action"] == f"{module}_stopped"
-    assert PASSWORD not in (tmp_path / f"{module}.log").read_text(encoding="utf-8")
+def test_a_process_that_waits_ends_cleanly_when_asked(processes: Any, nowhere: dict[str, str], tmp_path: Path) -> None:
+    for module, process in {module: processes(module, nowhere) for module in ("worker", "scheduler")}.items():
+        process.event("server_awaited")
+        assert process.stop() == 0
+        assert process.events[-1]["action"] == f"{module}_stopped"
+        assert PASSWORD not in (tmp_path / f"{module}.log").read_text(encoding="utf-8")
 
 
 def test_the_wait_has_its_limit(processes: Any, nowhere: dict[str, str]) -> None:
@@ -195,19 +112,22 @@ def test_the_wait_has_its_limit(processes: Any, nowhere: dict[str, str]) -> None
     assert process.events[-1]["code"] == "store_unavailable"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "code"),
-    [
-        (lambda url: url.replace("alphaloop:", "alphaloop:x", 1), "store_login_refused"),
-        (lambda url: url, "schema_mismatch"),
-    ],
-    ids=["password", "schema"],
-)
+#: What is wrong with the address of a database that answers, and the code with which the start ends.
+WRONG_DATABASES: dict[str, tuple[Callable[[str], str], str]] = {
+    "password": (lambda url: url.replace("alphaloop:", "alphaloop:x", 1), "store_login_refused"),
+    "database": (lambda url: f"{url.rsplit('/', 1)[0]}/no_such_database", "store_login_refused"),
+    "tls": (lambda url: f"{url}?sslmode=require", "store_login_refused"),
+    "schema": (lambda url: url, "schema_mismatch"),
+}
+
+
 def test_what_waiting_does_not_mend_ends_the_start_at_once(
-    processes: Any, nowhere: dict[str, str], empty_database_url: SecretStr, wrong: Any, code: str
+    processes: Any, nowhere: dict[str, str], empty_database_url: SecretStr
 ) -> None:
-    servers = nowhere | {"DATABASE_URL": wrong(empty_database_url.get_secret_value())}
-    process = processes("scheduler", servers)
-    assert process.process.wait(60) == 1
-    assert process.events[-1]["code"] == code
-    assert not [line for line in process.events if line.get("action") == "server_awaited"]
+    url, started = empty_database_url.get_secret_value(), {}
+    for name, (wrong, _) in WRONG_DATABASES.items():
+        started[name] = processes("scheduler", nowhere | {"DATABASE_URL": wrong(url)}, folder=name)
+    for name, process in started.items():
+        assert process.process.wait(START_S) == 1, name
+        assert process.events[-1]["code"] == WRONG_DATABASES[name][1], name
+        assert not [line for line in process.events if line.get("action") == "server_awaited"], name

@@ -28,7 +28,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
 from tests.fixtures.broker import Operator, settings_for
-from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, changed, headers_of, running_worker, until
 from worker import dead_letters
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -122,8 +122,8 @@ def test_what_the_guide_allows_is_enough(settings: Settings, operator: Operator,
     """Of a login with these rights and no others: topics are made; jobs end, are refused, tried again and cancelled."""
     for command in re.findall(r"^kafka-acls.sh \$K (.*)$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE):
         operator.allow(BOB, command)
-    kafka = settings.kafka.model_copy(update={"sasl_username": BOB, "retry_delays_s": (1,)})
-    settings = settings.model_copy(update={"kafka": kafka})
+    settings = changed(settings, kafka={"sasl_username": BOB, "retry_delays_s": (1,)})
+    kafka = settings.kafka
     ensure_topics(kafka, settings.tasks)
     anyone = Client(Settings(kafka=settings_for(guarded[0])))
     with running_worker(settings, FakeEngine(num_slots=4, failing_steps=(0,))) as worker:

@@ -27,6 +27,7 @@ from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
+from tests.fixtures.drift import Sender
 from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
 
@@ -61,13 +62,9 @@ def settings(cli_environment: None) -> Settings:
 
 
 def report_line(database: Database, settings: Settings, folder: Path) -> dict[str, Any]:
-    class Broker:
-        def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None: ...
-        def flush(self, timeout_s: float) -> None: ...
-
     Scheduler(
         database,
-        Broker(),
+        Sender(),
         settings.model_copy(
             update={"tasks": {"chat": TaskSettings()}, "scheduler": SchedulerSettings(report_folder=folder)}
         ),

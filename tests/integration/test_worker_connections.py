@@ -10,7 +10,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
+from tests.fixtures.worker import Client, SteppedEngine, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from tests.integration.test_worker_refusals import job
 
@@ -50,8 +50,7 @@ def test_a_worker_takes_three_connections_at_most(worker_settings: Settings, dat
 def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
     worker_settings: Settings, database: Database, pooler_url: SecretStr
 ) -> None:
-    postgres = worker_settings.postgres.model_copy(update={"url": pooler_url, "through_pooler": True})
-    settings = worker_settings.model_copy(update={"postgres": postgres})
+    settings = changed(worker_settings, postgres={"url": pooler_url, "through_pooler": True})
     client, engine = Client(settings), SteppedEngine(num_slots=4)
     with running_worker(settings, engine) as running:
         client.send("code", [job("cancelled"), *(job(f"job-{number}") for number in range(20))], partition=0)

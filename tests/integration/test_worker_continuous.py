@@ -8,16 +8,14 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import NoReturn
 
 import pytest
 from sqlalchemy import Connection, text
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
-from alphaloop.errors import DeliveryFailed, FatalBrokerError, StoreUnavailable
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import CONTROL, RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.messages.topics import jobs_topic
@@ -26,7 +24,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, by_id, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 
@@ -44,10 +42,6 @@ def steady_claims(monkeypatch: pytest.MonkeyPatch) -> None:
 def job(name: str, max_tokens: int = 4, **fields: object) -> bytes:
     plain = {"job_id": name, "prompt": f"complete {name}", "max_tokens": max_tokens, "decoding": "vanilla"}
     return json.dumps({**plain, **fields}).encode()
-
-
-def with_worker(settings: Settings, **changed: object) -> Settings:
-    return settings.model_copy(update={"worker": settings.worker.model_copy(update=changed)})
 
 
 @contextmanager
@@ -88,10 +82,6 @@ def wait_until_ready(running: RunningWorker, num_jobs: int) -> None:
 def started(engine: SteppedEngine) -> set[str]:
     """The jobs that were in the engine, or are now."""
     return {name for round_ in engine.rounds for name in round_} | set(engine.running)
-
-
-def by_id(records: list[Record]) -> dict[str, Result]:
-    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
 
 
 def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
@@ -157,22 +147,20 @@ def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_th
     assert_counts_add_up(database, num_jobs=16)
 
 
-@pytest.mark.parametrize("is_full", [False, True], ids=["alone", "under a full buffer"])
-def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read(
-    is_full: bool, worker_settings: Settings
+def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read_under_a_full_buffer(
+    worker_settings: Settings,
 ) -> None:
-    settings = with_worker(worker_settings, max_buffered=4)
+    settings = changed(worker_settings, worker={"max_buffered": 4})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job("job-0", LONG), job("job-1", LONG)], partition=0)
     with stepped_worker(settings, engine) as running:
         wait_until_claimed(running, 2)
         while len(engine.wait_at_round()) < 2:
             engine.allow()
-        if is_full:
-            client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
-            partitions = running.worker.intake._partitions
-            full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
-            until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")
+        client.send("code", [job(f"more-{number}") for number in range(60)], partition=0)
+        partitions = running.worker.intake._partitions
+        full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
+        until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")
         client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-0"}')
         until(lambda: "job-0" in running.worker.leases.cancelled(), "the cancellation was read")
         num_before = len(engine.rounds)
@@ -233,8 +221,7 @@ def test_the_thread_that_decodes_asks_the_database_nothing(
     worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Unknown tasks, choices that change, trials that cost: other threads read and write for it."""
-    policy = worker_settings.policy.model_copy(update={"explore_share": 0.5, "control_share": 0.1})
-    settings = worker_settings.model_copy(update={"policy": policy})
+    settings = changed(worker_settings, policy={"explore_share": 0.5, "control_share": 0.1})
     asking, is_over = Counter[str](), threading.Event()
 
     def watch(name: str) -> None:
@@ -267,64 +254,8 @@ def test_the_thread_that_decodes_asks_the_database_nothing(
     assert asking["worker"] == 0
 
 
-def test_a_database_that_is_away_stops_no_round_and_loses_nothing(
-    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
-    names = [f"job-{number}" for number in range(12)]
-    client.send("code", [job("long", LONG), *(job(name, 3) for name in names)], partition=0)
-    with stepped_worker(worker_settings, engine) as running:
-        claimed = run_all_slots(running, engine)
-
-        def away(self: Database) -> NoReturn:
-            raise StoreUnavailable("nobody answers")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(Database, "begin", away)
-            while set(engine.wait_at_round()) != {"long"}:
-                engine.allow()
-            decoded = {name for round_ in engine.rounds for name in round_} - {"long"}
-            assert decoded >= claimed - {"long"}, "what was claimed before is decoded"
-            assert len(running.worker.recorder) > 0
-        assert "long" not in results_of(client, *decoded)
-        engine.run_freely()
-        results = results_of(client, *names)
-    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
-    assert_counts_add_up(database, num_jobs=13)
-
-
-def test_a_broker_that_refuses_stops_decoding_only_when_every_queue_is_full(
-    worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.recording.MOST_WAITING", 2)
-    monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 2)
-    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
-    names = [f"job-{number}" for number in range(80)]
-    with stepped_worker(worker_settings, engine) as running:
-        parts, producer = running.worker, running._producer
-
-        def refuse(topic: str, **message: object) -> NoReturn:
-            raise DeliveryFailed("nobody answers")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(producer, "send", refuse)
-            client.send("code", [job(name, 2) for name in names], partition=0)
-            engine.run_freely()
-            until(
-                lambda: len(parts.publisher.queue._queue) == 2 and len(parts.recorder._waiting) == 2,
-                "the queues behind the loop are full",
-            )
-            num_started = len({name for round_ in engine.rounds for name in round_})
-            # At most four publications of two outcomes each, two in the recorder's hands, two that wait, what ended
-            # in one round and waits for room, and what runs.
-            assert 4 <= num_started <= 4 * 2 + 2 + 2 + 4 + 4
-        results = results_of(client, *names)
-    assert {(result.status, result.attempt) for result in results.values()} == {(Status.SUCCEEDED, 1)}
-    assert_counts_add_up(database, num_jobs=80)
-
-
 def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: Settings) -> None:
-    settings = with_worker(worker_settings, max_buffered_bytes=1 << 20)
+    settings = changed(worker_settings, worker={"max_buffered_bytes": 1 << 20})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     large = [job(f"job-{number}", 2, prompt="x" * 50_000) for number in range(90)]
     most = {"buffered": 0, "waiting": 0, "claimed": 0}
@@ -352,31 +283,6 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
     # A job that was read is held as its message, as text and as tokens.
     limit = (1 << 20) + 2 * len(max(large, key=len)) + 2048
     assert max(most.values()) <= limit
-
-
-@pytest.mark.parametrize("is_full", [False, True], ids=["at rest", "while the loop waits for room"])
-def test_a_thread_that_dies_ends_the_worker(
-    is_full: bool, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if is_full:
-        monkeypatch.setattr("worker.recording.MOST_WAITING", 1)
-        monkeypatch.setattr("worker.assembly.PUBLISHING_ITEMS", 1)
-    client = Client(worker_settings)
-    client.send("code", [job(f"job-{number}", 2) for number in range(40)], partition=0)
-    running = RunningWorker(worker_settings, FakeEngine(num_slots=4), seed=1)
-    parts = running.worker
-
-    def die(timeout_s: float) -> NoReturn:
-        if is_full:
-            until(lambda: len(parts.recorder._waiting) >= 1 and len(parts.publisher.queue) >= 1, "all is full")
-        raise FatalBrokerError("fenced")
-
-    monkeypatch.setattr(running._producer, "serve", die)
-    running.start()
-    until(lambda: running.error is not None, "the worker ended by itself")
-    with pytest.raises(FatalBrokerError, match="fenced"):
-        running.close()
-    assert all(neighbour.end(0.0) for neighbour in parts.threads.neighbours), "no thread is left"
 
 
 def test_a_running_job_ends_as_expired_in_the_round_after_its_deadline(

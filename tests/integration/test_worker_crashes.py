@@ -148,6 +148,7 @@ def up_to(*names: str) -> Callable[[HandTurnedWorker], None]:
 #: Decision 0003: what was done before the crash, what is made to fail, and the attempt whose outcome is recorded.
 CRASHES: dict[str, tuple[tuple[str, ...], str | None, int]] = {
     "1 claim": (("claim",), None, 2),
+    "2 decode": (("claim", "decode"), None, 2),
     "3 record": (("claim", "decode", "record"), None, 1),
     "4 publish": (("claim", "decode", "record", "publish"), "alphaloop.store.outbox.Outbox.delete", 1),
     "5 confirm": (("claim", "decode", "record", "publish"), "worker.intake.polling.Intake.finish", 1),

@@ -10,13 +10,12 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
-from alphaloop.messages import Job, Result, Status
+from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
-from worker.engine import PreparedJob, Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -147,22 +146,3 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
     # The other worker has the second attempt. The third counts its crash, and the fourth is claimed alone.
     assert result.attempt == 4
     assert_counts_add_up(database, num_jobs=1)
-
-
-class TrippingEngine(FakeEngine):
-    """Its tokenizer trips over one prompt."""
-
-    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
-        if job.job_id == "job-1":
-            raise ZeroDivisionError
-        return super().prepare(job, sampling)
-
-
-def test_a_message_that_trips_our_own_code_does_not_stop_its_partition(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    client.send("code", [job(0), job(1), job(2)])
-    with running_worker(worker_settings, TrippingEngine(num_slots=4)):
-        assert {result.job_id for result in client.results(2)} == {"job-0", "job-2"}
-        (letter,) = client.read(["jobs.code.dlq"], lambda r: len(r) >= 1)
-    assert letter.value == job(1)
-    assert "ZeroDivisionError" in headers_of(letter)["__dlq.errors.message"]

@@ -17,8 +17,8 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database, Listener
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, SteppedEngine, running_worker, until
-from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed, with_worker
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, SteppedEngine, changed, running_worker, until
+from tests.integration.test_worker_continuous import job, results_of, wait_until_claimed
 from tests.integration.test_worker_flow import assert_counts_add_up
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -41,7 +41,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
     worker_settings: Settings, database: Database
 ) -> None:
-    settings = with_worker(worker_settings, max_step_s=0.5, lease_s=1.5)
+    settings = changed(worker_settings, worker={"max_step_s": 0.5, "lease_s": 1.5})
     names = [f"job-{number}" for number in range(6)]
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job(name) for name in names], partition=0)
@@ -113,7 +113,7 @@ def test_a_thread_that_hangs_is_named(worker_settings: Settings, monkeypatch: py
 def test_a_thread_of_the_leases_that_dies_ends_the_worker_and_is_seen(
     worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = RunningWorker(with_worker(worker_settings, lease_s=0.3), FakeEngine(num_slots=2), seed=1)
+    running = RunningWorker(changed(worker_settings, worker={"lease_s": 0.3}), FakeEngine(num_slots=2), seed=1)
 
     def die() -> None:
         raise ZeroDivisionError

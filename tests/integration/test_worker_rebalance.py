@@ -14,16 +14,8 @@ from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, running_worker, until
-from tests.integration.test_worker_continuous import (
-    LONG,
-    job,
-    results_of,
-    started,
-    stepped_worker,
-    wait_until_claimed,
-    with_worker,
-)
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, changed, kafka_extra, running_worker, until
+from tests.integration.test_worker_continuous import LONG, job, results_of, started, stepped_worker, wait_until_claimed
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
 
@@ -78,11 +70,8 @@ def test_what_runs_ends_before_its_partition_goes_and_is_decoded_once(
 def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_new_owner(
     worker_settings: Settings, database: Database
 ) -> None:
-    kafka = worker_settings.kafka.model_copy(
-        update={"extra": {**worker_settings.kafka.extra, "max.poll.interval.ms": 6000}}
-    )
     # A lease is renewed when half of it is over: one that runs out on a busy machine would count as a crash.
-    settings = with_worker(worker_settings.model_copy(update={"kafka": kafka}), lease_s=6.0)
+    settings = changed(kafka_extra(worker_settings, max_poll_interval_ms=6000), worker={"lease_s": 6.0})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job(name, LONG) for name in NAMES], partition=0)
     with stepped_worker(settings, engine) as first:
@@ -108,7 +97,7 @@ def num_high_in_flight(running: RunningWorker) -> int:
 
 def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: Settings) -> None:
     """The queue and the buffer of the normal lane are full, its partitions are paused, and the high lane gets in."""
-    settings = with_worker(worker_settings, max_buffered=4)
+    settings = changed(worker_settings, worker={"max_buffered": 4})
     client, engine = Client(settings), SteppedEngine(num_slots=1)
     client.send("code", [job(f"normal-{number}", 1) for number in range(NUM_NORMAL)], partition=0)
     high = [f"high-{number}" for number in range(3)]

@@ -18,7 +18,7 @@ from alphaloop.store.session_limits import SessionLimits
 from tests.chaos.proxy import Proxy
 from tests.fakes import FakeEngine
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import Client, SteppedEngine, running_worker, until
+from tests.fixtures.worker import Client, SteppedEngine, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -150,9 +150,7 @@ def behind(proxy: Proxy, settings: Settings) -> Settings:
     assert settings.postgres.url is not None
     parts = urlsplit(settings.postgres.url.get_secret_value())
     url = SecretStr(parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl())
-    postgres = settings.postgres.model_copy(update={"url": url})
-    worker = settings.worker.model_copy(update={"lease_s": 600.0})
-    return settings.model_copy(update={"postgres": postgres, "worker": worker})
+    return changed(settings, postgres={"url": url}, worker={"lease_s": 600.0})
 
 
 def test_connections_that_break_in_mid_commit_cost_nothing(

@@ -10,9 +10,8 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import BrokerError, DecodeFailed
-from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, cluster_id
-from alphaloop.messages import Origin, Result, Status, derived_job_id
+from alphaloop.messages import Origin, Status, derived_job_id
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import high_topic, retry_topic
 from alphaloop.settings import Settings
@@ -20,7 +19,7 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import DIED, doomed_worker
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import Client, RunningWorker, everything, headers_of, running_worker, until
+from tests.fixtures.worker import Client, RunningWorker, by_id, changed, everything, headers_of, running_worker, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -51,14 +50,6 @@ def asking(prompt: str, **fields: object) -> bytes:
     return json.dumps({"prompt": prompt, "max_tokens": 6, **fields}).encode()
 
 
-def with_retries(settings: Settings, *delays_s: int) -> Settings:
-    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"retry_delays_s": delays_s})})
-
-
-def by_id(records: list[Record]) -> dict[str, Result]:
-    return {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
-
-
 def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
     query = text("SELECT status, num_failures, num_crashes FROM jobs WHERE job_id = :job_id")
     status, num_failures, num_crashes = database.one(query, {"job_id": job_id})
@@ -66,7 +57,7 @@ def row_of(database: Database, job_id: str) -> tuple[str, int, int]:
 
 
 def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: Settings, database: Database) -> None:
-    settings = with_retries(worker_settings, 1, 2)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1, 2)})
     client = Client(settings)
     value, trace = asking("unlucky one"), ("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
     engine = UnluckyEngine({"unlucky": 2})
@@ -105,7 +96,7 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
 def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
     worker_settings: Settings, database: Database
 ) -> None:
-    settings = with_retries(worker_settings, 1)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
     client = Client(settings)
     bad = asking("bad one", job_id="bad")
     client.send_to(high_topic("code"), bad)
@@ -125,7 +116,7 @@ def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
 
 
 def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Settings) -> None:
-    settings = with_retries(worker_settings, 1)
+    settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
     client = Client(settings)
     running = RunningWorker(settings, UnluckyEngine({"bad": 99}), seed=1)
 
@@ -161,12 +152,8 @@ def works_until_done_or_dead(process: subprocess.Popen[str], database: Database)
 
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
     """Slots and claims ahead hold a dozen jobs whenever the poison strikes. They are suspects, and run alone."""
-    settings = worker_settings.model_copy(
-        update={
-            "kafka": worker_settings.kafka.model_copy(update={"session_timeout_ms": 1500}),
-            "worker": worker_settings.worker.model_copy(update={"lease_s": 1.0, "suspect_delay_s": 0.2}),
-        }
-    )
+    leases = {"lease_s": 1.0, "suspect_delay_s": 0.2, "max_attempts": 2}
+    settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=leases)
     client = Client(settings)
     client.send("code", [job(number) for number in range(NUM_JOBS)], partition=0)
     num_deaths, is_done = 0, False
@@ -178,10 +165,10 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
     assert num_deaths == 1 + settings.worker.max_attempts, "the first death may have been any job's fault"
     names = {f"job-{number}" for number in range(NUM_JOBS)}
     records = client.read([RESULTS], lambda found: {(record.key or b"").decode() for record in found} == names)
-    by_id = {result.job_id: result for result in (Result.decode(record.value or b"") for record in records)}
-    poison = by_id.pop("job-5")
+    results = by_id(records)
+    poison = results.pop("job-5")
     assert (poison.status, poison.error and poison.error.code) == (Status.FAILED, "attempts_exhausted")
-    assert {name: result.status for name, result in by_id.items() if result.status is not Status.SUCCEEDED} == {}
+    assert {name: result.status for name, result in results.items() if result.status is not Status.SUCCEEDED} == {}
     letters = everything(settings.kafka, "jobs.code.dlq")
     assert {letter.value for letter in letters} == {job(5)}
     headers = headers_of(letters[0])

@@ -18,6 +18,7 @@ from tests.fixtures.drift import record_probes
 from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
+from tests.integration.test_worker_flow import job
 from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -27,11 +28,6 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is away is soon looked for again."""
     monkeypatch.setattr("worker.servers.fleet_member._FIRST_WAIT_S", 0.1)
-
-
-def job(number: int, **fields: object) -> bytes:
-    plain = {"job_id": f"job-{number}", "prompt": f"complete function number {number}", "max_tokens": 24}
-    return json.dumps({**plain, **fields}).encode()
 
 
 def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, ServedEngine]:
@@ -122,19 +118,6 @@ def test_a_stream_that_is_cut_begins_again_under_another_attempt(worker_settings
         attempt = headers_of(chunk)["attempt"]
         texts[attempt] = texts.get(attempt, "") + (choice["delta"].get("content") or "")
     assert texts == {"1": "amber ", "2": result.text}
-
-
-def test_a_cancelled_job_is_aborted_on_its_server(worker_settings: Settings) -> None:
-    server = ServedEngine(FakeEngine(), round_s=0.05)
-    client = Client(worker_settings)
-    with engine_over({"plain": server}) as engine, running_worker(worker_settings, engine):
-        server.is_held = True  # else the text may end before its cancellation comes
-        client.send("code", [job(1, max_tokens=400)])
-        until(lambda: server.engine.load().num_running == 1, "the server decodes it")
-        client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-1"}')
-        (result,) = client.results(1)
-        until(lambda: server.engine.load().num_running == 0, "the server has aborted it")
-    assert result.status is Status.CANCELLED
 
 
 def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Settings) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
@@ -25,12 +25,9 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.messages import described
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import WAIT_S, Client, RunningWorker, headers_of, running_worker, until
+from tests.fixtures.worker import WAIT_S, Client, RunningWorker, changed, headers_of, running_worker, until
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Step
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -293,8 +290,7 @@ def test_the_deltas_of_each_job_are_its_text(
         }
         for number in range(NUM_JOBS)
     ]
-    quick = {"calibration_budget_s": 0.0}
-    settings = worker_settings.model_copy(update={"worker": worker_settings.worker.model_copy(update=quick)})
+    settings = changed(worker_settings, worker={"calibration_budget_s": 0.0})
     client = Client(settings)
     with running_worker(settings, tiny_engine(num_slots=4, context_length=256)):
         client.send("code", [json.dumps(job).encode() for job in jobs])

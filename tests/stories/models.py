@@ -14,7 +14,6 @@ from tests.stories.size import Size
 from tests.stories.tuned_target import train_further
 
 RECIPE: Final = Path(__file__).with_name("draft.toml")
-SERVED_RECIPE: Final = Path(__file__).with_name("served_draft.toml")  #: of a draft that an inference server loads
 
 
 def tuned_target(
@@ -36,10 +35,9 @@ def trained_draft(
     num_threads: int,
     seed: int,
     say: Callable[[str], None],
-    recipe: Path = RECIPE,
 ) -> Path:
     """The folder of a draft of `target`, trained unless it lies under `data_dir` already."""
-    folder = data_dir / recipe.stem
+    folder = data_dir / RECIPE.stem
     if (folder / "config.json").exists():
         return folder
     data_dir.mkdir(parents=True, exist_ok=True)
@@ -52,7 +50,7 @@ def trained_draft(
         [
             *child_command("alphaloop.cli", ["draft", "train", str(folder)]),
             *("--prompts", str(data_dir / "training.jsonl")),
-            *("--recipe", str(recipe), "--name", "small", "--seed", str(seed)),
+            *("--recipe", str(RECIPE), "--name", "small", "--seed", str(seed)),
         ],
         env=environment,
         check=True,

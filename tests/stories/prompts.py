@@ -47,11 +47,8 @@ class StoryPrompts:
         file.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> StoryPrompts:
-    """The prompts of a seed. With a `folder` of TASK.jsonl files (a `prompt` a line) traffic and tales come from there.
-
-    The folder's tasks stand in where they have the names; tales come from `creative_writing`.
-    """
+def story_prompts(seed: int, *, num_probes: int) -> StoryPrompts:
+    """The prompts of a seed."""
     rng = random.Random(seed)
     library = stdlib_folder()
     found = [function for name, tree, source in modules(library, rng) for function in functions(name, tree, source)]
@@ -65,12 +62,6 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
     probes = {task: made[task][SET_APART : SET_APART + num_probes] for task in TASKS}
     traffic = {task: made[task][SET_APART + num_probes :] for task in TASKS}
     tales = [f"Write a short story about {who} who {does} {at}." for who, does, at in product(_HEROES, _DEEDS, _PLACES)]
-    if folder is not None:
-        given = {task: _prompts_of(folder / f"{task}.jsonl") for task in TASKS if (folder / f"{task}.jsonl").is_file()}
-        for task, lines in given.items():
-            rng.shuffle(lines)
-            probes[task], traffic[task] = lines[:num_probes], lines[num_probes:]
-        tales = _prompts_of(folder / "creative_writing.jsonl")
     rng.shuffle(tales)
     kept = {prompt for part in (probes, traffic) for lines in part.values() for prompt in lines}
     kept -= {prompt for task in TASKS for prompt in traffic[task][:NUM_LESSONS]}
@@ -82,8 +73,3 @@ def story_prompts(seed: int, *, num_probes: int, folder: Path | None = None) -> 
     ]
     traffic = {task: lines[NUM_LESSONS:] for task, lines in traffic.items()}
     return StoryPrompts(training[:NUM_TRAINING], probes, traffic, tales, lessons)
-
-
-def _prompts_of(file: Path) -> list[str]:
-    lines = (json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip())
-    return [prompt for line in lines if len(prompt := line["prompt"]) <= 2 * MAX_CHARS]

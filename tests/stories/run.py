@@ -40,8 +40,6 @@ class Run:
     size: Size
     num_threads: int
     screen: Console
-    prompts_folder: Path | None = None
-    draft: Path | None = None  #: a trained draft; None trains one
     _begun: float = field(default_factory=time.monotonic, init=False)
     _asking: Asking = field(init=False)
 
@@ -50,9 +48,9 @@ class Run:
 
     def play(self) -> list[Story]:
         """Train → first target → second target → code becomes tales, the engine wears → restart → the report."""
-        prompts = story_prompts(self.seed, num_probes=self.size.num_probes, folder=self.prompts_folder)
+        prompts = story_prompts(self.seed, num_probes=self.size.num_probes)
         tuned = tuned_target(self.data_dir, self.source, prompts, self.size, seed=self.seed, say=self._say)
-        draft = self.draft or trained_draft(
+        draft = trained_draft(
             self.data_dir, tuned, prompts, num_threads=self.num_threads, seed=self.seed, say=self._say
         )
         first = self._configs("first", str(tuned), draft, is_watched=False)
