@@ -19,7 +19,6 @@ import torch
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed, reason_of
-from worker.decoding.counts import SharedWeightCounts
 from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
@@ -174,9 +173,8 @@ class OpenDrafters:
             self.failed(sequence.drafter.name, "open", error, [sequence])
             return
         sequence.is_open = True
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
-            counts = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
-            sequence.shared_weights.setdefault(sequence.drafter.name, counts)
+        if sequence.task and isinstance(drafter, DraftModelDrafter):
+            sequence.counts.sharing[sequence.drafter.name] = (drafter.min_probability, drafter.shared_weights)
 
     def _give_up(self, sequence: Sequence, drafter: str) -> None:
         sequence.lost_drafters.add(drafter)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from worker.decoding.counts import RoundCounts, SharedWeightCounts, merged
+from worker.decoding.counts import RoundCounts
 from worker.decoding.models import Target
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
@@ -40,8 +40,6 @@ class Sequence:
         self.to_score = prepared if is_control and prepared.job.scored_drafters else None
         self._second_choices: list[SecondChoice] = []
         self.counts = RoundCounts()
-        #: By drafter that was asked, the counts of those with the same weights.
-        self.shared_weights: dict[str, SharedWeightCounts] = {}
         #: Its first round could draft: of its prompt only the last token was left, the rest held by another slot.
         self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
@@ -142,14 +140,14 @@ class Sequence:
                 num_emitted=num_emitted,
                 num_tested=verdict.num_tested,
             )
-            if (shared_weights := self.shared_weights.get(self.drafter.name)) is not None:
-                shared_weights.take(
-                    proposal,
-                    verdict.num_accepted,
-                    num_emitted=num_emitted,
-                    num_asked=ask.num_tokens,
-                    num_possible=room,
-                )
+            self.counts.take_shared(
+                self.drafter.name,
+                proposal,
+                verdict.num_accepted,
+                num_emitted=num_emitted,
+                num_asked=ask.num_tokens,
+                num_possible=room,
+            )
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
         return num_emitted
@@ -171,7 +169,6 @@ class Sequence:
         """The finished text, its counts and its times."""
         if self.finish_reason is None or self._first_token_s is None:
             raise ValueError(f"{self.job_id} is still running")
-        drafted = self.counts.drafted
         return Generation(
             job_id=self.job_id,
             text=self._stream.text,
@@ -184,8 +181,8 @@ class Sequence:
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
             batch_size=self._batch_size,
-            shadows=merged(self.shared_weights.values(), apart_from={one.drafter for one in drafted}),
-            drafted=drafted,
+            shadows=self.counts.shared,
+            drafted=self.counts.drafted,
             num_vanilla_rounds=self.counts.num_vanilla_rounds,
             second_choices=tuple(self._second_choices),
         )
