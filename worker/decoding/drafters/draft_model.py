@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,8 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """Take a slot for a sequence; its text is read at its next proposal."""
-        self._held[job_id] = _Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
+        read = excerpt(text, self.state.max_prompt_tokens)
+        self._held[job_id] = _Held(self._cache.acquire(), read, num_seen=len(text), highest=max(read))
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -133,11 +134,9 @@ class DraftModelDrafter:
         The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
         Raises DecodeFailed for a text with a token that it has no embedding for.
         """
-        whole = list(prompt)
-        text = excerpt(whole, self.state.max_prompt_tokens)
+        text = excerpt(prompt, self.state.max_prompt_tokens)
         first = len(text) - 1
-        whole += output[:-1]
-        read = text[: self.context_length]
+        read = [*text, *output[:-1]][: self.context_length]
         if (highest := max(read)) >= self.model.num_rows:
             raise DecodeFailed(f"expected tokens below {self.model.num_rows}, the rows of the draft, found {highest}")
         slot = self._cache.acquire()
@@ -164,7 +163,8 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> _Row | None:
         held = self._held[ask.job_id]
-        if not held.is_below(self.model.num_rows):
+        held.take(ask.text)
+        if held.highest >= self.model.num_rows:
             return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
         num_branches = self.num_branches if ask.choice.is_greedy else 1
@@ -253,7 +253,7 @@ class DraftModelDrafter:
 
 
 def _next_tokens(held: _Held) -> list[int]:
-    return list(held.text[held.num_text : held.num_text + CHUNK])
+    return held.text[held.num_text : held.num_text + CHUNK]
 
 
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
@@ -276,17 +276,17 @@ class _Held:
     """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
 
     slot: int
-    text: Sequence[int]  #: live: the list itself, or what is read of it
+    text: list[int]  #: what is read of the sequence's
+    num_seen: int  #: tokens of the sequence's text so far
+    highest: int  #: token of `text`
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
-    highest: int = -1  #: token of the text, as far as `is_below` has seen it
-    num_seen: int = 0
 
-    def is_below(self, num_rows: int) -> bool:
-        """Whether every token of the text is less than `num_rows`."""
-        self.highest = max((self.highest, *self.text[self.num_seen :]))
-        self.num_seen = len(self.text)
-        return self.highest < num_rows
+    def take(self, text: Sequence[int]) -> None:
+        """Take in what was added to the sequence's text."""
+        fresh = text[self.num_seen :]
+        self.text += fresh
+        self.num_seen, self.highest = len(text), max((self.highest, *fresh))
 
     def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
@@ -342,42 +342,16 @@ class _Row:
         return Proposal(tuple(tokens), tuple(parents), num_read=self.num_read)
 
 
-class Excerpt(Sequence[int]):
-    """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live.
+def excerpt(text: Sequence[int], num_kept: int | None) -> list[int]:
+    """The first tokens of a prompt, then its last: `num_kept` together. All of it where it is no longer; None: always.
 
     What a draft reads of a prompt that is longer than it cares to read. The first tokens stay, because attention rests
     on them whatever they say (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks"), and so do
     those before its end, from which the next ones follow. What a draft has not read only makes its guesses worse, never
     the text: the target has read everything.
     """
-
-    def __init__(self, text: Sequence[int], num_kept: int) -> None:
-        self._text = text
-        self._num_first = min(NUM_FIRST, num_kept)
-        self._num_skipped = max(0, len(text) - num_kept)
-
-    def __len__(self) -> int:
-        return len(self._text) - self._num_skipped
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, int):
-            return self._text[self._place(range(len(self))[index])]
-        start, stop, step = index.indices(len(self))
-        if step != 1 or start < self._num_first:
-            return [self._text[self._place(i)] for i in range(start, stop, step)]
-        return list(self._text[start + self._num_skipped : stop + self._num_skipped])
-
-    def _place(self, index: int) -> int:
-        return index if index < self._num_first else index + self._num_skipped
-
-
-def excerpt(text: Sequence[int], num_kept: int | None) -> Sequence[int]:
-    """All of a text that is no longer than `num_kept` tokens, or may be read whole (None); otherwise an Excerpt."""
-    return text if num_kept is None or len(text) <= num_kept else Excerpt(text, num_kept)
+    num_skipped = 0 if num_kept is None else max(0, len(text) - num_kept)
+    return [*text[:NUM_FIRST], *text[NUM_FIRST + num_skipped :]]
 
 
 class DraftModels:

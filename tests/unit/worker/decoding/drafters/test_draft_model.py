@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt
+from worker.decoding.drafters.draft_model import CHUNK
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import draw
@@ -247,23 +245,6 @@ def test_sampled_drafts_have_no_branches() -> None:
     for sampling in (sampled(), sampled(seed=1)):
         proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
         assert (len(proposal.tokens), proposal.parents) == (6, None)
-
-
-@given(data=st.data(), length=st.integers(0, 60), num_kept=st.integers(0, 40), num_more=st.integers(0, 10))
-def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num_kept: int, num_more: int) -> None:
-    text = list(range(length))
-    read = Excerpt(text, num_kept)
-    first = min(NUM_FIRST, num_kept)
-    expected = list(text) if length <= num_kept else [*text[:first], *text[length - num_kept + first :]]
-    for token in range(length, length + num_more):
-        text.append(token)
-        expected = [*expected, token]
-    assert list(read) == expected
-    assert len(read) == len(expected)
-    cut = data.draw(st.slices(max(1, len(expected))))
-    assert read[cut] == expected[cut]
-    for index in range(-len(expected), len(expected)):
-        assert read[index] == expected[index]
 
 
 def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:
