@@ -60,22 +60,15 @@ _UNSUPPORTED_DEFAULTS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Target:
     """What is served, and what names it."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokenizer: Any,
-        identity: EngineIdentity,
-        end_tokens: frozenset[int],
-        sampling_defaults: SamplingDefaults,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.identity = identity
-        self.end_tokens = end_tokens
-        self.sampling_defaults = sampling_defaults
+    model: LanguageModel
+    tokenizer: Any
+    identity: EngineIdentity
+    end_tokens: frozenset[int]
+    sampling_defaults: SamplingDefaults
 
     @cached_property
     def longest_token_chars(self) -> int | None:

@@ -41,7 +41,6 @@ FREE: Final = "any"
 _MARK: Final = "@@the user's turn@@"
 _LONGEST_PROMPT: Final = 4096
 _VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
-_LESSONS_A_SHARD: Final = 32  # texts a file
 _PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
 
@@ -311,10 +310,13 @@ class TeacherNotes:
     def __init__(self, folder: Path, texts: Sequence[WrittenText], *, max_length: int, num_kept: int) -> None:
         self._folder = folder
         self._num_kept = num_kept
-        # Texts of similar length share a pass; shorter ones come first.
-        ordered = sorted(texts, key=lambda text: (min(len(text.token_ids), max_length), text.number))
-        self._shards = [ordered[begin : begin + _LESSONS_A_SHARD] for begin in range(0, len(ordered), _LESSONS_A_SHARD)]
         self._max_length = max_length
+        #: Texts of similar length share a pass and a file; shorter ones come first.
+        self._shards: list[list[WrittenText]] = []
+        for text in sorted(texts, key=lambda text: (len(self._tokens(text)), text.number)):
+            if not self._shards or (len(self._shards[-1]) + 1) * len(self._tokens(text)) > _PASS_TOKENS:
+                self._shards.append([])
+            self._shards[-1].append(text)
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -329,11 +331,9 @@ class TeacherNotes:
                 return False
             if self._file(i).exists():
                 continue
-            read: list[dict[str, Tensor]] = []
-            for group in self._groups(shard):
-                read += _read_texts(target, group, self._num_kept)
-                on_texts(len(group))
+            read = list(_read_texts(target, [self._tokens(text) for text in shard], self._num_kept))
             write_tensors(self._file(i), {name: torch.cat([notes[name] for notes in read]) for name in read[0]})
+            on_texts(len(shard))
         return True
 
     def lessons(self) -> list[Lesson]:
@@ -355,19 +355,10 @@ class TeacherNotes:
     def _tokens(self, text: WrittenText) -> tuple[int, ...]:
         return text.token_ids[-self._max_length :]
 
-    def _groups(self, shard: Sequence[WrittenText]) -> Iterator[list[tuple[int, ...]]]:
-        group: list[tuple[int, ...]] = []
-        for tokens in map(self._tokens, shard):
-            if group and (len(group) + 1) * len(tokens) > _PASS_TOKENS:
-                yield group
-                group = []
-            group.append(tokens)
-        yield group
-
 
 @torch.inference_mode()
 def _read_texts(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[dict[str, Tensor]]:
-    """The lessons of a group, whose last text is the longest. Padding is at the end, where no token sees it."""
+    """The lessons of texts whose last is the longest. Padding is at the end, where no token sees it."""
     padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
     for row, tokens in enumerate(group):
         padded[row, : len(tokens)] = torch.tensor(tokens)
