@@ -72,16 +72,6 @@ def test_the_loss_is_the_sum_by_hand(lessons: list[Lesson], columns: Tensor | No
     assert float(distillation_loss(logits, batch, share)) == pytest.approx(total / weight, rel=1e-4)
 
 
-def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) -> None:
-    batch = collate(lessons[:1], None, RECIPE)
-    p = torch.zeros(len(batch.weights), 384).scatter_add(-1, batch.top_columns, batch.top_shares)
-    best = distillation_loss(p.clamp(min=1e-9).log(), batch, 0.0)
-    generator = torch.Generator().manual_seed(2)
-    for scale in (0.1, 1.0):
-        noise = scale * torch.randn(p.shape, generator=generator)
-        assert distillation_loss(p.clamp(min=1e-9).log() + noise, batch, 0.0) > best
-
-
 def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
     draft = cut_draft(target, 1)
     restrict_head(draft, KNOWN)
