@@ -83,7 +83,7 @@ class LanguageModel:
     def _error(self, expected: tuple[int | None, Tensor]) -> str | None:
         """How ragged passes over slots differ from the model's own plain pass; None if they agree.
 
-        `expected`: of `self_check.reference`.
+        `expected`: of `_reference`.
         """
         window = self._network.window
         if window is not None and (error := mask_error(window)) is not None:
