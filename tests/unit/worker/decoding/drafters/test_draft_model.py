@@ -47,7 +47,7 @@ def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: ran
     for job_id in texts:
         made.close(job_id)
     made.close("nobody")
-    assert sorted(model.cache.free) == list(range(8))
+    assert sorted(model.cache._free) == list(range(8))
 
 
 def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
