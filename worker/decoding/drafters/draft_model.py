@@ -386,29 +386,30 @@ class DraftModels:
         UnsupportedModel.
         """
         settings, target = self._drafters[name], self._target
-        source = self._source(name)
-        of_target = self._of_target
+        device = self._placement.drafts.get(name, target.device)
+        source = _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
         of_draft = self._facts(source)
-        weights = self._loaded.get(source)
-        self._check(name, source, of_draft, is_loaded=weights is not None)
-        if weights is None:
-            weights = self._loaded[source] = self._load(source, of_draft)
-        tokens = DraftTokens(
-            vocabulary=target.model.vocabulary_size,
-            num_shared=num_shared_tokens(of_target, of_draft),
-            end_tokens=target.end_tokens,
-            token_ids=weights.token_ids,
-        )
-        state = self._state(name, settings, weights)
+        self._check(name, source, of_draft)
+        weights = self._loaded.get(source) or self._loaded.setdefault(source, _load(source, of_draft))
+        state = self._state(name, weights)
         return DraftModelDrafter(
             state,
             weights.model,
-            tokens,
+            DraftTokens(
+                vocabulary=target.model.vocabulary_size,
+                num_shared=num_shared_tokens(self._of_target, of_draft),
+                end_tokens=target.end_tokens,
+                token_ids=weights.token_ids,
+            ),
             num_slots=self._num_slots,
             context_length=of_draft.context_length,
             min_probability=settings.min_probability,
             num_branches=settings.num_branches,
-            shared_weights=self._shared_weights(state, weights),
+            shared_weights=[
+                SharedWeightDrafter(self._state(other, weights), one.min_probability)
+                for other, one in self._drafters.items()
+                if one.state(other, "").shares_weights_with(state)
+            ],
         )
 
     @cached_property
@@ -416,16 +417,12 @@ class DraftModels:
         served = self._served
         return self._facts(_Source(served.source, served.revision, served.dtype, self._target.device))
 
-    def _source(self, name: str) -> _Source:
-        settings = self._drafters[name]
-        device = self._placement.drafts.get(name, self._target.device)
-        return _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
-
     def _facts(self, source: _Source) -> ModelFacts:
         context_length = self._target.identity.context_length
         return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
 
-    def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _LoadedDraft) -> DrafterState:
+    def _state(self, name: str, weights: _LoadedDraft) -> DrafterState:
+        settings = self._drafters[name]
         dtype = settings.dtype or self._served.dtype
         # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
         # A device changes no history: it decides what a draft costs, and costs are stored under the placement.
@@ -440,32 +437,13 @@ class DraftModels:
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
         )
 
-    def _shared_weights(self, state: DrafterState, weights: _LoadedDraft) -> list[SharedWeightDrafter]:
-        """The other shared-weight drafters with these weights."""
-        return [
-            SharedWeightDrafter(self._state(other, settings, weights), settings.min_probability)
-            for other, settings in self._drafters.items()
-            if settings.state(other, "").shares_weights_with(state)
-        ]
-
-    def _load(self, source: _Source, facts: ModelFacts) -> _LoadedDraft:
-        loaded = load_weights(
-            source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
-        )
-        token_ids = read_draft_vocabulary(loaded.folder)
-        if token_ids is not None:
-            restrict_head(loaded.model, token_ids)
-            token_ids = token_ids.to(source.device)
-        model = loaded.over_slots(facts.context_length)
-        return _LoadedDraft(model, loaded.revision, token_ids)
-
-    def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:
+    def _check(self, name: str, source: _Source, draft: ModelFacts) -> None:
         """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
         target, settings = self._target, self._drafters[name]
         rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
         if source.device != target.device:
             rooms.append(DeviceRoom(str(source.device), available_bytes(source.device)))
-        if is_loaded:
+        if source in self._loaded:
             rooms[-1] = replace(rooms[-1], free=rooms[-1].free + draft.weight_bytes)
         findings = check_pair(
             self._of_target,
@@ -502,3 +480,14 @@ class _LoadedDraft:
     model: LanguageModel
     revision: str
     token_ids: Tensor | None
+
+
+def _load(source: _Source, facts: ModelFacts) -> _LoadedDraft:
+    loaded = load_weights(
+        source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
+    )
+    token_ids = read_draft_vocabulary(loaded.folder)
+    if token_ids is not None:
+        restrict_head(loaded.model, token_ids)
+        token_ids = token_ids.to(source.device)
+    return _LoadedDraft(loaded.over_slots(facts.context_length), loaded.revision, token_ids)
