@@ -17,7 +17,7 @@ from alphaloop.errors import ConfigError, IncompatiblePair
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA, decision, finish, make_job
 from worker.decoding.engine import load_engine
 from worker.engine import Generation, PreparedJob, Sampling
 
@@ -71,13 +71,6 @@ def models(target: Path, draft: Path, devices: Mapping[str, str], *, device: str
     )
     drafts = {name: DraftModelDrafterSettings(source=str(draft), device=where) for name, where in devices.items()}
     return ModelSettings(target=served, drafters={"lookup": LookupDrafterSettings(), **drafts})
-
-
-def finish(engine: TransformersEngine) -> dict[str, Generation]:
-    finished: dict[str, Generation] = {}
-    while engine.load().num_running:
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
-    return finished
 
 
 def decode(engine: TransformersEngine, work: Mapping[str, tuple[Sampling, Decision]]) -> dict[str, Generation]:

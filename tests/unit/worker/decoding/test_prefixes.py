@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.fixtures.models import VANILLA, make_job
+from tests.fixtures.models import VANILLA, make_job, steps
 from worker.decoding.engine import SHARED_CHUNK
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
@@ -17,7 +17,6 @@ from worker.engine import Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
-    from worker.engine import Step
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
 ENDLESS: Final = replace(GREEDY, max_tokens=40)
@@ -37,13 +36,6 @@ def admit(engine: TransformersEngine, prompts: list[str]) -> list[int]:
     return [len(one.token_ids) for one in prepared]
 
 
-def run(engine: TransformersEngine) -> list[Step]:
-    steps = []
-    while engine.load().num_running:
-        steps.append(engine.step())
-    return steps
-
-
 def words(rng: random.Random, num: int) -> str:
     return "".join(rng.choice("abcdefgh") for _ in range(num))
 
@@ -54,7 +46,7 @@ def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random
     texts = [engine._admitted.running[number].text for number in range(6)]
     shared = min(num_shared(texts[0], text, len(text)) for text in texts[1:])
     assert shared > SHORTEST
-    first, *others = run(engine)
+    first, *others = steps(engine)
     assert first.num_prefill_tokens == lengths[0]
     assert first.num_prefill_tokens + sum(step.num_prefill_tokens for step in others) <= sum(lengths) - 5 * shared
 
@@ -66,7 +58,7 @@ def test_a_job_that_joins_reads_what_no_running_one_has_read(engine: Transformer
     engine.admit(engine.prepare(make_job(prompt, 1), replace(GREEDY, max_tokens=2)), VANILLA)
     assert engine.step().num_prefill_tokens == 0, "its last token is a pending one"
     # Token ids, because a text may end within a character that takes several tokens.
-    shorter, longer = (generation.token_ids for step in run(engine) for generation in step.finished)
+    shorter, longer = (generation.token_ids for step in steps(engine) for generation in step.finished)
     assert longer[: len(shorter)] == shorter
 
 
