@@ -86,9 +86,10 @@ class TrainingRun:
         if recipe.num_layers > (most := num_layers(self._target)):
             raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
         self._state = order.folder / ".training"  #: what a stopped run continues from
+        plan = self._plan()
         self._lock = _locked(order.folder, self._state)
         try:
-            self._agree()
+            self._agree(plan)
         except BaseException:
             self._lock.close()
             raise
@@ -240,11 +241,11 @@ class TrainingRun:
             restrict_head(draft, token_ids)
         return draft.to(self._target.device)
 
-    def _agree(self) -> None:
-        """Raise ConfigError where the folder holds a run of other facts than those that it must share with this one."""
+    def _plan(self) -> dict[str, Any]:
+        """The facts that a run in the folder must share with this one."""
         order = self._order
         tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
-        plan = {
+        return {
             "format": _FORMAT,
             "name": _name(order),
             "target_revision": self._revision,
@@ -254,6 +255,8 @@ class TrainingRun:
             "held_out": _digest_of(order.held_out),
             "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
         }
+
+    def _agree(self, plan: dict[str, Any]) -> None:
         file = self._state / "run.json"
         if not file.exists():
             replace_file(file, json.dumps(plan, indent=2) + "\n")
@@ -265,7 +268,7 @@ class TrainingRun:
         for name in sorted({*plan, *found}):
             if plan.get(name) != found.get(name):
                 raise ConfigError(
-                    f"{order.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{self._order.folder} holds a run with another {name}: {_short(found.get(name))}, now "
                     f"{_short(plan.get(name))}",
                     hint="give a new folder, or delete this one to begin again",
                 )
