@@ -150,7 +150,7 @@ class TransformersEngine:
             num_rows=target.model.num_rows,
             num_logits=target.model.vocabulary_size,
         )
-        needed = self._admitted.num_bytes_alone(prepared)
+        needed = self._cache.num_bytes_with(1, [_num_positions(prepared)])
         if needed > self._max_cache_bytes:
             raise JobTooLarge(
                 f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
@@ -445,10 +445,6 @@ class AdmittedSequences:
     def find(self, job_id: str) -> Sequence | None:
         """The sequence of that job; None if it is not here."""
         return next((sequence for sequence in self.all if sequence.job_id == job_id), None)
-
-    def num_bytes_alone(self, prepared: PreparedJob) -> int:
-        """Bytes of keys and values of this job, if nothing else ran."""
-        return self._cache.num_bytes_with(1, [_num_positions(prepared)])
 
     def fits(self, prepared: PreparedJob) -> bool:
         """Whether a slot and the memory for the whole of this job are free beside all others."""

@@ -32,7 +32,7 @@ from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
 from worker.decoding.text import TextStream, byte_tokens, special_tokens
-from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 from worker.engine import EngineIdentity, SamplingDefaults
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,12 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     )
     with as_unsupported(settings.source):
         check_template(loaded.tokenizer)
-    context_length = _context_length(settings, text_facts(loaded.model.config))
+    longest = text_facts(loaded.model.config).longest
+    context_length = settings.context_length or min(longest, LONGEST_DEFAULT_CONTEXT)
+    if context_length > longest:
+        raise UnsupportedModel(
+            f"models.target.context_length is {context_length}; the model was made for {longest} positions"
+        )
     ends = end_tokens(loaded.model, loaded.tokenizer)
     defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
     if sentence := defaults.sentence():
@@ -138,15 +143,6 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
         host=socket.gethostname(),
     )
     return Target(model, loaded.tokenizer, identity, ends, defaults)
-
-
-def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
-    if settings.context_length is not None and settings.context_length > facts.longest:
-        raise UnsupportedModel(
-            f"models.target.context_length is {settings.context_length}; "
-            f"the model was made for {facts.longest} positions"
-        )
-    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)

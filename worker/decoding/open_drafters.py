@@ -118,7 +118,12 @@ class OpenDrafters:
         if is_device_fault(error):
             raise error
         if is_out_of_memory(error):
-            self._do_without(drafter)
+            for sequence in self._admitted():
+                if sequence.drafter is not None and sequence.drafter.name == drafter:
+                    self.redraft(sequence, None, 0)
+            log.warning(
+                "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
+            )
             return
         self._num_failures[drafter] += 1
         self._num_in_a_row[drafter] += 1
@@ -199,15 +204,6 @@ class OpenDrafters:
             self._drafters[drafter].clear()
         except Exception as failure:
             self.failed(drafter, "clear", failure)
-
-    def _do_without(self, drafter: str) -> None:
-        """Close a drafter that ran out of memory in all sequences, because its state is unknown."""
-        for sequence in self._admitted():
-            if sequence.drafter is not None and sequence.drafter.name == drafter:
-                self.redraft(sequence, None, 0)
-        log.warning(
-            "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
-        )
 
 
 def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int) -> None:

@@ -20,7 +20,7 @@ from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
 from worker.decoding.sampling import key_of
 from worker.decoding.sequence import Sequence
-from worker.decoding.verification import DraftVerdict, verify_followed
+from worker.decoding.verification import verify_followed
 from worker.engine import Generation, PreparedJob, ShadowCounts
 
 #: Most that readings may take between two rounds, in seconds.
@@ -99,7 +99,8 @@ class Shadows:
         for name, drafter in self._lookups():
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
-            if _uniform(sequence.job_id, name) * scoring < share * self._decoding.value or (share and not scoring):
+            uniform = (key_of("shadow", sequence.job_id, name) + 2**63) / 2**64
+            if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
                     propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
@@ -218,10 +219,6 @@ class _Reading:
         """What was counted."""
         state = self.drafter.state
         return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
-
-
-def _uniform(job_id: str, drafter: str) -> float:
-    return (key_of("shadow", job_id, drafter) + 2**63) / 2**64
 
 
 def with_scores(
@@ -346,17 +343,14 @@ class VirtualRounds:
         following = text[begin : begin + room + 1]
         if len(following) <= room and not has_ended:
             return False
-        depth, verdict = _agreement(self._propose(room), following)
+        proposal = self._propose(room)
+        depths = proposal.depths
+        # A target that chooses what follows, whatever stands before.
+        best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
+        verdict = verify_followed(best, proposal)
         num_emitted = min(verdict.num_accepted + 1, len(following))
         self.counts = self.counts.with_round(
-            depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+            max(depths, default=0), verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
         )
         seen += following[:num_emitted]
         return True
-
-
-def _agreement(proposal: Proposal, following: SequenceOf[int]) -> tuple[int, DraftVerdict]:
-    """The depth of the proposal, and the verdict of a target that chooses what follows, whatever stands before."""
-    depths = proposal.depths
-    best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
-    return max(depths, default=0), verify_followed(best, proposal)

@@ -60,7 +60,7 @@ def text_config(config: Any) -> Any:
 def text_facts(config: Any) -> TextFacts:
     """What `config` says, the model's own or its text model's. Raises UnsupportedModel where it has several."""
     text = text_config(config)
-    windows = _windows(config)
+    windows = {int(one) for layer in layer_configs(config) if (one := getattr(layer, "sliding_window", None))}
     kinds = _kinds(text, windows)
     longest = (
         getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or LONGEST_DEFAULT_CONTEXT
@@ -82,10 +82,6 @@ def layer_configs(config: Any) -> list[Any]:
     """The config of each layer, where layers differ; otherwise the one of all."""
     text = text_config(config)
     return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
-
-
-def _windows(config: Any) -> set[int]:
-    return {int(window) for layer in layer_configs(config) if (window := getattr(layer, "sliding_window", None))}
 
 
 def _kinds(text: Any, windows: set[int]) -> tuple[str, ...]:

@@ -186,7 +186,8 @@ class DraftModelDrafter:
         ready: list[int] = []
         logits = torch.empty(0)
         while rows and not ready:
-            reads = [Read(row.held.slot, _next_tokens(row.held)) for row in rows]
+            pieces = [row.held.text[row.held.num_text : row.held.num_text + CHUNK] for row in rows]
+            reads = [Read(row.held.slot, piece) for row, piece in zip(rows, pieces, strict=True)]
             logits = self._read(reads)
             for row, read in zip(rows, reads, strict=True):
                 row.held.num_text += len(read.token_ids)
@@ -250,10 +251,6 @@ class DraftModelDrafter:
             token, *beside = map(int, numbers)
             row.tokens.append(token)
             row.others.append(beside)
-
-
-def _next_tokens(held: _Held) -> list[int]:
-    return held.text[held.num_text : held.num_text + CHUNK]
 
 
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
