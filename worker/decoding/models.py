@@ -31,7 +31,7 @@ from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
-from worker.decoding.text import TextStream, byte_tokens, special_tokens
+from worker.decoding.text import byte_tokens, special_tokens
 from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 from worker.engine import EngineIdentity, SamplingDefaults
 
@@ -89,17 +89,6 @@ class Target:
     def device(self) -> torch.device:
         """Where it computes."""
         return self.model.device
-
-    def new_text(self, stop: Sequence[str], *, is_live: bool, before: Sequence[int]) -> TextStream:
-        """The text of tokens that will be generated, `before` being the tokens that it continues."""
-        return TextStream(
-            self.decode,
-            stop,
-            is_live=is_live,
-            before=before,
-            byte_tokens=self.byte_tokens,
-            special_tokens=self.special_tokens,
-        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens; special tokens have none."""

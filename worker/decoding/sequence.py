@@ -12,6 +12,7 @@ from worker.decoding.counts import RoundCounts
 from worker.decoding.models import Target
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
+from worker.decoding.text import TextStream
 from worker.decoding.verification import DraftVerdict
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
 
@@ -46,7 +47,14 @@ class Sequence:
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         # An answer to messages is a text of its own, also where a template's words stand right before it.
         before = prepared.token_ids if prepared.job.body.prompt is not None else ()
-        self._stream = target.new_text(self.sampling.stop, is_live=self.is_streamed, before=before)
+        self._stream = TextStream(
+            target.decode,
+            self.sampling.stop,
+            is_live=self.is_streamed,
+            before=before,
+            byte_tokens=target.byte_tokens,
+            special_tokens=target.special_tokens,
+        )
         self._num_deltas = 0
         self.device_s = 0.0
         self._batch_size = 1

@@ -7,7 +7,6 @@ are not those of the model that decodes. So loading, `check-pair` and training a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -111,7 +110,12 @@ def _refusal(config: Any, text: Any, kinds: tuple[str, ...], windows: set[int]) 
         )
     if SLIDING in kinds and len(windows) != 1:
         return f"expected one length of sliding windows in {config.model_type}, found {sorted(windows) or 'none'}"
-    if limits := sorted(_limits(text)):
+    limits = sorted(
+        f"{name} = {value}"
+        for name, value in text.to_dict().items()
+        if _LIMITS.search(name) and name not in _NO_LIMITS and isinstance(value, int) and value
+    )
+    if limits:
         return f"expected no limit of attention but sliding_window in {config.model_type}, found {', '.join(limits)}"
     return None
 
@@ -122,12 +126,6 @@ def _quantization(config: Any) -> str | None:
         return None
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
     return str(getattr(method, "value", method) or "quantized ones")
-
-
-def _limits(text: Any) -> Iterator[str]:
-    for name, value in text.to_dict().items():
-        if _LIMITS.search(name) and name not in _NO_LIMITS and isinstance(value, int) and value:
-            yield f"{name} = {value}"
 
 
 def _unstable_rope(text: Any, longest: int) -> tuple[str | None, int | None]:

@@ -61,7 +61,8 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
         else:
             scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
             if choice.is_greedy or choice.is_reproducible:
-                found[index] = _verify_settled(scores, sequence, proposal)
+                places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
+                found[index] = verify_followed(choice.tokens(scores, places).tolist(), proposal)
             else:
                 sampled.setdefault(choice.cut, {})[index] = scores
         begin = end
@@ -89,12 +90,6 @@ def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
     gaps = (values[:, 0] - values[:, 1]).tolist()
     second = tuple(SecondChoice(token, gap) for token, gap in zip(tokens[:, 1].tolist(), gaps, strict=True))
     return replace(verdict, second_choices=second)
-
-
-def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
-    """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
-    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *proposal.depths)])
-    return verify_followed(best.tolist(), proposal)
 
 
 def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
