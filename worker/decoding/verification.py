@@ -59,7 +59,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
             verdict = verify_followed(best[begin:end], proposal)
             found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
-            scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
+            scores = choice.scores(logits[begin:end], sequence.text, proposal.paths)
             if choice.is_greedy or choice.is_reproducible:
                 places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
                 found[index] = verify_followed(choice.tokens(scores, places).tolist(), proposal)

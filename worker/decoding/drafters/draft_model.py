@@ -224,7 +224,7 @@ class DraftModelDrafter:
         drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
         for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
-            scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
+            scores = choice.scores(whole, row.ask.text, [row.tokens])
             if not choice.is_greedy and not choice.is_reproducible:
                 drawn.setdefault(choice.cut, []).append((row, scores))
                 continue

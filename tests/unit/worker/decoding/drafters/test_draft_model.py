@@ -161,7 +161,7 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
         for place, token in enumerate(proposal.tokens):
             before = proposal.tokens[:place]
             logits = logits_behind([*asked.text, *before])[None]
-            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
+            q = again.probabilities(again.scores(logits, asked.text, [before]))[0]
             assert torch.equal(proposal.q[place], q)
             assert token == draw(q, again.uniforms(1, q.device)[0])
 
@@ -202,7 +202,7 @@ def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
     while num < 8 and probability >= 0.3:
         logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
         logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
-        scores = choice.scores_behind(logits, text, [whole[:num]])
+        scores = choice.scores(logits, text, [whole[:num]])
         p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
         probability *= float(p[0, whole[num]])
         num += 1
@@ -226,7 +226,7 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
         place, path, seen = -1, [], 0
         while seen < len(proposal.tokens):
             group = [i for i, parent in enumerate(proposal.parents) if parent == place]
-            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            scores = choice.scores(logits_behind([*text, *path])[None], text, [path])[0]
             assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
             assert group == list(range(seen, seen + len(group)))
             assert len(group) <= num_branches
