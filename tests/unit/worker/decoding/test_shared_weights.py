@@ -31,21 +31,11 @@ def proposal(*probabilities: float) -> Proposal:
 
 
 def counted(
-    other: SharedWeightDrafter,
-    own_gate: float,
-    drafted: Proposal,
-    num_accepted: int,
-    *,
-    num_asked: int,
-    num_possible: int = 99,
-    num_emitted: int | None = None,
+    other: SharedWeightDrafter, own_gate: float, drafted: Proposal, num_accepted: int, *, num_asked: int
 ) -> tuple[AcceptanceCounts, tuple[int, ...]]:
     counts = RoundCounts()
     counts.sharing["own"] = (own_gate, [other])
-    emitted = num_accepted + 1 if num_emitted is None else num_emitted
-    counts.take_shared(
-        "own", drafted, num_accepted, num_emitted=emitted, num_asked=num_asked, num_possible=num_possible
-    )
+    counts.take_shared("own", drafted, num_accepted, num_emitted=num_accepted + 1, num_asked=num_asked, num_possible=99)
     (shadow,) = counts.shared
     assert (shadow.drafter, shadow.draft_revision, shadow.num_draft_tokens) == (
         "other",
