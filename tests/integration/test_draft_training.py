@@ -238,10 +238,10 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
 ) -> None:
     folder = tmp_path / "small"
     command = [sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)]
-    texts = folder / ".training" / "texts"
+    texts = folder / ".training" / "texts.jsonl"
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 90
-    while not any(texts.glob("*.safetensors")) and time.monotonic() < deadline:
+    while not texts.exists() and time.monotonic() < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(0.02)
             break
