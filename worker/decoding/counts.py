@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
@@ -13,14 +13,28 @@ from worker.engine import DrafterCounts, ShadowCounts
 
 
 @dataclass(slots=True)
-class _Drafted:
+class _Rounds:
     """The rounds of one drafter."""
 
-    revision: str
+    state: DrafterState
     longest: int  #: most tokens that a round was allowed
     shortest: int  #: fewest that a round was allowed
     counts: AcceptanceCounts = field(default_factory=AcceptanceCounts)
     chances: list[int] = field(default_factory=list)
+
+    def reach(self, num: int) -> None:
+        """The first positions of a round were chances."""
+        self.chances += [0] * (num - len(self.chances))
+        for position in range(num):
+            self.chances[position] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeightDrafter:
+    """A drafter of the same weights; `min_probability` is its gate, 0 for none."""
+
+    state: DrafterState
+    min_probability: float
 
 
 class RoundCounts:
@@ -32,7 +46,10 @@ class RoundCounts:
 
     def __init__(self) -> None:
         self.num_vanilla_rounds = 0
-        self._drafters: dict[str, _Drafted] = {}
+        #: By drafter that may be asked: its gate, and the drafters with the same weights, for which its rounds count.
+        self.sharing: dict[str, tuple[float, Sequence[SharedWeightDrafter]]] = {}
+        self._drafters: dict[str, _Rounds] = {}
+        self._shared: dict[str, _Rounds] = {}
 
     def take_vanilla(self) -> None:
         """Count a round without a drafter: one token, and that token was not drafted."""
@@ -55,13 +72,60 @@ class RoundCounts:
         AcceptanceCounts.with_round. A position is a chance where it was asked for and all before it were accepted, as
         far as the text goes.
         """
-        one = self._drafters.setdefault(drafter.name, _Drafted(drafter.revision, num_allowed, num_allowed))
+        one = self._drafters.setdefault(drafter.name, _Rounds(drafter, num_allowed, num_allowed))
         one.longest, one.shortest = max(one.longest, num_allowed), min(one.shortest, num_allowed)
         one.counts = one.counts.with_round(num_proposed, num_accepted, num_emitted=num_emitted, num_tested=num_tested)
-        reached = min(num_asked, num_emitted)
-        one.chances += [0] * (reached - len(one.chances))
-        for position in range(reached):
-            one.chances[position] += 1
+        one.reach(min(num_asked, num_emitted))
+
+    def take_shared(
+        self,
+        drafter: str,
+        proposal: Proposal,
+        num_accepted: int,
+        *,
+        num_emitted: int,
+        num_asked: int,
+        num_possible: int,
+    ) -> None:
+        """Count a round of `drafter` for the others of `sharing`.
+
+        `num_asked` drafts were wanted, and `num_possible` would not have passed the token limit.
+
+        Drafters with the same weights and the same reading of the prompt differ only in where they end a draft. Up to
+        the end of the shorter draft both propose the same tokens, so a round of one shows how many of the other's
+        tokens would have been accepted. The other's tokens behind the end of the actual draft are unknown: those
+        positions are no chances.
+
+        The counts are an estimate. A gate ends drafts at doubtful tokens, so the unknown tokens are not a random part,
+        and rounds begin where the decoding drafter began them. On 122 greedy texts of a pair (Qwen2.5-Coder 1.5B and
+        0.5B, four tasks) tokens a round at k = 3 were 1.7 % below to 1.5 % above those of real runs for a plain draft
+        counted by a gated one, and 1.3 to 4.0 % above for a gated draft counted by a plain one. Sampled drafts are
+        verified as a block: of a longer block a little more of each beginning is accepted.
+
+        Drafters with a gate below that one are left out: where the decoding drafter's gate ended a draft, the length of
+        their draft is unknown, and the rounds whose length is known are a biased sample.
+        """
+        gate, others = self.sharing.get(drafter, (0.0, ()))
+        num_tokens = len(proposal.tokens)
+        is_closed = bool(num_tokens) and _closing(proposal, gate) is not None
+        for other in others:
+            if 0 < other.min_probability < gate:
+                continue
+            state, most = other.state, other.state.max_draft_tokens
+            one = self._shared.setdefault(state.name, _Rounds(state, most, most, chances=[0] * most))
+            limit = min(most, num_possible) if num_asked else 0
+            end = min(limit, _closing(proposal, other.min_probability) or limit)
+            # Where the decoding drafter proposed nothing or ended without its gate, this one would have done the same.
+            is_whole = end <= num_tokens or (num_tokens < num_asked and not is_closed)
+            known = min(end, num_tokens)
+            accepted = min(num_accepted, known)
+            emitted = min(accepted + 1, num_emitted)
+            depth = limit if not is_whole and not other.min_probability else known
+            one.counts = one.counts.with_round(
+                depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1)
+            )
+            # Behind the asked length only the ends of drafts are known; they alone would make drafts look short.
+            one.reach(min(limit if is_whole else known, num_asked, emitted))
 
     @property
     def total(self) -> AcceptanceCounts:
@@ -78,8 +142,20 @@ class RoundCounts:
     def drafted(self) -> tuple[DrafterCounts, ...]:
         """The rounds of each drafter that had any, in the order in which the drafters began."""
         return tuple(
-            DrafterCounts(name, one.revision, one.longest, one.counts, tuple(one.chances))
+            DrafterCounts(name, one.state.revision, one.longest, one.counts, tuple(one.chances))
             for name, one in self._drafters.items()
+        )
+
+    @property
+    def shared(self) -> tuple[ShadowCounts, ...]:
+        """What drafters with the same weights would have had, with one round for the prefill.
+
+        Those that drafted themselves are left out: their own counts are better.
+        """
+        return tuple(
+            ShadowCounts(name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances))
+            for name, one in self._shared.items()
+            if name not in self._drafters
         )
 
     def has_drafted_throughout(self, drafter: str, num_draft_tokens: int, *, num_prefill_rounds: int) -> bool:
@@ -87,88 +163,6 @@ class RoundCounts:
         one = self._drafters.get(drafter)
         is_alone = len(self._drafters) == 1 and self.num_vanilla_rounds <= num_prefill_rounds
         return one is not None and is_alone and one.shortest >= num_draft_tokens
-
-
-@dataclass(frozen=True, slots=True)
-class SharedWeightDrafter:
-    """A drafter of the same weights; `min_probability` is its gate, 0 for none."""
-
-    state: DrafterState
-    min_probability: float
-
-
-class SharedWeightCounts:
-    """Counts for `shared_weights` of the rounds of one sequence in which a drafter with that gate was asked.
-
-    Drafters with the same weights and the same reading of the prompt differ only in where they end a draft. Up to the
-    end of the shorter draft both propose the same tokens, so a round of one shows how many of the other's tokens would
-    have been accepted. The other's tokens behind the end of the actual draft are unknown: those positions are no
-    chances.
-
-    The counts are an estimate. A gate ends drafts at doubtful tokens, so the unknown tokens are not a random part, and
-    rounds begin where the decoding drafter began them. On 122 greedy texts of a pair (Qwen2.5-Coder 1.5B and 0.5B, four
-    tasks) tokens a round at k = 3 were 1.7 % below to 1.5 % above those of real runs for a plain draft counted by a
-    gated one, and 1.3 to 4.0 % above for a gated draft counted by a plain one. Sampled drafts are verified as a block:
-    of a longer block a little more of each beginning is accepted.
-
-    Drafters with a gate below that one are left out: where the decoding drafter's gate ended a draft, the length of
-    their draft is unknown, and the rounds whose length is known are a biased sample.
-    """
-
-    def __init__(self, shared_weights: Sequence[SharedWeightDrafter], min_probability: float) -> None:
-        self._gate = min_probability
-        counted = [one for one in shared_weights if not one.min_probability or one.min_probability >= min_probability]
-        self._counts = {one: AcceptanceCounts() for one in counted}
-        self._chances: dict[SharedWeightDrafter, list[int]] = {one: [0] * one.state.max_draft_tokens for one in counted}
-
-    def take(
-        self, proposal: Proposal, num_accepted: int, *, num_emitted: int, num_asked: int, num_possible: int
-    ) -> None:
-        """Count a round: `num_asked` drafts were wanted, and `num_possible` would not have passed the token limit."""
-        num_tokens = len(proposal.tokens)
-        is_closed = bool(num_tokens) and _closing(proposal, self._gate) is not None
-        for one in self._counts:
-            limit = min(one.state.max_draft_tokens, num_possible) if num_asked else 0
-            end = min(limit, _closing(proposal, one.min_probability) or limit)
-            # Where the decoding drafter proposed nothing or ended without its gate, this one would have done the same.
-            is_whole = end <= num_tokens or (num_tokens < num_asked and not is_closed)
-            known = min(end, num_tokens)
-            accepted = min(num_accepted, known)
-            emitted = min(accepted + 1, num_emitted)
-            depth = limit if not is_whole and not one.min_probability else known
-            self._counts[one] = self._counts[one].with_round(
-                depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1)
-            )
-            # Behind the asked length only the ends of drafts are known; they alone would make drafts look short.
-            reached = min(limit if is_whole else known, num_asked, emitted)
-            for position in range(reached):
-                self._chances[one][position] += 1
-
-    def shadows(self) -> tuple[ShadowCounts, ...]:
-        """The counts of each drafter in these rounds, as far as they are known."""
-        return tuple(
-            ShadowCounts(
-                one.state.name, one.state.revision, one.state.max_draft_tokens, counts, tuple(self._chances[one])
-            )
-            for one, counts in self._counts.items()
-        )
-
-
-def merged(rounds: Iterable[SharedWeightCounts], *, apart_from: Collection[str]) -> tuple[ShadowCounts, ...]:
-    """The rounds of one job, in which several drafters may have been asked, with one round for the prefill.
-
-    `apart_from`: the drafters that were asked; their own counts are better. A drafter without a round is left out.
-    """
-    found: dict[str, ShadowCounts] = {}
-    for shadow in (shadow for one in rounds for shadow in one.shadows()):
-        if shadow.drafter in apart_from or not shadow.counts.rounds:
-            continue
-        if (before := found.get(shadow.drafter)) is None:
-            found[shadow.drafter] = replace(shadow, counts=PREFILL + shadow.counts)
-        else:
-            chances = tuple(map(sum, zip_longest(before.chances, shadow.chances, fillvalue=0)))
-            found[shadow.drafter] = replace(before, counts=before.counts + shadow.counts, chances=chances)
-    return tuple(found.values())
 
 
 def _closing(proposal: Proposal, gate: float) -> int | None:

@@ -146,16 +146,9 @@ def available_host_bytes(root: Path = Path("/")) -> int:
 
     `root` is the file system to read, for tests.
     """
-    limits = [_from_meminfo(root), *_from_control_groups(root)]
-    known = [limit for limit in limits if limit is not None]
-    return max(0, min(known)) if known else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _from_meminfo(root: Path) -> int | None:
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+    of_kernel = [line for line in _lines(root / "proc/meminfo") if line.startswith("MemAvailable:")]
+    limits = [*(int(line.split()[1]) * 1024 for line in of_kernel), *_from_control_groups(root)]
+    return max(0, min(limits)) if limits else os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _from_control_groups(root: Path) -> Iterator[int]:

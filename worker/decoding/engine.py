@@ -150,7 +150,7 @@ class TransformersEngine:
             num_rows=target.model.num_rows,
             num_logits=target.model.vocabulary_size,
         )
-        needed = self._admitted.num_bytes_alone(prepared)
+        needed = self._cache.num_bytes_with(1, [_num_positions(prepared)])
         if needed > self._max_cache_bytes:
             raise JobTooLarge(
                 f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
@@ -230,21 +230,11 @@ class TransformersEngine:
             finished=scored,
             deltas=deltas,
             batch=len(batch),
-            width=max(round_.width, 1),
             wall_s=wall_s,
-            draft_s=round_.draft_s,
-            verify_s=round_.verify_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
-            num_positions=round_.num_positions,
-            context=round_.context,
-            num_prefill_tokens=round_.num_prefilled,
-            num_draft_prefill_tokens=round_.num_draft_read,
-            drafter=round_.drafter,
             shadow_s=time.perf_counter() - began - wall_s,
-            tokens_by_job=round_.tokens_by_job,
-            proposed_by_job=round_.proposed_by_job,
             drafter_failures=self._open_drafters.take_failures(),
-            drafting=round_.drafting,
+            **vars(round_),
         )
 
     def _run(self, round_: _Round, batch: list[Sequence]) -> None:
@@ -277,8 +267,8 @@ class TransformersEngine:
                 cache.keep(sequence.slot, (0, *(index + 1 for index in verdict.path)))
             round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
         widths = [len(read.token_ids) for read in reads[: len(pending)]]
-        round_.width, round_.num_positions = max(widths, default=0), sum(widths)
-        round_.num_prefilled = sum(len(tokens) for _, tokens, _ in prompts)
+        round_.width, round_.num_positions = max(widths, default=1), sum(widths)
+        round_.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
         round_.context = sum(cache.lengths[sequence.slot] for sequence in batch) // len(batch)
         round_.draft_s, round_.verify_s = proposed - began, verified - proposed
 
@@ -299,7 +289,7 @@ class TransformersEngine:
             if answers is None:
                 has_failed = True
                 continue
-            round_.num_draft_read += sum(answer.num_read for answer in answers)
+            round_.num_draft_prefill_tokens += sum(answer.num_read for answer in answers)
             proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
         used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
         # What a failure took is no drafter's time.
@@ -456,10 +446,6 @@ class AdmittedSequences:
         """The sequence of that job; None if it is not here."""
         return next((sequence for sequence in self.all if sequence.job_id == job_id), None)
 
-    def num_bytes_alone(self, prepared: PreparedJob) -> int:
-        """Bytes of keys and values of this job, if nothing else ran."""
-        return self._cache.num_bytes_with(1, [_num_positions(prepared)])
-
     def fits(self, prepared: PreparedJob) -> bool:
         """Whether a slot and the memory for the whole of this job are free beside all others."""
         if len(self) >= self._num_slots:
@@ -517,18 +503,18 @@ class AdmittedSequences:
         self._cache.clear()
 
 
-@dataclass(slots=True)
+@dataclass
 class _Round:
-    """What a round did: of one that memory ran out in, as far as it came."""
+    """What a round did, by the names of `Step`: of one that memory ran out in, as far as it came."""
 
     tokens_by_job: dict[str, int]
     proposed_by_job: dict[str, int] = field(default_factory=dict)
     drafting: tuple[str, ...] = ()
     drafter: str | None = None
-    width: int = 0
+    width: int = 1
     num_positions: int = 0
-    num_prefilled: int = 0
-    num_draft_read: int = 0
+    num_prefill_tokens: int = 0
+    num_draft_prefill_tokens: int = 0
     context: int = 0
     draft_s: float = 0.0
     verify_s: float = 0.0

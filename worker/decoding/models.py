@@ -31,8 +31,8 @@ from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template, longest_token_chars
 from worker.decoding.sources import Weights, converted_folder, find_weights, publish_folder, working_folder
-from worker.decoding.text import TextStream, byte_tokens, special_tokens
-from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, TextFacts, text_config, text_facts
+from worker.decoding.text import byte_tokens, special_tokens
+from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 from worker.engine import EngineIdentity, SamplingDefaults
 
 log = logging.getLogger(__name__)
@@ -60,22 +60,15 @@ _UNSUPPORTED_DEFAULTS: Final = (
 )
 
 
+@dataclass(eq=False)
 class Target:
     """What is served, and what names it."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        tokenizer: Any,
-        identity: EngineIdentity,
-        end_tokens: frozenset[int],
-        sampling_defaults: SamplingDefaults,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.identity = identity
-        self.end_tokens = end_tokens
-        self.sampling_defaults = sampling_defaults
+    model: LanguageModel
+    tokenizer: Any
+    identity: EngineIdentity
+    end_tokens: frozenset[int]
+    sampling_defaults: SamplingDefaults
 
     @cached_property
     def longest_token_chars(self) -> int | None:
@@ -97,17 +90,6 @@ class Target:
         """Where it computes."""
         return self.model.device
 
-    def new_text(self, stop: Sequence[str], *, is_live: bool, before: Sequence[int]) -> TextStream:
-        """The text of tokens that will be generated, `before` being the tokens that it continues."""
-        return TextStream(
-            self.decode,
-            stop,
-            is_live=is_live,
-            before=before,
-            byte_tokens=self.byte_tokens,
-            special_tokens=self.special_tokens,
-        )
-
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of tokens; special tokens have none."""
         text: str = self.tokenizer.decode(token_ids, skip_special_tokens=True)
@@ -128,7 +110,12 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
     )
     with as_unsupported(settings.source):
         check_template(loaded.tokenizer)
-    context_length = _context_length(settings, text_facts(loaded.model.config))
+    longest = text_facts(loaded.model.config).longest
+    context_length = settings.context_length or min(longest, LONGEST_DEFAULT_CONTEXT)
+    if context_length > longest:
+        raise UnsupportedModel(
+            f"models.target.context_length is {context_length}; the model was made for {longest} positions"
+        )
     ends = end_tokens(loaded.model, loaded.tokenizer)
     defaults = sampling_defaults(loaded.model.generation_config, are_used=settings.use_generation_config)
     if sentence := defaults.sentence():
@@ -145,15 +132,6 @@ def load_target(settings: TargetSettings, placement: Placement | None = None) ->
         host=socket.gethostname(),
     )
     return Target(model, loaded.tokenizer, identity, ends, defaults)
-
-
-def _context_length(settings: TargetSettings, facts: TextFacts) -> int:
-    if settings.context_length is not None and settings.context_length > facts.longest:
-        raise UnsupportedModel(
-            f"models.target.context_length is {settings.context_length}; "
-            f"the model was made for {facts.longest} positions"
-        )
-    return settings.context_length or min(facts.longest, LONGEST_DEFAULT_CONTEXT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ import torch
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed, reason_of
-from worker.decoding.counts import SharedWeightCounts
 from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
@@ -119,7 +118,12 @@ class OpenDrafters:
         if is_device_fault(error):
             raise error
         if is_out_of_memory(error):
-            self._do_without(drafter)
+            for sequence in self._admitted():
+                if sequence.drafter is not None and sequence.drafter.name == drafter:
+                    self.redraft(sequence, None, 0)
+            log.warning(
+                "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
+            )
             return
         self._num_failures[drafter] += 1
         self._num_in_a_row[drafter] += 1
@@ -174,9 +178,8 @@ class OpenDrafters:
             self.failed(sequence.drafter.name, "open", error, [sequence])
             return
         sequence.is_open = True
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and drafter.shared_weights:
-            counts = SharedWeightCounts(drafter.shared_weights, drafter.min_probability)
-            sequence.shared_weights.setdefault(sequence.drafter.name, counts)
+        if sequence.task and isinstance(drafter, DraftModelDrafter):
+            sequence.counts.sharing[sequence.drafter.name] = (drafter.min_probability, drafter.shared_weights)
 
     def _give_up(self, sequence: Sequence, drafter: str) -> None:
         sequence.lost_drafters.add(drafter)
@@ -201,15 +204,6 @@ class OpenDrafters:
             self._drafters[drafter].clear()
         except Exception as failure:
             self.failed(drafter, "clear", failure)
-
-    def _do_without(self, drafter: str) -> None:
-        """Close a drafter that ran out of memory in all sequences, because its state is unknown."""
-        for sequence in self._admitted():
-            if sequence.drafter is not None and sequence.drafter.name == drafter:
-                self.redraft(sequence, None, 0)
-        log.warning(
-            "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
-        )
 
 
 def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int) -> None:

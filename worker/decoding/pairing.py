@@ -324,77 +324,51 @@ def _memory(
     draft_room: DeviceRoom,
 ) -> _Found:
     """Whether the memory of their devices holds both; of one device where the two rooms name the same."""
-    needs = _needs(target, draft, max_draft_tokens, room, draft_room)
-    said = " ".join(need.sentence(num_slots) for need in needs)
-    full = [need for need in needs if need.total(1) > need.room.free]
-    if full:
-        return ("refused", f"{said} Not one full slot fits on {full[0].room.device}. {_advice(needs)}")
-    short = [need for need in needs if need.total(num_slots) > need.room.free]
-    if short:
-        num_fitting = min((need.room.free - need.weights) // need.per_slot for need in needs)
-        return ("warning", f"{said} Full slots that fit: {num_fitting}. {_advice(needs)}")
-    return ("ok", said)
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """What one device has to hold, in bytes, and how that is made up."""
-
-    room: DeviceRoom
-    weights: int
-    per_slot: int
-    said: str  #: up to what a slot takes
-
-    def total(self, num_slots: int) -> int:
-        return self.weights + num_slots * self.per_slot
-
-    def sentence(self, num_slots: int) -> str:
-        return (
-            f"{self.said}; with {num_slots} slots {shown_bytes(self.total(num_slots))}, "
-            f"of {shown_bytes(self.room.free)} free on {self.room.device}."
-        )
-
-
-def _needs(
-    target: ModelFacts, draft: ModelFacts, max_draft_tokens: int, room: DeviceRoom, draft_room: DeviceRoom
-) -> tuple[_Need, ...]:
-    """What the target's device has to hold, and what the draft's, where that is another."""
     width = max_draft_tokens + 1
-    own_slot, draft_slot = (
-        target.kv_bytes_per_slot,
-        draft.kv_bytes_per_token * min(draft.context_length, target.context_length),
-    )
-    own = f"{shown_bytes(own_slot)} ({shown_bytes(target.kv_bytes_per_token)} a token)"
-    drafted = f"{shown_bytes(draft_slot)} ({shown_bytes(draft.kv_bytes_per_token)} a token)"
+    own_slot = target.kv_bytes_per_slot
+    draft_slot = draft.kv_bytes_per_token * min(draft.context_length, target.context_length)
     own_rows = width * target.pass_bytes_per_row
     # The draft reads one position a pass, but keeps the distribution of each of its drafts until they are verified.
     draft_rows = max_draft_tokens * draft.pass_bytes_per_row
+    own = f"{shown_bytes(own_slot)} ({shown_bytes(target.kv_bytes_per_token)} a token)"
+    drafted = f"{shown_bytes(draft_slot)} ({shown_bytes(draft.kv_bytes_per_token)} a token)"
+    weights = shown_bytes(target.weight_bytes), shown_bytes(draft.weight_bytes)
+    # What each device has to hold: the weights, what a slot takes, and how that is made up.
     if room.device == draft_room.device:
         rows = own_rows + draft_rows
         said = (
-            f"Weights {shown_bytes(target.weight_bytes)} + {shown_bytes(draft.weight_bytes)}; a full slot {own} + "
-            f"{drafted} + {shown_bytes(rows)} for passes of width {width}"
+            f"Weights {weights[0]} + {weights[1]}; a full slot {own} + {drafted} + {shown_bytes(rows)} for passes of "
+            f"width {width}"
         )
-        return (_Need(room, target.weight_bytes + draft.weight_bytes, own_slot + draft_slot + rows, said),)
-    # The distributions cross to the target's device, to be compared there.
-    arriving = max_draft_tokens * target.pass_bytes_per_row
-    of_target = (
-        f"Target: weights {shown_bytes(target.weight_bytes)}; a full slot {own} + "
-        f"{shown_bytes(own_rows + arriving)} for passes of width {width}"
+        needs = [(room, target.weight_bytes + draft.weight_bytes, own_slot + draft_slot + rows, said)]
+    else:
+        # The distributions cross to the target's device, to be compared there.
+        own_rows += max_draft_tokens * target.pass_bytes_per_row
+        of_target = (
+            f"Target: weights {weights[0]}; a full slot {own} + {shown_bytes(own_rows)} for passes of width {width}"
+        )
+        of_draft = (
+            f"Draft: weights {weights[1]}; a full slot {drafted} + {shown_bytes(draft_rows)} for its distributions"
+        )
+        needs = [
+            (room, target.weight_bytes, own_slot + own_rows, of_target),
+            (draft_room, draft.weight_bytes, draft_slot + draft_rows, of_draft),
+        ]
+    all_said = " ".join(
+        f"{said}; with {num_slots} slots {shown_bytes(of_weights + num_slots * per_slot)}, "
+        f"of {shown_bytes(one.free)} free on {one.device}."
+        for one, of_weights, per_slot, said in needs
     )
-    of_draft = (
-        f"Draft: weights {shown_bytes(draft.weight_bytes)}; a full slot {drafted} + {shown_bytes(draft_rows)} for its "
-        f"distributions"
-    )
-    return (
-        _Need(room, target.weight_bytes, own_slot + own_rows + arriving, of_target),
-        _Need(draft_room, draft.weight_bytes, draft_slot + draft_rows, of_draft),
-    )
-
-
-def _advice(needs: Sequence[_Need]) -> str:
+    fitting = [((one.free - of_weights) // per_slot, one.device) for one, of_weights, per_slot, _ in needs]
+    num_fitting = min(num for num, _ in fitting)
+    if num_fitting >= num_slots:
+        return ("ok", all_said)
     other = "another device for the draft (its `device`), or " if len(needs) == 1 else ""
-    return f"What helps: {other}a lower worker.batch_size or models.target.context_length."
+    advice = f"What helps: {other}a lower worker.batch_size or models.target.context_length."
+    if num_fitting < 1:
+        full = next(device for num, device in fitting if num < 1)
+        return ("refused", f"{all_said} Not one full slot fits on {full}. {advice}")
+    return ("warning", f"{all_said} Full slots that fit: {num_fitting}. {advice}")
 
 
 def shown_bytes(number: int) -> str:

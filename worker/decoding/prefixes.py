@@ -47,7 +47,7 @@ def copy_beginnings(cache: SlotCache, unread: SequenceOf[Reader], batch: Sequenc
     copies: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
     for one in unread:
         begin = cache.lengths[one.slot]
-        end, source = max((_num_held(cache, one, other), other.slot) for other in batch)
+        end, source = max((_shared(one, other, cache.lengths[other.slot]), other.slot) for other in batch)
         if end - begin >= SHORTEST:
             copies[source, begin, end].append(one.slot)
     for (source, begin, end), slots in copies.items():
@@ -71,10 +71,6 @@ def who_waits(cache: SlotCache, unread: SequenceOf[Sequence], num_read: int) -> 
         else:
             readers.append(sequence)
     return set(spared) if sum(spared.values()) >= WORTH_A_PASS.get(cache.device.type, 512) else set()
-
-
-def _num_held(cache: SlotCache, one: Reader, other: Reader) -> int:
-    return _shared(one, other, cache.lengths[other.slot])
 
 
 def _shared(one: Reader, other: Reader, most: int) -> int:

@@ -25,6 +25,8 @@ from alphaloop.messages import ChatMessage, Job
 from worker.decoding.text import special_tokens
 from worker.engine import PreparedJob, Sampling
 
+log = logging.getLogger(__name__)
+
 
 def prepare_job(
     tokenizer: Any,
@@ -50,7 +52,11 @@ def prepare_job(
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
     _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
     max_chars = None if longest_token_chars is None else context_length * longest_token_chars
-    token_ids = tuple(_tokenize(tokenizer, job, max_chars))
+    if job.body.prompt is not None:
+        _refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
+        token_ids = tuple(tokenizer(job.body.prompt)["input_ids"])
+    else:
+        token_ids = tuple(_encode_conversation(tokenizer, job.body.messages or (), max_chars))
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
     if num_rows is not None and (highest := max(token_ids)) >= num_rows:
@@ -84,17 +90,7 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
             raise InvalidField(f"expected token ids below {num_tokens}, found {highest}", field=field)
 
 
-def _tokenize(tokenizer: Any, job: Job, max_chars: int | None) -> list[int]:
-    if job.body.prompt is not None:
-        _refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
-        return list(tokenizer(job.body.prompt)["input_ids"])
-    return _encode_conversation(tokenizer, job.body.messages or (), max_chars=max_chars)
-
-
-log = logging.getLogger(__name__)
-
-
-def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], *, max_chars: int | None = None) -> list[int]:
+def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], max_chars: int | None) -> list[int]:
     """The prompt that the target answers to: its template's, or the contents one below the other without a template.
 
     Raises InvalidField where the template fails on the conversation, or where a control token would come from a

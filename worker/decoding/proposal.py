@@ -46,6 +46,14 @@ class Proposal:
         """Depth of each token, 1 for a child of the pending token."""
         return list(range(1, len(self.tokens) + 1)) if self.parents is None else tree_depths(self.parents)
 
+    @property
+    def paths(self) -> list[tuple[int, ...]]:
+        """No token, and then each with its ancestors before it: behind each of them the target chooses."""
+        paths: list[tuple[int, ...]] = [()]
+        for index, token in enumerate(self.tokens):
+            paths.append((*paths[index if self.parents is None else self.parents[index] + 1], token))
+        return paths
+
 
 NOTHING = Proposal()
 

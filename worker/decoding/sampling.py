@@ -41,18 +41,12 @@ class TokenChooser:
         self._job_key = key_of("job", job_id)
         self._num_drawn = 0
 
-    def scores(
-        self, logits: Tensor, text: Sequence[int], drafts: Sequence[int] = (), parents: Sequence[int] | None = None
-    ) -> Tensor:
-        """`logits` [1 + len(drafts), vocabulary] with bias and penalties, at least float32 unless the job is plain.
+    def scores(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """`logits` [rows, vocabulary] with bias and penalties, at least float32 unless the job is plain.
 
-        Row 0 stands behind `text` (prompt and output with the pending token), row i + 1 behind drafts[i], whose history
-        is the text and its own ancestors. `parents` as in Proposal. `text` may only grow between calls.
+        Row i stands behind `text` (prompt and output with the pending token, which may only grow between calls) and the
+        tokens of paths[i].
         """
-        return self.scores_behind(logits, text, _paths(drafts, parents))
-
-    def scores_behind(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """The same where row i of `logits` stands behind `text` and the tokens of paths[i]."""
         if self.is_plain:
             return logits
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
@@ -92,14 +86,6 @@ class TokenChooser:
         if not self.is_reproducible or self.sampling.seed is None:
             raise ValueError("only a sampled job with a seed has noise")
         return key_of("seed", self.sampling.seed, position)
-
-
-def _paths(drafts: Sequence[int], parents: Sequence[int] | None) -> list[tuple[int, ...]]:
-    paths: list[tuple[int, ...]] = [()]
-    for index, token in enumerate(drafts):
-        parent = index - 1 if parents is None else parents[index]
-        paths.append((*paths[parent + 1], token))
-    return paths
 
 
 class _Penalties:

@@ -8,7 +8,7 @@ proposal is compared with the tokens that really follow, and the text goes on by
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
 from worker.decoding.sampling import key_of
 from worker.decoding.sequence import Sequence
-from worker.decoding.verification import DraftVerdict, verify_followed
+from worker.decoding.verification import verify_followed
 from worker.engine import Generation, PreparedJob, ShadowCounts
 
 #: Most that readings may take between two rounds, in seconds.
@@ -88,7 +88,8 @@ class Shadows:
         self._clock = clock
         self._failed = failed
         self._ended = ended
-        self._paces: dict[str, _Pace] = {}
+        self._decoding = _Mean()  #: device seconds of a job
+        self._scoring: defaultdict[str, _Mean] = defaultdict(_Mean)  #: seconds of a score, by drafter
         self._readings: deque[_Reading] = deque()
 
     def begin(self, sequence: Sequence) -> None:
@@ -96,8 +97,10 @@ class Shadows:
         if not sequence.task:
             return
         for name, drafter in self._lookups():
-            chance = self._pace(name).share_to_score(drafter.shadow_share)
-            if _uniform(sequence.job_id, name) < chance:
+            # So likely that scoring takes its share of the device's time on average.
+            scoring, share = self._scoring[name].value, drafter.shadow_share
+            uniform = (key_of("shadow", sequence.job_id, name) + 2**63) / 2**64
+            if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
                     propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
@@ -124,8 +127,7 @@ class Shadows:
         """The counts of each drafter on a text that has ended."""
         if not sequence.task:
             return ()
-        for name, _ in self._lookups():
-            self._pace(name).decoded(sequence.device_s)
+        self._decoding.take(sequence.device_s)
         found = []
         for reading in self._drop(sequence):
             if reading.is_needed:
@@ -134,7 +136,7 @@ class Shadows:
                     pass
                 if not reading.has_failed:
                     found.append(reading.shadow)
-                self._pace(reading.drafter.state.name).scored(reading.seconds + self._clock() - began)
+                self._scoring[reading.drafter.state.name].take(reading.seconds + self._clock() - began)
         return tuple(found)
 
     def cancel(self, sequence: Sequence) -> None:
@@ -162,9 +164,6 @@ class Shadows:
             self._readings.remove(reading)
         return dropped
 
-    def _pace(self, name: str) -> _Pace:
-        return self._paces.setdefault(name, _Pace())
-
     def _lookups(self) -> list[tuple[str, LookupDrafter]]:
         return [
             (name, one)
@@ -174,29 +173,20 @@ class Shadows:
 
 
 @dataclass(slots=True)
-class _Pace:
-    """Recent times of decoding and scoring, and from them the share of texts to score. Seconds."""
+class _Mean:
+    """Of recent seconds; earlier ones fade."""
 
-    jobs: float = 0.0
-    device_s: float = 0.0
-    num_scored: float = 0.0
-    scoring_s: float = 0.0
+    total: float = 0.0
+    num: float = 0.0
 
-    def share_to_score(self, share: float) -> float:
-        """How likely the next text is to be scored, so that scoring takes `share` of the device's time on average."""
-        if share <= 0:
-            return 0.0
-        if not self.scoring_s:
-            return 1.0
-        return min(1.0, share * (self.device_s / self.jobs) / (self.scoring_s / self.num_scored))
+    @property
+    def value(self) -> float:
+        """0 of none."""
+        return self.total / (self.num or 1.0)
 
-    def decoded(self, device_s: float) -> None:
-        """A job ended."""
-        self.jobs, self.device_s = _FADING * self.jobs + 1, _FADING * self.device_s + device_s
-
-    def scored(self, seconds: float) -> None:
-        """A text was scored."""
-        self.num_scored, self.scoring_s = _FADING * self.num_scored + 1, _FADING * self.scoring_s + seconds
+    def take(self, seconds: float) -> None:
+        """One more."""
+        self.num, self.total = _FADING * self.num + 1, _FADING * self.total + seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -229,10 +219,6 @@ class _Reading:
         """What was counted."""
         state = self.drafter.state
         return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
-
-
-def _uniform(job_id: str, drafter: str) -> float:
-    return (key_of("shadow", job_id, drafter) + 2**63) / 2**64
 
 
 def with_scores(
@@ -357,17 +343,14 @@ class VirtualRounds:
         following = text[begin : begin + room + 1]
         if len(following) <= room and not has_ended:
             return False
-        depth, verdict = _agreement(self._propose(room), following)
+        proposal = self._propose(room)
+        depths = proposal.depths
+        # A target that chooses what follows, whatever stands before.
+        best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
+        verdict = verify_followed(best, proposal)
         num_emitted = min(verdict.num_accepted + 1, len(following))
         self.counts = self.counts.with_round(
-            depth, verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+            max(depths, default=0), verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
         )
         seen += following[:num_emitted]
         return True
-
-
-def _agreement(proposal: Proposal, following: SequenceOf[int]) -> tuple[int, DraftVerdict]:
-    """The depth of the proposal, and the verdict of a target that chooses what follows, whatever stands before."""
-    depths = proposal.depths
-    best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
-    return max(depths, default=0), verify_followed(best, proposal)

@@ -8,10 +8,11 @@ from typing import Literal
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from worker.decoding.counts import RoundCounts, SharedWeightCounts, merged
+from worker.decoding.counts import RoundCounts
 from worker.decoding.models import Target
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
+from worker.decoding.text import TextStream
 from worker.decoding.verification import DraftVerdict
 from worker.engine import Generation, PreparedJob, SecondChoice, TokenDelta
 
@@ -40,15 +41,20 @@ class Sequence:
         self.to_score = prepared if is_control and prepared.job.scored_drafters else None
         self._second_choices: list[SecondChoice] = []
         self.counts = RoundCounts()
-        #: By drafter that was asked, the counts of those with the same weights.
-        self.shared_weights: dict[str, SharedWeightCounts] = {}
         #: Its first round could draft: of its prompt only the last token was left, the rest held by another slot.
         self.is_first_drafted = False
         self.finish_reason: Literal["stop", "length"] | None = None
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         # An answer to messages is a text of its own, also where a template's words stand right before it.
         before = prepared.token_ids if prepared.job.body.prompt is not None else ()
-        self._stream = target.new_text(self.sampling.stop, is_live=self.is_streamed, before=before)
+        self._stream = TextStream(
+            target.decode,
+            self.sampling.stop,
+            is_live=self.is_streamed,
+            before=before,
+            byte_tokens=target.byte_tokens,
+            special_tokens=target.special_tokens,
+        )
         self._num_deltas = 0
         self.device_s = 0.0
         self._batch_size = 1
@@ -142,14 +148,14 @@ class Sequence:
                 num_emitted=num_emitted,
                 num_tested=verdict.num_tested,
             )
-            if (shared_weights := self.shared_weights.get(self.drafter.name)) is not None:
-                shared_weights.take(
-                    proposal,
-                    verdict.num_accepted,
-                    num_emitted=num_emitted,
-                    num_asked=ask.num_tokens,
-                    num_possible=room,
-                )
+            self.counts.take_shared(
+                self.drafter.name,
+                proposal,
+                verdict.num_accepted,
+                num_emitted=num_emitted,
+                num_asked=ask.num_tokens,
+                num_possible=room,
+            )
         if self._first_token_s is None:
             self._first_token_s = time.perf_counter() - self._admitted
         return num_emitted
@@ -171,7 +177,6 @@ class Sequence:
         """The finished text, its counts and its times."""
         if self.finish_reason is None or self._first_token_s is None:
             raise ValueError(f"{self.job_id} is still running")
-        drafted = self.counts.drafted
         return Generation(
             job_id=self.job_id,
             text=self._stream.text,
@@ -184,8 +189,8 @@ class Sequence:
             wall_s=time.perf_counter() - self._admitted,
             device_s=self.device_s,
             batch_size=self._batch_size,
-            shadows=merged(self.shared_weights.values(), apart_from={one.drafter for one in drafted}),
-            drafted=drafted,
+            shadows=self.counts.shared,
+            drafted=self.counts.drafted,
             num_vanilla_rounds=self.counts.num_vanilla_rounds,
             second_choices=tuple(self._second_choices),
         )

@@ -7,7 +7,6 @@ are not those of the model that decodes. So loading, `check-pair` and training a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,7 +59,7 @@ def text_config(config: Any) -> Any:
 def text_facts(config: Any) -> TextFacts:
     """What `config` says, the model's own or its text model's. Raises UnsupportedModel where it has several."""
     text = text_config(config)
-    windows = _windows(config)
+    windows = {int(one) for layer in layer_configs(config) if (one := getattr(layer, "sliding_window", None))}
     kinds = _kinds(text, windows)
     longest = (
         getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or LONGEST_DEFAULT_CONTEXT
@@ -82,10 +81,6 @@ def layer_configs(config: Any) -> list[Any]:
     """The config of each layer, where layers differ; otherwise the one of all."""
     text = text_config(config)
     return list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
-
-
-def _windows(config: Any) -> set[int]:
-    return {int(window) for layer in layer_configs(config) if (window := getattr(layer, "sliding_window", None))}
 
 
 def _kinds(text: Any, windows: set[int]) -> tuple[str, ...]:
@@ -115,7 +110,12 @@ def _refusal(config: Any, text: Any, kinds: tuple[str, ...], windows: set[int]) 
         )
     if SLIDING in kinds and len(windows) != 1:
         return f"expected one length of sliding windows in {config.model_type}, found {sorted(windows) or 'none'}"
-    if limits := sorted(_limits(text)):
+    limits = sorted(
+        f"{name} = {value}"
+        for name, value in text.to_dict().items()
+        if _LIMITS.search(name) and name not in _NO_LIMITS and isinstance(value, int) and value
+    )
+    if limits:
         return f"expected no limit of attention but sliding_window in {config.model_type}, found {', '.join(limits)}"
     return None
 
@@ -126,12 +126,6 @@ def _quantization(config: Any) -> str | None:
         return None
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
     return str(getattr(method, "value", method) or "quantized ones")
-
-
-def _limits(text: Any) -> Iterator[str]:
-    for name, value in text.to_dict().items():
-        if _LIMITS.search(name) and name not in _NO_LIMITS and isinstance(value, int) and value:
-            yield f"{name} = {value}"
 
 
 def _unstable_rope(text: Any, longest: int) -> tuple[str | None, int | None]:

@@ -59,9 +59,10 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
             verdict = verify_followed(best[begin:end], proposal)
             found[index] = _with_second_choices(verdict, logits[begin:end]) if sequence.is_watched else verdict
         else:
-            scores = choice.scores(logits[begin:end], sequence.text, proposal.tokens, proposal.parents)
+            scores = choice.scores(logits[begin:end], sequence.text, proposal.paths)
             if choice.is_greedy or choice.is_reproducible:
-                found[index] = _verify_settled(scores, sequence, proposal)
+                places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
+                found[index] = verify_followed(choice.tokens(scores, places).tolist(), proposal)
             else:
                 sampled.setdefault(choice.cut, {})[index] = scores
         begin = end
@@ -89,12 +90,6 @@ def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
     gaps = (values[:, 0] - values[:, 1]).tolist()
     second = tuple(SecondChoice(token, gap) for token, gap in zip(tokens[:, 1].tolist(), gaps, strict=True))
     return replace(verdict, second_choices=second)
-
-
-def _verify_settled(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
-    """One sequence whose tokens follow from its scores: greedy with adjusted scores, or with the noise of a seed."""
-    best = sequence.choice.tokens(scores, [len(sequence.text) + depth for depth in (0, *proposal.depths)])
-    return verify_followed(best.tolist(), proposal)
 
 
 def _verify_drawn(p: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
@@ -142,7 +137,7 @@ def verify_deterministic(p: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVer
     from [0, 1), the last for the token that the target adds.
     """
     p_draft = p[:-1].gather(1, draft[:, None]).squeeze(1)
-    num_accepted = _num_leading(uniforms[:-1] < p_draft)
+    num_accepted = int((uniforms[:-1] < p_draft).long().cumprod(0).sum())
     rest = p[num_accepted]
     if num_accepted < draft.shape[0]:
         rest = still_left(rest.index_fill(0, draft[num_accepted], 0.0), rest)
@@ -169,10 +164,6 @@ def still_left(residual: Tensor, before: Tensor) -> Tensor:
     Where p and q differ by rounding only, a draft is still rejected once in 10^16 times, and nothing remains.
     """
     return torch.where((residual > 0).any(), residual, before)
-
-
-def _num_leading(flags: Tensor) -> int:
-    return int(flags.long().cumprod(0).sum())
 
 
 def verify_block(p: Tensor, q: Tensor, draft: Tensor, uniforms: Tensor) -> DraftVerdict:
@@ -226,8 +217,12 @@ def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: 
             # Equal siblings are both hits; only the deeper one may carry on.
             if end < 0 or depths[i] > depths[end]:
                 end = i
-    branch = _branch(end, parents)
-    return DraftVerdict(len(branch), best[end + 1], branch, num_tested)
+    branch: list[int] = []
+    place = end
+    while place >= 0:
+        branch.insert(0, place)
+        place = parents[place]
+    return DraftVerdict(len(branch), best[end + 1], tuple(branch), num_tested)
 
 
 def verify_tree(p: Tensor, tokens: SequenceOf[int], parents: SequenceOf[int], uniforms: Tensor) -> DraftVerdict:
@@ -255,11 +250,3 @@ def verify_tree(p: Tensor, tokens: SequenceOf[int], parents: SequenceOf[int], un
         branch.append(siblings[answers.index(True)])
         rest = p[branch[-1] + 1]
     return DraftVerdict(len(branch), draw(rest, uniforms[-1]), tuple(branch), num_tested)
-
-
-def _branch(end: int, parents: SequenceOf[int]) -> tuple[int, ...]:
-    branch: list[int] = []
-    while end >= 0:
-        branch.append(end)
-        end = parents[end]
-    return tuple(reversed(branch))

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Final, NamedTuple, overload
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,7 +91,8 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """Take a slot for a sequence; its text is read at its next proposal."""
-        self._held[job_id] = _Held(self._cache.acquire(), excerpt(text, self.state.max_prompt_tokens))
+        read = excerpt(text, self.state.max_prompt_tokens)
+        self._held[job_id] = _Held(self._cache.acquire(), read, num_seen=len(text), highest=max(read))
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -133,11 +134,9 @@ class DraftModelDrafter:
         The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
         Raises DecodeFailed for a text with a token that it has no embedding for.
         """
-        whole = list(prompt)
-        text = excerpt(whole, self.state.max_prompt_tokens)
+        text = excerpt(prompt, self.state.max_prompt_tokens)
         first = len(text) - 1
-        whole += output[:-1]
-        read = text[: self.context_length]
+        read = [*text, *output[:-1]][: self.context_length]
         if (highest := max(read)) >= self.model.num_rows:
             raise DecodeFailed(f"expected tokens below {self.model.num_rows}, the rows of the draft, found {highest}")
         slot = self._cache.acquire()
@@ -164,7 +163,8 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> _Row | None:
         held = self._held[ask.job_id]
-        if not held.is_below(self.model.num_rows):
+        held.take(ask.text)
+        if held.highest >= self.model.num_rows:
             return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
         num_branches = self.num_branches if ask.choice.is_greedy else 1
@@ -186,7 +186,8 @@ class DraftModelDrafter:
         ready: list[int] = []
         logits = torch.empty(0)
         while rows and not ready:
-            reads = [Read(row.held.slot, _next_tokens(row.held)) for row in rows]
+            pieces = [row.held.text[row.held.num_text : row.held.num_text + CHUNK] for row in rows]
+            reads = [Read(row.held.slot, piece) for row, piece in zip(rows, pieces, strict=True)]
             logits = self._read(reads)
             for row, read in zip(rows, reads, strict=True):
                 row.held.num_text += len(read.token_ids)
@@ -223,7 +224,7 @@ class DraftModelDrafter:
         drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
         for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
-            scores = choice.scores_behind(whole, row.ask.text, [row.tokens])
+            scores = choice.scores(whole, row.ask.text, [row.tokens])
             if not choice.is_greedy and not choice.is_reproducible:
                 drawn.setdefault(choice.cut, []).append((row, scores))
                 continue
@@ -252,10 +253,6 @@ class DraftModelDrafter:
             row.others.append(beside)
 
 
-def _next_tokens(held: _Held) -> list[int]:
-    return list(held.text[held.num_text : held.num_text + CHUNK])
-
-
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
     q = rows[0].ask.choice.probabilities(scores)
@@ -276,17 +273,17 @@ class _Held:
     """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
 
     slot: int
-    text: Sequence[int]  #: live: the list itself, or what is read of it
+    text: list[int]  #: what is read of the sequence's
+    num_seen: int  #: tokens of the sequence's text so far
+    highest: int  #: token of `text`
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
-    highest: int = -1  #: token of the text, as far as `is_below` has seen it
-    num_seen: int = 0
 
-    def is_below(self, num_rows: int) -> bool:
-        """Whether every token of the text is less than `num_rows`."""
-        self.highest = max((self.highest, *self.text[self.num_seen :]))
-        self.num_seen = len(self.text)
-        return self.highest < num_rows
+    def take(self, text: Sequence[int]) -> None:
+        """Take in what was added to the sequence's text."""
+        fresh = text[self.num_seen :]
+        self.text += fresh
+        self.num_seen, self.highest = len(text), max((self.highest, *fresh))
 
     def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
@@ -342,42 +339,16 @@ class _Row:
         return Proposal(tuple(tokens), tuple(parents), num_read=self.num_read)
 
 
-class Excerpt(Sequence[int]):
-    """The first tokens of `text`, then those from a place on that leaves `num_kept` of it as it is now; live.
+def excerpt(text: Sequence[int], num_kept: int | None) -> list[int]:
+    """The first tokens of a prompt, then its last: `num_kept` together. All of it where it is no longer; None: always.
 
     What a draft reads of a prompt that is longer than it cares to read. The first tokens stay, because attention rests
     on them whatever they say (Xiao et al. 2024, "Efficient Streaming Language Models with Attention Sinks"), and so do
     those before its end, from which the next ones follow. What a draft has not read only makes its guesses worse, never
     the text: the target has read everything.
     """
-
-    def __init__(self, text: Sequence[int], num_kept: int) -> None:
-        self._text = text
-        self._num_first = min(NUM_FIRST, num_kept)
-        self._num_skipped = max(0, len(text) - num_kept)
-
-    def __len__(self) -> int:
-        return len(self._text) - self._num_skipped
-
-    @overload
-    def __getitem__(self, index: int) -> int: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[int]: ...
-    def __getitem__(self, index: int | slice) -> int | list[int]:
-        if isinstance(index, int):
-            return self._text[self._place(range(len(self))[index])]
-        start, stop, step = index.indices(len(self))
-        if step != 1 or start < self._num_first:
-            return [self._text[self._place(i)] for i in range(start, stop, step)]
-        return list(self._text[start + self._num_skipped : stop + self._num_skipped])
-
-    def _place(self, index: int) -> int:
-        return index if index < self._num_first else index + self._num_skipped
-
-
-def excerpt(text: Sequence[int], num_kept: int | None) -> Sequence[int]:
-    """All of a text that is no longer than `num_kept` tokens, or may be read whole (None); otherwise an Excerpt."""
-    return text if num_kept is None or len(text) <= num_kept else Excerpt(text, num_kept)
+    num_skipped = 0 if num_kept is None else max(0, len(text) - num_kept)
+    return [*text[:NUM_FIRST], *text[NUM_FIRST + num_skipped :]]
 
 
 class DraftModels:
@@ -412,29 +383,30 @@ class DraftModels:
         UnsupportedModel.
         """
         settings, target = self._drafters[name], self._target
-        source = self._source(name)
-        of_target = self._of_target
+        device = self._placement.drafts.get(name, target.device)
+        source = _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
         of_draft = self._facts(source)
-        weights = self._loaded.get(source)
-        self._check(name, source, of_draft, is_loaded=weights is not None)
-        if weights is None:
-            weights = self._loaded[source] = self._load(source, of_draft)
-        tokens = DraftTokens(
-            vocabulary=target.model.vocabulary_size,
-            num_shared=num_shared_tokens(of_target, of_draft),
-            end_tokens=target.end_tokens,
-            token_ids=weights.token_ids,
-        )
-        state = self._state(name, settings, weights)
+        self._check(name, source, of_draft)
+        weights = self._loaded.get(source) or self._loaded.setdefault(source, _load(source, of_draft))
+        state = self._state(name, weights)
         return DraftModelDrafter(
             state,
             weights.model,
-            tokens,
+            DraftTokens(
+                vocabulary=target.model.vocabulary_size,
+                num_shared=num_shared_tokens(self._of_target, of_draft),
+                end_tokens=target.end_tokens,
+                token_ids=weights.token_ids,
+            ),
             num_slots=self._num_slots,
             context_length=of_draft.context_length,
             min_probability=settings.min_probability,
             num_branches=settings.num_branches,
-            shared_weights=self._shared_weights(state, weights),
+            shared_weights=[
+                SharedWeightDrafter(self._state(other, weights), one.min_probability)
+                for other, one in self._drafters.items()
+                if one.state(other, "").shares_weights_with(state)
+            ],
         )
 
     @cached_property
@@ -442,16 +414,12 @@ class DraftModels:
         served = self._served
         return self._facts(_Source(served.source, served.revision, served.dtype, self._target.device))
 
-    def _source(self, name: str) -> _Source:
-        settings = self._drafters[name]
-        device = self._placement.drafts.get(name, self._target.device)
-        return _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
-
     def _facts(self, source: _Source) -> ModelFacts:
         context_length = self._target.identity.context_length
         return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
 
-    def _state(self, name: str, settings: DraftModelDrafterSettings, weights: _LoadedDraft) -> DrafterState:
+    def _state(self, name: str, weights: _LoadedDraft) -> DrafterState:
+        settings = self._drafters[name]
         dtype = settings.dtype or self._served.dtype
         # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
         # A device changes no history: it decides what a draft costs, and costs are stored under the placement.
@@ -466,32 +434,13 @@ class DraftModels:
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
         )
 
-    def _shared_weights(self, state: DrafterState, weights: _LoadedDraft) -> list[SharedWeightDrafter]:
-        """The other shared-weight drafters with these weights."""
-        return [
-            SharedWeightDrafter(self._state(other, settings, weights), settings.min_probability)
-            for other, settings in self._drafters.items()
-            if settings.state(other, "").shares_weights_with(state)
-        ]
-
-    def _load(self, source: _Source, facts: ModelFacts) -> _LoadedDraft:
-        loaded = load_weights(
-            source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
-        )
-        token_ids = read_draft_vocabulary(loaded.folder)
-        if token_ids is not None:
-            restrict_head(loaded.model, token_ids)
-            token_ids = token_ids.to(source.device)
-        model = loaded.over_slots(facts.context_length)
-        return _LoadedDraft(model, loaded.revision, token_ids)
-
-    def _check(self, name: str, source: _Source, draft: ModelFacts, *, is_loaded: bool) -> None:
+    def _check(self, name: str, source: _Source, draft: ModelFacts) -> None:
         """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
         target, settings = self._target, self._drafters[name]
         rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
         if source.device != target.device:
             rooms.append(DeviceRoom(str(source.device), available_bytes(source.device)))
-        if is_loaded:
+        if source in self._loaded:
             rooms[-1] = replace(rooms[-1], free=rooms[-1].free + draft.weight_bytes)
         findings = check_pair(
             self._of_target,
@@ -528,3 +477,14 @@ class _LoadedDraft:
     model: LanguageModel
     revision: str
     token_ids: Tensor | None
+
+
+def _load(source: _Source, facts: ModelFacts) -> _LoadedDraft:
+    loaded = load_weights(
+        source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
+    )
+    token_ids = read_draft_vocabulary(loaded.folder)
+    if token_ids is not None:
+        restrict_head(loaded.model, token_ids)
+        token_ids = token_ids.to(source.device)
+    return _LoadedDraft(loaded.over_slots(facts.context_length), loaded.revision, token_ids)

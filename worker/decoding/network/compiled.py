@@ -10,7 +10,6 @@ are attended to by torch, whose matrix products win there.
 from __future__ import annotations
 
 import ctypes
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -278,9 +277,9 @@ class CompiledPass:
         self, layers: Sequence[Layer], norm: Norm, head: Linear, tables: Mapping[str, Tensor], window: int | None
     ) -> None:
         """`tables`: rotations by kind, [positions, head_dim / 2, 2]; `window`: of sliding layers."""
-        self._head = _compiled(head)
-        self._lay_out = functools.partial(_LaidOut, layers, norm, self._head, tables, window)
-        self._laid_out: _LaidOut | None = None
+        self._layers, self._norm, self._head = layers, norm, _compiled(head)
+        self._tables, self._window = tables, window
+        self._lay_out(0)
 
     def serves(self, plan: Pass) -> bool:
         """Whether this is how a pass is computed: not with a wide tree, nor where other linear layers are faster."""
@@ -288,66 +287,43 @@ class CompiledPass:
 
     def reserve(self, num_tokens: int) -> Tensor:
         """[num_tokens, hidden_size]: where the next pass finds its tokens' embeddings."""
-        if self._laid_out is None or num_tokens > len(self._laid_out.x):
-            self._laid_out = self._lay_out(-(-num_tokens // _ROWS) * _ROWS)
-        return self._laid_out.x[:num_tokens]
+        if num_tokens > len(self._x):
+            self._lay_out(-(-num_tokens // _ROWS) * _ROWS)
+        return self._x[:num_tokens]
 
-    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
-        """Logits [wanted, vocabulary] of the tokens in memory that was reserved; keys and values are written."""
-        if self._laid_out is None:
-            raise RuntimeError("expected embeddings in memory that was reserved")
-        return self._laid_out.run(cache, plan)
-
-
-def _compiled(linear: Linear) -> CompiledLinear:
-    if not isinstance(linear, CompiledLinear):
-        raise TypeError(f"expected a linear layer with a kernel, found {type(linear).__name__}")
-    return linear
-
-
-class _LaidOut:
-    """The calls of a pass, over memory for `num_rows` tokens."""
-
-    def __init__(
-        self,
-        layers: Sequence[Layer],
-        norm: Norm,
-        head: CompiledLinear,
-        tables: Mapping[str, Tensor],
-        window: int | None,
-        num_rows: int,
-    ) -> None:
+    def _lay_out(self, num_rows: int) -> None:
+        """The calls of a pass, over memory for `num_rows` tokens."""
+        layers, norm = self._layers, self._norm
         heads = layers[0].heads
         hidden, size_qkv, size_gates = len(norm.weight), layers[0].qkv.num_outputs, layers[0].gate_up.num_outputs
 
         def rows(size: int) -> Tensor:
             return torch.zeros((num_rows, size), dtype=norm.weight.dtype)
 
-        self.x, self._chosen_x, self._normed, self._behind = (rows(hidden) for _ in range(4))
+        self._x, self._chosen_x, self._normed, self._behind = (rows(hidden) for _ in range(4))
         self._seen, self._chosen_seen = (rows(heads.num_queries * heads.head_dim) for _ in range(2))
         self._qkv, self._gates, self._gated = rows(size_qkv), rows(size_gates), rows(size_gates // 2)
         self._all = torch.arange(num_rows)
-        self._tables, self._window = tables, window
         self._attentions: list[tuple[AttentionArguments, AttentionArguments]] = []  # one a layer
         self._program = Program()
         self._of_all, self._of_wanted = _RowCalls(self._program), _RowCalls(self._program)
         for layer in layers[:-1]:
             self._attend(layer)
-            self._finish(layer, self.x, self._seen, self._of_all)
+            self._finish(layer, self._x, self._seen, self._of_all)
         self._attend(layers[-1])
         self._num_calls_of_all = len(self._program)
         self._choices = (
-            self._of_wanted.choose(self.x, self._chosen_x),
+            self._of_wanted.choose(self._x, self._chosen_x),
             self._of_wanted.choose(self._seen, self._chosen_seen),
         )
         self._finish(layers[-1], self._chosen_x, self._chosen_seen, self._of_wanted)
         self._of_wanted.norm(norm, self._chosen_x, self._normed)
-        self._of_head = self._of_wanted.linear(head, self._normed, None)
-        self._num_outputs = head.num_outputs
+        self._of_head = self._of_wanted.linear(self._head, self._normed, None)
 
-    def run(self, cache: SlotCache, plan: Pass) -> Tensor:
+    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
+        """Logits [wanted, vocabulary] of the tokens in memory that was reserved; keys and values are written."""
         wanted = self._all[: plan.num_tokens] if plan.wanted is None else plan.wanted
-        logits = self.x.new_empty((len(wanted), self._num_outputs))
+        logits = self._x.new_empty((len(wanted), self._head.num_outputs))
         reads = PlacedReads(plan)
         reads.set_cache_layout(cache.layers[0])
         self._of_all.set_num_rows(plan.num_tokens)
@@ -363,7 +339,7 @@ class _LaidOut:
 
     def _attend(self, layer: Layer) -> None:
         """From x to what its tokens have seen; keys and values are written."""
-        self._of_all.norm(layer.before_attention, self.x, self._normed)
+        self._of_all.norm(layer.before_attention, self._x, self._normed)
         self._of_all.linear(layer.qkv, self._normed, self._qkv)
         heads = layer.heads
         num_shared = heads.num_queries // heads.num_keys
@@ -388,6 +364,12 @@ class _LaidOut:
         else:
             calls.linear(linear, y, self._behind)
             calls.norm(norm, self._behind, x, held=x)
+
+
+def _compiled(linear: Linear) -> CompiledLinear:
+    if not isinstance(linear, CompiledLinear):
+        raise TypeError(f"expected a linear layer with a kernel, found {type(linear).__name__}")
+    return linear
 
 
 class _RowCalls:

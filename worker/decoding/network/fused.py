@@ -12,7 +12,6 @@ interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -75,7 +74,10 @@ class FusedDecoder:
             self._embed(plan.token_ids, self._program.reserve(plan.num_tokens))
             return self._program(cache, plan)
         attention = self._operations.attention(plan, self._rotations, self.window)
-        x = self._read(plan.token_ids, cache.layers, attention, plan.wanted)
+        x = self._embed(plan.token_ids)
+        for layer, held in zip(self._layers[:-1], cache.layers[:-1], strict=True):
+            x = layer(x, held, attention)
+        x = self._layers[-1](x, cache.layers[-1], attention, plan.wanted)
         if not len(x):
             return x.new_empty((0, self.num_outputs))
         return self._head(self._norm(x))
@@ -84,15 +86,6 @@ class FusedDecoder:
         """The window of sliding layers from now on."""
         self.window = window
         self._program = self._make_program()
-
-    def _read(
-        self, token_ids: Tensor, held: Sequence[Tensor], attention: Attention, wanted: Tensor | None = None
-    ) -> Tensor:
-        """The hidden states that the head reads: [wanted, hidden_size], or those of all tokens."""
-        x = self._embed(token_ids)
-        for layer, own in zip(self._layers[:-1], held[:-1], strict=True):
-            x = layer(x, own, attention)
-        return self._layers[-1](x, held[-1], attention, wanted)
 
     def _embed(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
         x = torch.index_select(self._embeddings, 0, token_ids, out=out)

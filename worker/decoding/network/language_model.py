@@ -83,7 +83,7 @@ class LanguageModel:
     def _error(self, expected: tuple[int | None, Tensor]) -> str | None:
         """How ragged passes over slots differ from the model's own plain pass; None if they agree.
 
-        `expected`: of `self_check.reference`.
+        `expected`: of `_reference`.
         """
         window = self._network.window
         if window is not None and (error := mask_error(window)) is not None:
@@ -168,7 +168,11 @@ def rotation_error(model: Any, facts: TextFacts, num_positions: int) -> str | No
     Compared are the first positions, and those around each window and boundary that the config names: each alone, and
     with the last position of the context.
     """
-    marks = {0, num_positions - 1, *_boundaries(model, facts)}
+    rope = getattr(text_config(model.config), "rope_parameters", None) or {}
+    parts = (rope, *(part for part in rope.values() if isinstance(part, dict)))
+    named = [part.get("original_max_position_embeddings") for part in parts]
+    named += [0, num_positions - 1, facts.window, facts.rope_boundary, facts.longest]
+    marks = {int(mark) for mark in named if mark is not None}
     near = {mark + by for mark in marks for by in range(-_REACH, _REACH + 1)}
     positions = sorted(position for position in near if 0 <= position < num_positions)
     for rotate in _rotaries(model, facts):
@@ -206,13 +210,6 @@ def _shortened(model: Any, window: int) -> Iterator[None]:
     finally:
         for config, own in before:
             config.sliding_window = own
-
-
-def _boundaries(model: Any, facts: TextFacts) -> set[int]:
-    rope = getattr(text_config(model.config), "rope_parameters", None) or {}
-    parts = (rope, *(part for part in rope.values() if isinstance(part, dict)))
-    named = [part.get("original_max_position_embeddings") for part in parts]
-    return {int(one) for one in (*named, facts.window, facts.rope_boundary, facts.longest) if one}
 
 
 def _rotaries(model: Any, facts: TextFacts) -> Iterator[Any]:

@@ -11,6 +11,7 @@ so that training needs neither the target's memory nor its time.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -41,7 +42,6 @@ FREE: Final = "any"
 _MARK: Final = "@@the user's turn@@"
 _LONGEST_PROMPT: Final = 4096
 _VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
-_LESSONS_A_SHARD: Final = 32  # texts a file
 _PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
 
@@ -165,25 +165,21 @@ class TextWriter:
         self._tokenizer = tokenizer
         self._recipe = recipe
         self._store = store
-        self._prepared: deque[PreparedJob] = deque()
-        self._requests: dict[str, TextRequest] = {}  #: by job_id
-        self._prompts: dict[str, tuple[int, ...]] = {}  #: of answers, by job_id
+        self._ready: deque[PreparedJob] = deque()
+        #: What runs, by job_id: the request, and the prompt that is answered; None: a prompt is being written.
+        self._running: dict[str, tuple[TextRequest, tuple[int, ...] | None]] = {}
 
     def write(
         self, requests: Iterable[TextRequest], should_stop: Callable[[], bool], on_text: Callable[[], None]
     ) -> bool:
         """Write all texts; False if stopped before. In both cases finished texts are on disk."""
-        waiting = iter(requests)
-        is_more = True
+        waiting = filter(None, map(self._begin, requests))
         while not should_stop():
-            while self._prepared or is_more:
-                prepared = self._prepared.popleft() if self._prepared else self._next(waiting)
-                if prepared is None:
-                    is_more = False
-                elif self._engine.has_room(prepared):
-                    self._engine.admit(prepared, _VANILLA)
+            while (job := self._ready.popleft() if self._ready else next(waiting, None)) is not None:
+                if self._engine.has_room(job):
+                    self._engine.admit(job, _VANILLA)
                 elif self._engine.load().num_running:
-                    self._prepared.appendleft(prepared)
+                    self._ready.appendleft(job)
                     break
             if not self._engine.load().num_running:
                 return True
@@ -193,26 +189,23 @@ class TextWriter:
         self._engine.abandon()
         return False
 
-    def _next(self, waiting: Iterable[TextRequest]) -> PreparedJob | None:
-        for request in waiting:
-            if request.prompt is None:
-                digest = hashlib.sha256(f"{self._recipe.seed}-{request.number}-0".encode()).digest()
-                seed = int.from_bytes(digest[:7], "big")
-                sampling = Sampling(max_tokens=self._recipe.max_prompt_tokens, temperature=1.0, seed=seed)
-                return self._prepare("question", request, request.opening, sampling)
-            if answer := self._answer(request, request.prompt):
-                return answer
-        return None
+    def _begin(self, request: TextRequest) -> PreparedJob | None:
+        if request.prompt is not None:
+            return self._answer(request, request.prompt)
+        digest = hashlib.sha256(f"{self._recipe.seed}-{request.number}-0".encode()).digest()
+        seed = int.from_bytes(digest[:7], "big")
+        sampling = Sampling(max_tokens=self._recipe.max_prompt_tokens, temperature=1.0, seed=seed)
+        return self._prepare("question", request, request.opening, sampling)
 
     def _take(self, generation: Generation) -> bool:
         """Continue with what ended; True if a text is complete."""
-        request = self._requests.pop(generation.job_id)
-        if (prompt := self._prompts.pop(generation.job_id, None)) is not None:
+        request, prompt = self._running.pop(generation.job_id)
+        if prompt is not None:
             self._store.add(WrittenText(request.number, request.task, prompt, generation.token_ids))
             return True
         turn = generation.text.strip()
         if turn and (answer := self._answer(request, answer_prompt(self._tokenizer, turn))):
-            self._prepared.append(answer)
+            self._ready.append(answer)
         return False
 
     def _answer(self, request: TextRequest, prompt: tuple[int, ...]) -> PreparedJob | None:
@@ -220,13 +213,11 @@ class TextWriter:
         if room < 1:
             return None
         sampling = Sampling(max_tokens=min(self._recipe.max_answer_tokens, room), temperature=0.0)
-        prepared = self._prepare("answer", request, prompt, sampling)
-        self._prompts[prepared.job.job_id] = prompt
-        return prepared
+        return self._prepare("answer", request, prompt, sampling)
 
     def _prepare(self, kind: str, request: TextRequest, token_ids: tuple[int, ...], sampling: Sampling) -> PreparedJob:
         job_id = f"{kind}-{request.number}"
-        self._requests[job_id] = request
+        self._running[job_id] = (request, token_ids if kind == "answer" else None)
         job = Job.model_validate({"job_id": job_id, "task": request.task, "body": {"prompt": job_id}})
         return PreparedJob(job, token_ids, sampling)
 
@@ -271,17 +262,13 @@ class TextStore:
 
     def all(self) -> list[WrittenText]:
         """Every text, by number. Half a line is no text: it is written again."""
-        lines = self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []
-        found = {text.number: text for line in lines if (text := _text_of(line)) is not None}
+        found: dict[int, WrittenText] = {}
+        for line in self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []:
+            with contextlib.suppress(ValueError):
+                fields = json.loads(line)
+                prompt, output = tuple(fields["prompt"]), tuple(fields["output"])
+                found[fields["number"]] = WrittenText(fields["number"], fields["task"], prompt, output)
         return [found[number] for number in sorted(found)]
-
-
-def _text_of(line: str) -> WrittenText | None:
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        return None
-    return WrittenText(fields["number"], fields["task"], tuple(fields["prompt"]), tuple(fields["output"]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -311,10 +298,13 @@ class TeacherNotes:
     def __init__(self, folder: Path, texts: Sequence[WrittenText], *, max_length: int, num_kept: int) -> None:
         self._folder = folder
         self._num_kept = num_kept
-        # Texts of similar length share a pass; shorter ones come first.
-        ordered = sorted(texts, key=lambda text: (min(len(text.token_ids), max_length), text.number))
-        self._shards = [ordered[begin : begin + _LESSONS_A_SHARD] for begin in range(0, len(ordered), _LESSONS_A_SHARD)]
         self._max_length = max_length
+        #: Texts of similar length share a pass and a file; shorter ones come first.
+        self._shards: list[list[WrittenText]] = []
+        for text in sorted(texts, key=lambda text: (len(self._tokens(text)), text.number)):
+            if not self._shards or (len(self._shards[-1]) + 1) * len(self._tokens(text)) > _PASS_TOKENS:
+                self._shards.append([])
+            self._shards[-1].append(text)
         folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -329,11 +319,9 @@ class TeacherNotes:
                 return False
             if self._file(i).exists():
                 continue
-            read: list[dict[str, Tensor]] = []
-            for group in self._groups(shard):
-                read += _read_texts(target, group, self._num_kept)
-                on_texts(len(group))
+            read = list(_read_texts(target, [self._tokens(text) for text in shard], self._num_kept))
             write_tensors(self._file(i), {name: torch.cat([notes[name] for notes in read]) for name in read[0]})
+            on_texts(len(shard))
         return True
 
     def lessons(self) -> list[Lesson]:
@@ -355,19 +343,10 @@ class TeacherNotes:
     def _tokens(self, text: WrittenText) -> tuple[int, ...]:
         return text.token_ids[-self._max_length :]
 
-    def _groups(self, shard: Sequence[WrittenText]) -> Iterator[list[tuple[int, ...]]]:
-        group: list[tuple[int, ...]] = []
-        for tokens in map(self._tokens, shard):
-            if group and (len(group) + 1) * len(tokens) > _PASS_TOKENS:
-                yield group
-                group = []
-            group.append(tokens)
-        yield group
-
 
 @torch.inference_mode()
 def _read_texts(target: Any, group: Sequence[tuple[int, ...]], num_kept: int) -> Iterator[dict[str, Tensor]]:
-    """The lessons of a group, whose last text is the longest. Padding is at the end, where no token sees it."""
+    """The lessons of texts whose last is the longest. Padding is at the end, where no token sees it."""
     padded = torch.zeros(len(group), len(group[-1]), dtype=torch.long)
     for row, tokens in enumerate(group):
         padded[row, : len(tokens)] = torch.tensor(tokens)

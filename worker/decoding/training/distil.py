@@ -13,7 +13,7 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -146,10 +146,6 @@ class _Batch:
     top_shares: Tensor  #: [positions, kept]: the target's probabilities, 0 where the draft lacks the token
     weights: Tensor  #: [positions]: 0 for padding
 
-    def to(self, device: torch.device) -> _Batch:
-        """The same on a device."""
-        return _Batch(*(getattr(self, field.name).to(device) for field in fields(self)))
-
 
 def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[list[Lesson]]:
     """The batches of one epoch: texts of similar length together, in an order that follows from seed and epoch."""
@@ -168,8 +164,10 @@ def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[
     return batches
 
 
-def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -> _Batch:
-    """Lay texts side by side. `columns` [vocabulary] maps a token to its column of the draft's head, -1: none."""
+def collate(
+    lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe, device: torch.device | None = None
+) -> _Batch:
+    """Lay texts side by side on a device. `columns` [vocabulary]: a token's column of the draft's head, -1: none."""
     length = max(len(lesson.token_ids) for lesson in lessons)
     kept = lessons[0].top_ids.shape[-1]
     token_ids = torch.zeros(len(lessons), length, dtype=torch.long)
@@ -187,7 +185,8 @@ def collate(lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe) -
         top_ids = columns[top_ids]
         shares = shares.masked_fill(top_ids < 0, 0.0)
         top_ids = top_ids.clamp(min=0)
-    return _Batch(token_ids, top_ids.flatten(0, 1), shares.flatten(0, 1), weights.flatten())
+    parts = (token_ids, top_ids.flatten(0, 1), shares.flatten(0, 1), weights.flatten())
+    return _Batch(*(part.to(device) for part in parts))
 
 
 def distillation_loss(logits: Tensor, batch: _Batch, hard_label_share: float) -> Tensor:
@@ -268,7 +267,7 @@ class Distillation:
         for group in self._optimiser.param_groups:
             group["lr"] = self._recipe.learning_rate * self._warmth(self.step)
         device = self._draft.device
-        batch = collate(lessons, self._columns, self._recipe).to(device)
+        batch = collate(lessons, self._columns, self._recipe, device)
         recipe = self._recipe
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision != "float32"):
             logits = self._draft(input_ids=batch.token_ids[:, :-1], use_cache=False).logits

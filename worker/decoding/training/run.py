@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -60,7 +60,7 @@ from worker.decoding.training.recipe import Recipe
 
 _JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _SAVE_INTERVAL_S: Final = 30.0
-_FORMAT: Final = 1  #: of a run's folder
+_FORMAT: Final = 2  #: of a run's folder
 
 
 class TrainingRun:
@@ -82,13 +82,21 @@ class TrainingRun:
         loaded = load_weights(served.source, served.revision, served.dtype, self._device)
         check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
+        self._vocabulary: int = text_config(self._target.config).vocab_size
         if recipe.num_layers > (most := num_layers(self._target)):
             raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
-        self._folder = _RunFolder(order.folder, self._plan())
+        self._state = order.folder / ".training"  #: what a stopped run continues from
+        plan = self._plan()
+        self._lock = _locked(order.folder, self._state)
+        try:
+            self._agree(plan)
+        except BaseException:
+            self._lock.close()
+            raise
 
     def close(self) -> None:
-        """Release the folder."""
-        self._folder.close()
+        """Release the folder for other processes."""
+        self._lock.close()
 
     def make(self) -> DraftCard | None:
         """Carry out the order. None if stopped before the end: the same order continues from there."""
@@ -104,20 +112,25 @@ class TrainingRun:
             plain_lesson(text, max_length=recipe.max_length, num_kept=taught[0].top_ids.shape[-1])
             for text in trained[recipe.num_taught :]
         ]
-        token_ids = self._choose_tokens(lessons)
+        token_ids = choose_vocabulary(
+            lessons, recipe.num_draft_tokens_known, self._vocabulary, end_tokens(self._target, self._tokenizer)
+        )
         mapping = self._align(taught)
         weights = self._train(lessons, mapping, token_ids)
         if weights is None:
             return None
         self._save(mapping, weights, token_ids)
         judgement = self._judge(exam, token_ids)
+        num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
+        prompts = self._order.prompts
+        source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
         card = DraftCard(
             name=_name(self._order),
             draft_revision=find_weights(str(self._order.folder)).revision,
             target=self._served.name,
             target_revision=self._revision,
-            trained_on=self._trained_on(lessons),
-            recipe=self._recipe.model_dump(mode="json"),
+            trained_on=f"{len(lessons)} texts, {num_tokens} tokens, {source}, {recipe.num_epochs} epochs",
+            recipe=recipe.model_dump(mode="json"),
             judgement=judgement,
         )
         card.write(self._order.folder)
@@ -131,7 +144,7 @@ class TrainingRun:
             for file in (order.prompts, order.held_out)
         ]
         requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
-        store = TextStore(self._folder.state / "texts.jsonl")
+        store = TextStore(self._state / "texts.jsonl")
         known = {text.number for text in store.all()}
         missing = [request for request in requests if request.number not in known]
         if missing:
@@ -153,7 +166,7 @@ class TrainingRun:
     def _teach(self, name: str, texts: Sequence[WrittenText]) -> list[Lesson] | None:
         recipe = self._recipe
         notes = TeacherNotes(
-            self._folder.state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
+            self._state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
         )
         if notes.num_missing:
             with _stage(self._tell, f"{name} read", len(texts), len(texts) - notes.num_missing) as advance:
@@ -161,17 +174,8 @@ class TrainingRun:
                     return None
         return notes.lessons()
 
-    def _choose_tokens(self, lessons: Sequence[Lesson]) -> Tensor | None:
-        target = self._target
-        return choose_vocabulary(
-            lessons,
-            self._recipe.num_draft_tokens_known,
-            text_config(target.config).vocab_size,
-            end_tokens(target, self._tokenizer),
-        )
-
     def _align(self, lessons: Sequence[Lesson]) -> Tensor:
-        file = self._folder.state / "mapping.safetensors"
+        file = self._state / "mapping.safetensors"
         if not file.exists():
             draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
             with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
@@ -181,8 +185,8 @@ class TrainingRun:
     def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
         """The trained weights; None when stopped."""
         draft = self._draft(mapping, None, token_ids).train()
-        columns = columns_of(token_ids, text_config(self._target.config).vocab_size)
-        training = Distillation(draft, lessons, columns, self._recipe, self._folder.state_file)
+        columns = columns_of(token_ids, self._vocabulary)
+        training = Distillation(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
         if training.step < training.num_steps:
             saved = time.monotonic()
 
@@ -205,7 +209,7 @@ class TrainingRun:
             write_draft_vocabulary(self._order.folder, token_ids)
 
     def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> DraftJudgement:
-        columns = columns_of(token_ids, text_config(self._target.config).vocab_size)
+        columns = columns_of(token_ids, self._vocabulary)
         untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
         draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model
@@ -242,6 +246,7 @@ class TrainingRun:
         order = self._order
         tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
         return {
+            "format": _FORMAT,
             "name": _name(order),
             "target_revision": self._revision,
             "dtype": self._served.dtype,
@@ -251,11 +256,22 @@ class TrainingRun:
             "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
         }
 
-    def _trained_on(self, lessons: Sequence[Lesson]) -> str:
-        num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
-        prompts = self._order.prompts
-        source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
-        return f"{len(lessons)} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs"
+    def _agree(self, plan: dict[str, Any]) -> None:
+        file = self._state / "run.json"
+        if not file.exists():
+            replace_file(file, json.dumps(plan, indent=2) + "\n")
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
+        for name in sorted({*plan, *found}):
+            if plan.get(name) != found.get(name):
+                raise ConfigError(
+                    f"{self._order.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{_short(plan.get(name))}",
+                    hint="give a new folder, or delete this one to begin again",
+                )
 
 
 def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
@@ -287,54 +303,20 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     return card, status
 
 
-class _RunFolder:
-    """One run's folder, locked while it is open: the draft, and under `.training` what a stopped run continues from."""
+def _locked(folder: Path, state: Path) -> FolderLock:
+    """One run's folder, locked while it is open: the draft, and under `state` what a stopped run continues from.
 
-    def __init__(self, folder: Path, plan: Mapping[str, Any]) -> None:
-        """Open it for a run of this plan (JSON). Raises ConfigError if it holds something else, or another plan."""
-        self.folder = folder
-        self.state = folder / ".training"
-        if not self.state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"expected a new folder or one of an earlier run, found something else at {folder}")
-        try:
-            self.state.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(f"{folder}: {error.strerror or error}") from error
-        try:
-            self._lock = FolderLock(self.state / "lock", what="a training run", wait_s=0.0)
-        except StartFailed as error:
-            raise ConfigError(error.message, hint="let it end, or give another folder") from None
-        try:
-            self._agree({"format": _FORMAT, **plan})
-        except BaseException:
-            self._lock.close()
-            raise
-
-    @property
-    def state_file(self) -> Path:
-        """Weights and optimiser of the training."""
-        return self.state / "state.safetensors"
-
-    def close(self) -> None:
-        """Release the folder for other processes."""
-        self._lock.close()
-
-    def _agree(self, plan: dict[str, Any]) -> None:
-        file = self.state / "run.json"
-        if not file.exists():
-            replace_file(file, json.dumps(plan, indent=2) + "\n")
-            return
-        try:
-            found = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
-        for name in sorted({*plan, *found}):
-            if json.loads(json.dumps(plan.get(name))) != found.get(name):
-                raise ConfigError(
-                    f"{self.folder} holds a run with another {name}: {_short(found.get(name))}, now "
-                    f"{_short(plan.get(name))}",
-                    hint="give a new folder, or delete this one to begin again",
-                )
+    Raises ConfigError if it holds something else, or another run is at work there.
+    """
+    if not state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"expected a new folder or one of an earlier run, found something else at {folder}")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        return FolderLock(state / "lock", what="a training run", wait_s=0.0)
+    except StartFailed as error:
+        raise ConfigError(error.message, hint="let it end, or give another folder") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror or error}") from error
 
 
 @contextmanager

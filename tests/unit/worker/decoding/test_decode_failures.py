@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphaloop.errors import DecodeFailed
-from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job
 from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:
@@ -23,10 +23,8 @@ Build = Callable[..., "TransformersEngine"]
 
 def decode(engine: TransformersEngine, decision: Any = VANILLA, sampling: Sampling = GREEDY) -> Generation:
     engine.admit(engine.prepare(make_job(PROMPT), sampling), decision)
-    while engine.load().num_running:
-        for generation in engine.step().finished:
-            return generation
-    raise AssertionError("nothing finished")
+    (generation,) = finish(engine).values()
+    return generation
 
 
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["in the prefill", "in a round"])

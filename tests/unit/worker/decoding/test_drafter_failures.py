@@ -17,7 +17,7 @@ import transformers
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Purpose
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
+from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal
@@ -99,10 +99,10 @@ def decode(engine: TransformersEngine, jobs: list[PreparedJob], drafters: Sequen
 
 def know(engine: TransformersEngine, reference: Reference, jobs: list[PreparedJob]) -> dict[str, list[int]]:
     """The right outputs by job_id, which the scripted drafter is told."""
-    outputs = reference.outputs([Wanted(one.token_ids, one.sampling) for one in jobs])
-    for one, output in zip(jobs, outputs, strict=True):
-        engine._drafters["tree"].truths[one.job.job_id] = [*one.token_ids, *output]  # type: ignore[attr-defined]
-    return {one.job.job_id: output for one, output in zip(jobs, outputs, strict=True)}
+    expected = right_outputs(reference, jobs)
+    for one in jobs:
+        engine._drafters["tree"].truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]  # type: ignore[attr-defined]
+    return expected
 
 
 def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
@@ -242,16 +242,12 @@ def test_a_score_that_fails_is_left_out(
     control = job.model_copy(update={"purpose": Purpose.CONTROL, "scored_drafters": ("model", "lookup")})
     raised = failing(engine._drafters["model"], "choices", lambda number: True, monkeypatch)
     engine.admit(engine.prepare(control, GREEDY), VANILLA)
-    finished: list[Generation] = []
-    failures = Counter[str]()
-    while engine.load().num_running:
-        step = engine.step()
-        finished += step.finished
-        failures.update(step.drafter_failures)
+    done = list(steps(engine))
     assert raised["raised"] == 1
-    assert failures == {"model": 1}
-    assert [its.drafter for its in finished[0].shadows] == ["lookup"]
-    assert finished[0].second_choices
+    assert [step.drafter_failures for step in done if step.drafter_failures] == [{"model": 1}]
+    (finished,) = (generation for step in done for generation in step.finished)
+    assert [its.drafter for its in finished.shadows] == ["lookup"]
+    assert finished.second_choices
 
 
 def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
@@ -290,13 +286,8 @@ def test_a_fault_of_the_device_is_not_the_drafters(
 
     monkeypatch.setattr(engine._drafters["model"], method, broken)
     engine.admit(prepare(engine, rng, 1)[0], decision("model", 3))
-
-    def decode_all() -> None:
-        while engine.load().num_running:
-            engine.step()
-
     with pytest.raises(DecodeFailed if method == "propose" else type(fault)):
-        decode_all()
+        finish(engine)
     assert engine.unserved([]) == {}
 
 

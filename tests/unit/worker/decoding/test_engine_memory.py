@@ -14,10 +14,10 @@ import transformers
 
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import FAMILIES, VANILLA, Reference, Wanted, decision, make_job
+from tests.fixtures.models import FAMILIES, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.network.kv_layout import BLOCK, KvShape
 from worker.decoding.network.slots import zeros
-from worker.engine import Generation, PreparedJob, Sampling
+from worker.engine import Generation, Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
@@ -83,7 +83,7 @@ def test_jobs_wait_for_room_and_the_limit_holds(tiny_engine: Build, references: 
         for i in range(30)
     ]
     waiting[0] = engine.prepare(make_job("a b" * 120, 0), GREEDY)
-    expected = expected_outputs(references("llama"), waiting)
+    expected = right_outputs(references("llama"), waiting)
     finished: dict[str, Generation] = {}
     has_waited = False
     while waiting or engine.load().num_running:
@@ -97,11 +97,6 @@ def test_jobs_wait_for_room_and_the_limit_holds(tiny_engine: Build, references: 
         assert held_bytes(engine) <= limit
     assert has_waited
     assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
-
-
-def expected_outputs(reference: Reference, jobs: list[PreparedJob]) -> dict[str, list[int]]:
-    outputs = reference.outputs([Wanted(one.token_ids, one.sampling) for one in jobs])
-    return {one.job.job_id: output for one, output in zip(jobs, outputs, strict=True)}
 
 
 @pytest.fixture
@@ -128,24 +123,13 @@ def admit_eight(
         )
         for i in range(8)
     ]
-    expected = expected_outputs(reference, jobs)
+    expected = right_outputs(reference, jobs)
     for i, one in enumerate(jobs):
         for drafter in engine._drafters.values():
             if isinstance(drafter, ScriptedDrafter):
                 drafter.truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]
         engine.admit(one, decision(DRAFTERS[i % 4], rng.randint(1, 5) if i != 1 else 0))
     return expected
-
-
-def finish(engine: TransformersEngine) -> tuple[dict[str, Generation], list[int]]:
-    """Every text, and the batch of each step."""
-    finished: dict[str, Generation] = {}
-    batches = []
-    while engine.load().num_running:
-        step = engine.step()
-        batches.append(step.batch)
-        finished |= {generation.job_id: generation for generation in step.finished}
-    return finished, batches
 
 
 def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
@@ -183,14 +167,15 @@ def test_a_pass_that_memory_is_too_small_for_is_halved(
 
     with monkeypatch.context() as patched:
         patched.setattr(model, "read", small)
-        finished, batches = finish(engine)
-    check(engine, finished | {generation.job_id: generation for generation in early}, expected)
-    assert batches[0] == num_running
-    assert 1 <= min(batches) <= limit
+        done = list(steps(engine))
+    finished = [*early, *(generation for step in done for generation in step.finished)]
+    check(engine, {generation.job_id: generation for generation in finished}, expected)
+    assert done[0].batch == num_running
+    assert 1 <= min(step.batch for step in done) <= limit
     expected = admit_eight(engine, references("llama"), rng, offset=8)
-    finished, batches = finish(engine)
-    check(engine, finished, expected)
-    assert batches[0] == 8, "a new batch is as large as ever"
+    first = engine.step()
+    assert first.batch == 8, "a new batch is as large as ever"
+    check(engine, {generation.job_id: generation for generation in first.finished} | finish(engine), expected)
 
 
 def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
@@ -208,7 +193,7 @@ def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
         return zeros(shape, *args, **kwargs)
 
     monkeypatch.setattr("worker.decoding.network.slots.zeros", limited)
-    finished, _ = finish(engine)
+    finished = finish(engine)
     assert len(calls) >= 2
     check(engine, finished, expected)
 
@@ -241,8 +226,7 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(
         finished |= {generation.job_id: generation for generation in engine.step().finished}
     assert all(sequence.drafter is None for sequence in engine._admitted.running if sequence.job_id in drafting)
     assert not engine._admitted.parked, "nobody left its slot"
-    rest, _ = finish(engine)
-    check(engine, finished | rest, expected)
+    check(engine, finished | finish(engine), expected)
     assert num_asked == 1, "nobody asked that drafter again"
 
 
@@ -268,8 +252,7 @@ def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(
         assert engine.step().drafting == (turned[0],), "the others stay vanilla"
     engine.redraft(turned[1], "model", 3)
     assert engine.step().drafting == tuple(turned[:2])
-    finished, _ = finish(engine)
-    check(engine, finished, expected_outputs(references("llama"), jobs))
+    check(engine, finish(engine), right_outputs(references("llama"), jobs))
 
 
 def raising(error: Exception) -> Callable[..., torch.Tensor]:
@@ -297,8 +280,7 @@ def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(
         assert not engine.has_room(late)
         finished |= {generation.job_id: generation for generation in engine.step().finished}
     assert engine.has_room(late) == (engine.load().num_free > 0)
-    rest, _ = finish(engine)
-    check(engine, finished | rest, expected)
+    check(engine, finished | finish(engine), expected)
 
 
 def test_a_job_that_waits_for_memory_can_be_cancelled(
@@ -312,8 +294,7 @@ def test_a_job_that_waits_for_memory_can_be_cancelled(
         assert engine.cancel(sequence.job_id)
         assert not engine.cancel(sequence.job_id)
         del expected[sequence.job_id]
-    finished, _ = finish(engine)
-    check(engine, finished, expected)
+    check(engine, finish(engine), expected)
 
 
 def test_a_failure_that_no_smaller_batch_mends_fails_the_step(
@@ -336,6 +317,5 @@ def test_a_failure_that_no_smaller_batch_mends_fails_the_step(
             engine.step()
     engine.abandon()
     assert engine.load().num_running == 0
-    expected_outputs_ = admit_eight(engine, references("llama"), rng)
-    finished, _ = finish(engine)
-    check(engine, finished, expected_outputs_)
+    right = admit_eight(engine, references("llama"), rng)
+    check(engine, finish(engine), right)

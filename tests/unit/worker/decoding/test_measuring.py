@@ -9,56 +9,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
-from alphaloop.settings.models import TargetSettings
+from alphaloop.settings.models import LookupDrafterSettings, TargetSettings
+from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_target_ms
 from worker.decoding.models import load_target
 from worker.decoding.network.passes import Read
 from worker.decoding.network.slots import SlotCache
-from worker.decoding.proposal import Ask, Proposal
-from worker.engine import Sampling
+from worker.decoding.proposal import Ask
 
 
-class RecordingDrafter:
-    """Proposes a chain of fives and remembers every call."""
+def test_a_drafter_that_fails_is_named_and_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(asks: Sequence[Ask]) -> None:
+        raise RuntimeError("out of memory")
 
-    def __init__(self, *, fails: bool = False) -> None:
-        self.state = DrafterState("recording", "r1", 8)
-        self.open_jobs: dict[str, Sequence[int]] = {}
-        self.prompts: list[tuple[int, ...]] = []
-        self.rounds: list[list[tuple[int, int]]] = []
-        self._fails = fails
-
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
-        assert job_id not in self.open_jobs
-        assert task == ""
-        self.open_jobs[job_id] = text
-        self.prompts.append(tuple(text))
-
-    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        if self._fails:
-            raise RuntimeError("out of memory")
-        assert [ask.job_id for ask in asks] == list(self.open_jobs)
-        assert all(ask.text is self.open_jobs[ask.job_id] for ask in asks)
-        self.rounds.append([(len(ask.text), ask.num_tokens) for ask in asks])
-        return [Proposal((5,) * ask.num_tokens) for ask in asks]
-
-    def close(self, job_id: str) -> None:
-        self.open_jobs.pop(job_id, None)
-
-    def clear(self) -> None:
-        self.open_jobs.clear()
-
-
-def test_a_drafter_that_fails_is_named_and_left_empty() -> None:
-    drafter = RecordingDrafter(fails=True)
+    drafter = LookupDrafter("recording", LookupDrafterSettings())
+    monkeypatch.setattr(drafter, "propose", fail)
     with pytest.raises(DecodeFailed, match=r"by recording failed: RuntimeError: out of memory"):
         measure_draft_ms(drafter, 2, 5, 16, 1)
-    assert drafter.open_jobs == {}
+    assert drafter._open == {}
     with pytest.raises(DecodeFailed, match=r"recording reads 16 tokens failed"):
         measure_draft_prefill_ms(drafter, 16, 1)
-    assert drafter.open_jobs == {}
+    assert drafter._open == {}
 
 
 def test_a_pass_is_timed_over_keys_that_were_written(

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import NUM_TOKENS, decision, make_job
+from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
 from worker.decoding.device import available_bytes, available_host_bytes
 from worker.decoding.engine import AdmittedSequences
 from worker.decoding.network.kv_layout import BLOCK, KvShape
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 GB = 10**9
+HOST = 2**36
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -53,53 +54,41 @@ def test_keys_and_values_of_a_position() -> None:
     assert KvShape.of(config(), torch.bfloat16).bytes_per_token == 2 * 30 * 9 * 64 * 2
 
 
-def test_without_a_limit_the_kernel_is_believed(tmp_path: Path) -> None:
-    files = {"proc/meminfo": "MemTotal: 9 kB\nMemAvailable:  7000000 kB\n", "proc/self/cgroup": "0::/\n"}
-    assert available_host_bytes(write(tmp_path, files)) == 7_000_000 * 1024
-    assert available_host_bytes(write(tmp_path, {"sys/fs/cgroup/memory.max": "max\n"})) == 7_000_000 * 1024
+TWO: Final = ("", "memory.max", "memory.current", "inactive_file")
+ONE: Final = ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 
 
-@pytest.mark.parametrize("path", ["/", "/pod/container"])
-def test_a_container_of_either_version_allows_what_its_limit_leaves(tmp_path: Path, path: str) -> None:
-    meminfo = {"proc/meminfo": f"MemAvailable: {64 * GB // 1024} kB\n"}
-    two = {
-        **meminfo,
-        "proc/self/cgroup": f"0::{path}\n",
-        f"sys/fs/cgroup{path}/memory.max": f"{4 * GB}\n",
-        f"sys/fs/cgroup{path}/memory.current": f"{3 * GB}\n",
-        f"sys/fs/cgroup{path}/memory.stat": f"anon {GB}\ninactive_file {GB}\n",
-    }
-    assert available_host_bytes(write(tmp_path / "two", two)) == 2 * GB
-    one = {
-        **meminfo,
-        "proc/self/cgroup": f"9:cpu:/x\n4:memory:{path}\n",
-        f"sys/fs/cgroup/memory{path}/memory.limit_in_bytes": f"{4 * GB}\n",
-        f"sys/fs/cgroup/memory{path}/memory.usage_in_bytes": f"{3 * GB}\n",
-        f"sys/fs/cgroup/memory{path}/memory.stat": f"total_inactive_file {GB}\n",
-    }
-    assert available_host_bytes(write(tmp_path / "one", one)) == 2 * GB
+def group(
+    path: str, allowed: object, used: int, cached: int | None = None, names: tuple[str, ...] = TWO
+) -> dict[str, str]:
+    """The files of a control group, by default of version 2."""
+    mount, limit, usage, cache = names
+    folder = f"sys/fs/cgroup/{mount}{path}"
+    files = {f"{folder}/{limit}": f"{allowed}\n", f"{folder}/{usage}": f"{used}\n"}
+    return files if cached is None else {**files, f"{folder}/memory.stat": f"anon {GB}\n{cache} {cached}\n"}
 
 
-def test_a_group_around_ours_may_be_the_tighter_one(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": f"MemAvailable: {64 * GB // 1024} kB\n",
-        "proc/self/cgroup": "0::/pod/container\n",
-        "sys/fs/cgroup/pod/container/memory.max": "max\n",
-        "sys/fs/cgroup/pod/container/memory.current": f"{GB}\n",
-        "sys/fs/cgroup/pod/memory.max": f"{5 * GB}\n",
-        "sys/fs/cgroup/pod/memory.current": f"{2 * GB}\n",
-    }
-    assert available_host_bytes(write(tmp_path, files)) == 3 * GB
-
-
-def test_version_one_without_a_limit_names_a_huge_one(tmp_path: Path) -> None:
-    files = {
-        "proc/meminfo": "MemAvailable: 1000 kB\n",
-        "proc/self/cgroup": "4:memory:/\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
-    }
-    assert available_host_bytes(write(tmp_path, files)) == 1000 * 1024
+@pytest.mark.parametrize(
+    ("ours", "files", "left"),
+    [
+        ("0::/", {}, HOST),
+        ("0::/", {"sys/fs/cgroup/memory.max": "max\n"}, HOST),
+        *((f"0::{path}", group(path, 4 * GB, 3 * GB, GB), 2 * GB) for path in ("/", "/pod/container")),
+        *(
+            (f"9:cpu:/x\n4:memory:{path}", group(path, 4 * GB, 3 * GB, GB, ONE), 2 * GB)
+            for path in ("/", "/pod/container")
+        ),
+        # A group around ours may be the tighter one.
+        ("0::/pod/container", {**group("/pod/container", "max", GB), **group("/pod", 5 * GB, 2 * GB)}, 3 * GB),
+        # Version 1 without a limit names a huge one.
+        ("4:memory:/", group("/", 9223372036854771712, 5, names=ONE), HOST),
+    ],
+)
+def test_memory_is_what_the_kernel_and_every_group_leave(
+    tmp_path: Path, ours: str, files: dict[str, str], left: int
+) -> None:
+    of_host = {"proc/meminfo": f"MemTotal: 9 kB\nMemAvailable:  {HOST // 1024} kB\n"}
+    assert available_host_bytes(write(tmp_path, {**of_host, "proc/self/cgroup": f"{ours}\n", **files})) == left
 
 
 def test_this_machine_has_some_left() -> None:
@@ -166,9 +155,8 @@ def test_a_draft_that_cannot_read_a_prompt_is_named_and_proposes_nothing(
         assert (engine.unserved([job]).keys() == {"small"}) == is_named
         assert engine.unserved([job, prepare(engine, 5, 1)]) == {}, "some of the batch it can serve"
         engine.admit(job, decision("small", 4))
-        while not (finished := engine.step().finished):
-            pass
-        assert (finished[0].counts.num_trials == 0) == is_named
+        (finished,) = finish(engine).values()
+        assert (finished.counts.num_trials == 0) == is_named
     assert "60 tokens" in engine.unserved([job])["small"]
     assert "40" in engine.unserved([job])["small"]
 

@@ -35,6 +35,14 @@ def settings(source: Path, **more: Any) -> TargetSettings:
     return TargetSettings(name="tiny", source=str(source), dtype="float32", device="cpu", **more)
 
 
+def copied(source: Path, folder: Path, file: str = "config.json", **changed: Any) -> Path:
+    """A copy of a model with other entries in a JSON file."""
+    shutil.copytree(source, folder)
+    before = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(before | changed))
+    return folder
+
+
 def test_a_target_is_named_by_its_weights_and_device(tiny_models: dict[str, Path]) -> None:
     identities = [load_target(settings(tiny_models[family])).identity for family in ("llama", "qwen2", "llama")]
     assert identities[0] == identities[2]
@@ -112,11 +120,8 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_code_that_comes_with_a_model_is_never_run(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_models["llama"], folder)
-    config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}}
-    (folder / "config.json").write_text(json.dumps(config))
+    code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
+    folder = copied(tiny_models["llama"], tmp_path / "model", model_type="mine", auto_map=code)
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
     with pytest.raises(UnsupportedModel):
         load_target(settings(folder))
@@ -250,9 +255,7 @@ def test_a_window_that_passes_do_not_keep_is_caught(
 def test_rotations_that_depend_on_the_longest_text_are_caught(
     tiny_models: dict[str, Path], tmp_path: Path, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_models[family], folder)
-    config = json.loads((folder / "config.json").read_text())
+    config = json.loads((tiny_models[family] / "config.json").read_text())
     num_pairs = 8 if family == "llama" else 2  # GPT-NeoX rotates a quarter of a head
     rope = config["rope_parameters"] | {
         "rope_type": "longrope",
@@ -260,7 +263,7 @@ def test_rotations_that_depend_on_the_longest_text_are_caught(
         "long_factor": [2.0] * num_pairs,
         "original_max_position_embeddings": 100,
     }
-    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": rope}))
+    folder = copied(tiny_models[family], tmp_path / "model", rope_parameters=rope)
     assert load_target(settings(folder, context_length=100)).identity.context_length == 100
     with pytest.raises(UnsupportedModel, match="rope type longrope"):
         load_target(settings(folder, context_length=101))
@@ -270,9 +273,9 @@ def test_rotations_that_depend_on_the_longest_text_are_caught(
         load_target(settings(folder, context_length=101))
 
 
-def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object], **config: Any) -> Path:
     """A copy of a model whose tensors were changed in place."""
-    shutil.copytree(source, folder)
+    copied(source, folder, **config)
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -306,18 +309,15 @@ def test_a_model_loads_complete_or_not_at_all(
 
 
 def test_a_config_with_fewer_layers_than_the_file_is_refused(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    folder = changed(tiny_models["llama"], tmp_path / "model", lambda tensors: None)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    folder = copied(tiny_models["llama"], tmp_path / "model", num_hidden_layers=1)
     with pytest.raises(UnsupportedModel, match=r"with 1 layers, found \d+ unexpected \(model\.layers\.1\."):
         load_target(settings(folder))
 
 
 @pytest.mark.parametrize("name", ["vision_tower.patch.weight", "model.mtp.0.weight", "model.layers.2.eh_proj.weight"])
 def test_parts_that_decode_nothing_are_left_out(tiny_models: dict[str, Path], tmp_path: Path, name: str) -> None:
-    folder = changed(tiny_models["llama"], tmp_path / "model", lambda tensors: tensors.update({name: torch.ones(2)}))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    folder, tensor = tmp_path / "model", {name: torch.ones(2)}
+    changed(tiny_models["llama"], folder, lambda tensors: tensors.update(tensor), num_nextn_predict_layers=1)
     assert load_target(settings(folder)).end_tokens
 
 
@@ -333,13 +333,11 @@ def test_a_library_that_fails_while_loading_is_the_reason_of_a_refusal(
 
 
 def with_tokenizer(source: Path, folder: Path, tokenizer: Any, num_rows: int) -> Path:
-    shutil.copytree(source, folder)
-    tensors = load_file(folder / "model.safetensors")
-    for name in ("model.embed_tokens.weight", "lm_head.weight"):
-        tensors[name] = tensors[name][:num_rows].clone()
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": num_rows}))
+    def cut(tensors: dict[str, torch.Tensor]) -> None:
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            tensors[name] = tensors[name][:num_rows].clone()
+
+    changed(source, folder, cut, vocab_size=num_rows)
     tokenizer.save_pretrained(folder)
     return folder
 

@@ -1,4 +1,4 @@
-"""Shared beginnings: found by comparing, read once, and nobody waits for nothing."""
+"""Reading prompts: how much a round reads beside what is decoded; and shared beginnings, read once."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.fixtures.models import VANILLA, make_job
+from tests.fixtures.models import VANILLA, make_job, steps
+from worker.decoding.engine import SHARED_CHUNK
+from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
 from worker.engine import Sampling
 
 if TYPE_CHECKING:
     from worker.decoding.engine import TransformersEngine
-    from worker.engine import Step
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
+ENDLESS: Final = replace(GREEDY, max_tokens=40)
 LONG: Final = WORTH_A_PASS["cpu"]
 
 
@@ -34,13 +36,6 @@ def admit(engine: TransformersEngine, prompts: list[str]) -> list[int]:
     return [len(one.token_ids) for one in prepared]
 
 
-def run(engine: TransformersEngine) -> list[Step]:
-    steps = []
-    while engine.load().num_running:
-        steps.append(engine.step())
-    return steps
-
-
 def words(rng: random.Random, num: int) -> str:
     return "".join(rng.choice("abcdefgh") for _ in range(num))
 
@@ -51,7 +46,7 @@ def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random
     texts = [engine._admitted.running[number].text for number in range(6)]
     shared = min(num_shared(texts[0], text, len(text)) for text in texts[1:])
     assert shared > SHORTEST
-    first, *others = run(engine)
+    first, *others = steps(engine)
     assert first.num_prefill_tokens == lengths[0]
     assert first.num_prefill_tokens + sum(step.num_prefill_tokens for step in others) <= sum(lengths) - 5 * shared
 
@@ -63,7 +58,7 @@ def test_a_job_that_joins_reads_what_no_running_one_has_read(engine: Transformer
     engine.admit(engine.prepare(make_job(prompt, 1), replace(GREEDY, max_tokens=2)), VANILLA)
     assert engine.step().num_prefill_tokens == 0, "its last token is a pending one"
     # Token ids, because a text may end within a character that takes several tokens.
-    shorter, longer = (generation.token_ids for step in run(engine) for generation in step.finished)
+    shorter, longer = (generation.token_ids for step in steps(engine) for generation in step.finished)
     assert longer[: len(shorter)] == shorter
 
 
@@ -71,3 +66,26 @@ def test_nobody_waits_for_a_few_tokens(engine: TransformersEngine, rng: random.R
     beginning = words(rng, SHORTEST + 4)
     lengths = admit(engine, [f"{beginning}{letter}{words(rng, 30)}" for letter in "AB"])
     assert engine.step().num_prefill_tokens == sum(lengths)
+
+
+@pytest.mark.parametrize(("is_streamed", "chunk"), [(True, SHARED_CHUNK), (False, PREFILL_CHUNK)])
+def test_a_prompt_that_joins_is_read_in_small_pieces_where_somebody_reads_along(
+    engine: TransformersEngine, rng: random.Random, is_streamed: bool, chunk: int
+) -> None:
+    engine.admit(engine.prepare(make_job("short", 0, stream=is_streamed), ENDLESS), VANILLA)
+    engine.step()
+    prompt = words(rng, 3 * PREFILL_CHUNK)
+    joined = engine.prepare(make_job(prompt, 1), ENDLESS)
+    assert len(joined.token_ids) > PREFILL_CHUNK
+    engine.admit(joined, VANILLA)
+    step = engine.step()
+    assert (step.batch, step.num_prefill_tokens, step.num_positions) == (2, chunk, 1)
+
+
+def test_where_most_wait_for_their_prompts_these_come_first(engine: TransformersEngine, rng: random.Random) -> None:
+    engine.admit(engine.prepare(make_job("short", 0, stream=True), ENDLESS), VANILLA)
+    engine.step()
+    for number in (1, 2):
+        prompt = words(rng, 2 * PREFILL_CHUNK)
+        engine.admit(engine.prepare(make_job(prompt, number), ENDLESS), VANILLA)
+    assert engine.step().num_prefill_tokens == PREFILL_CHUNK

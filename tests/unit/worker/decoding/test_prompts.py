@@ -25,6 +25,12 @@ def job(**body: Any) -> Job:
     return parse_job(json.dumps({"task": "qa", "body": body}).encode(), Origin("c", "jobs.qa", 0, 1), task="qa")
 
 
+def with_template(tokenizer: Any, template: Any) -> Any:
+    changed = deepcopy(tokenizer)
+    changed.chat_template = template
+    return changed
+
+
 def prepared(tokenizer: Any, context_length: int = 1000, **body: Any) -> PreparedJob:
     return prepare_job(tokenizer, "tiny", context_length, job(**body), SAMPLING)
 
@@ -41,15 +47,13 @@ def test_messages_go_through_the_chat_template_and_end_where_the_answer_begins(t
 
 
 def test_without_a_template_the_contents_are_joined(tiny_tokenizer: Any) -> None:
-    plain = deepcopy(tiny_tokenizer)
-    plain.chat_template = None
+    plain = with_template(tiny_tokenizer, None)
     messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
     assert plain.decode(prepared(plain, messages=messages).token_ids) == "one\n\ntwo"
 
 
 def test_developer_is_system_to_a_template(tiny_tokenizer: Any) -> None:
-    strict = deepcopy(tiny_tokenizer)
-    strict.chat_template = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}"
+    strict = with_template(tiny_tokenizer, "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}")
     messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
     assert strict.decode(prepared(strict, messages=messages).token_ids) == "system:a user:b "
 
@@ -57,9 +61,7 @@ def test_developer_is_system_to_a_template(tiny_tokenizer: Any) -> None:
 @pytest.mark.parametrize("template", [True, False])
 @pytest.mark.parametrize("typed", ["<answer>", "say <user> <user>twice", " <eos>", "<eo<eos>s>", "\ue0000\ue000<eos>"])
 def test_control_tokens_in_a_message_are_text(tiny_tokenizer: Any, typed: str, template: bool) -> None:
-    tokenizer = deepcopy(tiny_tokenizer)
-    if not template:
-        tokenizer.chat_template = None
+    tokenizer = tiny_tokenizer if template else with_template(tiny_tokenizer, None)
     token_ids = prepared(tokenizer, messages=[{"role": "user", "content": typed}] * 2).token_ids
     plain = prepared(tokenizer, messages=[{"role": "user", "content": "hello"}] * 2).token_ids
     control = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
@@ -74,9 +76,9 @@ def test_control_tokens_in_a_raw_prompt_are_control_tokens(tiny_tokenizer: Any) 
 
 
 def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokenizer: Any) -> None:
-    curious = deepcopy(tiny_tokenizer)
-    curious.chat_template = (
-        "{% for m in messages %}{{ m['content'].split('<answer>') | length }}{{ m['content'] | length }}{% endfor %}"
+    curious = with_template(
+        tiny_tokenizer,
+        ("{% for m in messages %}{{ m['content'].split('<answer>') | length }}{{ m['content'] | length }}{% endfor %}"),
     )
     assert prepared(curious, messages=[{"role": "user", "content": "hi"}]).token_ids
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
@@ -108,8 +110,7 @@ def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, 
     [("lower", "<ANSWER>"), ("replace('\u200b', '')", "<ans\u200bwer>"), ("replace('</b>', '')", "<ans</b>wer>")],
 )
 def test_what_the_template_makes_a_control_token_is_refused(tiny_tokenizer: Any, filter_: str, typed: str) -> None:
-    tokenizer = deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = TEMPLATE.replace("message['content']", f"message['content'] | {filter_}")
+    tokenizer = with_template(tiny_tokenizer, TEMPLATE.replace("message['content']", f"message['content'] | {filter_}"))
     plain = prepared(tokenizer, messages=[{"role": "user", "content": "a < b </i> <c>"}]).token_ids
     assert control_tokens(tokenizer, plain) == ["<user>", "<answer>"]
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
@@ -129,8 +130,9 @@ def test_a_conversation_without_control_tokens_is_tokenized_once(
 
 
 def test_a_template_may_read_what_is_no_control_token(tiny_tokenizer: Any) -> None:
-    tokenizer = deepcopy(tiny_tokenizer)
-    tokenizer.chat_template = TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+    tokenizer = with_template(
+        tiny_tokenizer, TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+    )
     token_ids = prepared(tokenizer, messages=[{"role": "user", "content": "<think>ab</think>cd"}]).token_ids
     assert tokenizer.decode(token_ids) == "<user>cd<answer>"
 
@@ -152,8 +154,7 @@ def test_token_ids_that_the_tokenizer_lacks_are_refused(tiny_tokenizer: Any, sam
 
 
 def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_tokenizer: Any) -> None:
-    strict = deepcopy(tiny_tokenizer)
-    strict.chat_template = "{{ raise_exception('roles must alternate') }}"
+    strict = with_template(tiny_tokenizer, "{{ raise_exception('roles must alternate') }}")
     with pytest.raises(InvalidField, match="roles must alternate") as refused:
         prepared(strict, messages=[{"role": "user", "content": "a"}])
     assert refused.value.field == "body.messages"
@@ -171,8 +172,7 @@ def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_token
 def test_a_conversation_that_the_template_fails_on_is_an_invalid_field(
     tiny_tokenizer: Any, template: str, error: str
 ) -> None:
-    broken = deepcopy(tiny_tokenizer)
-    broken.chat_template = template
+    broken = with_template(tiny_tokenizer, template)
     with pytest.raises(InvalidField, match=f"chat template fails on this conversation: {error}\n") as refused:
         prepared(broken, messages=[{"role": "user", "content": "secret é"}])
     assert refused.value.field == "body.messages"

@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
-from worker.decoding.counts import SharedWeightCounts, SharedWeightDrafter
+from worker.decoding.counts import RoundCounts, SharedWeightDrafter
 from worker.decoding.proposal import Proposal
 
 #: Of a draft token: the probability that its draft gives it, how often that is, and how often it is then accepted.
@@ -31,19 +31,12 @@ def proposal(*probabilities: float) -> Proposal:
 
 
 def counted(
-    other: SharedWeightDrafter,
-    own_gate: float,
-    drafted: Proposal,
-    num_accepted: int,
-    *,
-    num_asked: int,
-    num_possible: int = 99,
-    num_emitted: int | None = None,
+    other: SharedWeightDrafter, own_gate: float, drafted: Proposal, num_accepted: int, *, num_asked: int
 ) -> tuple[AcceptanceCounts, tuple[int, ...]]:
-    counts = SharedWeightCounts([other], own_gate)
-    emitted = num_accepted + 1 if num_emitted is None else num_emitted
-    counts.take(drafted, num_accepted, num_emitted=emitted, num_asked=num_asked, num_possible=num_possible)
-    (shadow,) = counts.shadows()
+    counts = RoundCounts()
+    counts.sharing["own"] = (own_gate, [other])
+    counts.take_shared("own", drafted, num_accepted, num_emitted=num_accepted + 1, num_asked=num_asked, num_possible=99)
+    (shadow,) = counts.shared
     assert (shadow.drafter, shadow.draft_revision, shadow.num_draft_tokens) == (
         "other",
         "r",
@@ -54,15 +47,15 @@ def counted(
 
 def test_a_gate_would_have_ended_the_draft_behind_its_first_doubtful_token() -> None:
     counts, chances = counted(shared_weights(4, 0.6), 0.0, proposal(0.9, 0.5, 0.9), 3, num_asked=3)
-    assert counts == AcceptanceCounts().with_round(2, 2, num_emitted=3)
+    assert counts == PREFILL.with_round(2, 2, num_emitted=3)
     assert chances == (1, 1, 1, 0), "that nothing stood at the third place is the gate's doing"
 
 
 def test_a_gate_between_none_and_the_decoding_one_is_not_judged() -> None:
-    assert (
-        SharedWeightCounts([shared_weights(3, 0.3), shared_weights(3, 0.7, "strict")], 0.6).shadows()[0].drafter
-        == "strict"
-    )
+    counts = RoundCounts()
+    counts.sharing["own"] = (0.6, [shared_weights(3, 0.3), shared_weights(3, 0.7, "strict")])
+    counts.take_shared("own", proposal(0.9), 1, num_emitted=2, num_asked=1, num_possible=9)
+    assert [shadow.drafter for shadow in counts.shared] == ["strict"]
 
 
 def rounds(longest: int, gate: float) -> Iterator[tuple[float, Proposal, int]]:

@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
 from worker.decoding.drafters import draft_model
-from worker.decoding.drafters.draft_model import CHUNK, NUM_FIRST, Excerpt
+from worker.decoding.drafters.draft_model import CHUNK
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import draw
@@ -49,7 +47,7 @@ def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: ran
     for job_id in texts:
         made.close(job_id)
     made.close("nobody")
-    assert sorted(model.cache.free) == list(range(8))
+    assert sorted(model.cache._free) == list(range(8))
 
 
 def test_a_prompt_is_read_in_chunks_that_stall_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +161,7 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
         for place, token in enumerate(proposal.tokens):
             before = proposal.tokens[:place]
             logits = logits_behind([*asked.text, *before])[None]
-            q = again.probabilities(again.scores_behind(logits, asked.text, [before]))[0]
+            q = again.probabilities(again.scores(logits, asked.text, [before]))[0]
             assert torch.equal(proposal.q[place], q)
             assert token == draw(q, again.uniforms(1, q.device)[0])
 
@@ -204,7 +202,7 @@ def test_a_draft_ends_behind_the_token_that_makes_it_improbable(
     while num < 8 and probability >= 0.3:
         logits = torch.full((1, VOCABULARY), -torch.inf, dtype=torch.float64)
         logits[0, slice(None) if ids is None else ids] = logits_behind([*text, *whole[:num]], columns)
-        scores = choice.scores_behind(logits, text, [whole[:num]])
+        scores = choice.scores(logits, text, [whole[:num]])
         p = scores.softmax(-1) if choice.is_greedy else choice.probabilities(scores)
         probability *= float(p[0, whole[num]])
         num += 1
@@ -228,7 +226,7 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
         place, path, seen = -1, [], 0
         while seen < len(proposal.tokens):
             group = [i for i, parent in enumerate(proposal.parents) if parent == place]
-            scores = choice.scores_behind(logits_behind([*text, *path])[None], text, [path])[0]
+            scores = choice.scores(logits_behind([*text, *path])[None], text, [path])[0]
             assert [proposal.tokens[i] for i in group] == scores.topk(len(group)).indices.tolist()
             assert group == list(range(seen, seen + len(group)))
             assert len(group) <= num_branches
@@ -247,23 +245,6 @@ def test_sampled_drafts_have_no_branches() -> None:
     for sampling in (sampled(), sampled(seed=1)):
         proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
         assert (len(proposal.tokens), proposal.parents) == (6, None)
-
-
-@given(data=st.data(), length=st.integers(0, 60), num_kept=st.integers(0, 40), num_more=st.integers(0, 10))
-def test_it_is_the_list_without_its_middle(data: st.DataObject, length: int, num_kept: int, num_more: int) -> None:
-    text = list(range(length))
-    read = Excerpt(text, num_kept)
-    first = min(NUM_FIRST, num_kept)
-    expected = list(text) if length <= num_kept else [*text[:first], *text[length - num_kept + first :]]
-    for token in range(length, length + num_more):
-        text.append(token)
-        expected = [*expected, token]
-    assert list(read) == expected
-    assert len(read) == len(expected)
-    cut = data.draw(st.slices(max(1, len(expected))))
-    assert read[cut] == expected[cut]
-    for index in range(-len(expected), len(expected)):
-        assert read[index] == expected[index]
 
 
 def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:

@@ -1,7 +1,13 @@
-"""The look-up drafter against a rescan of the whole text by the same rule."""
+"""Look-up against a rescan of the whole text by the same rule; its trees; and earlier results of a task.
+
+Results are found where allowed, within bounds, and nowhere else.
+"""
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+from collections import Counter
 from collections.abc import Sequence
 from typing import cast
 
@@ -9,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.lookup import MAX_OCCURRENCES, NOVELTY, SuffixIndex
+from alphaloop.lookup import BYTES_PER_TOKEN, MAX_OCCURRENCES, NOVELTY, EarlierResults, Rule, SuffixIndex, grow
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import Ask, Drafter, Proposal
+from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
 
@@ -31,11 +37,11 @@ rules = st.builds(
 )
 
 
-def lookup(**settings: object) -> Drafter:
+def lookup(**settings: object) -> LookupDrafter:
     return LookupDrafter("lookup", LookupDrafterSettings.model_validate(settings))
 
 
-def ask(drafter: Drafter, text: Sequence[int], num_tokens: int, job_id: str = "job") -> Proposal:
+def ask(drafter: LookupDrafter, text: Sequence[int], num_tokens: int, job_id: str = "job") -> Proposal:
     (proposal,) = drafter.propose([Ask(job_id, text, num_tokens, NO_CHOICE)])
     return proposal
 
@@ -116,3 +122,184 @@ def test_the_revision_names_what_the_proposals_depend_on(changed: dict[str, obje
 def test_the_longest_draft_is_no_part_of_the_revision() -> None:
     wider = lookup(max_draft_tokens=20).state
     assert (wider.revision, wider.max_draft_tokens) == (lookup().state.revision, 20)
+
+
+results = st.lists(st.lists(tokens, max_size=12), max_size=20)
+
+
+def sql_drafter(**settings: object) -> LookupDrafter:
+    return lookup(remember_tasks=["sql"], **settings)
+
+
+def decode(
+    drafter: LookupDrafter, prompt: list[int], output: list[int], task: str = "sql", job: str = "earlier"
+) -> None:
+    """A sequence from its beginning to its end."""
+    text = list(prompt)
+    drafter.open(job, text, GREEDY, task)
+    text.extend(output)
+    drafter.close(job)
+    drafter.remember(task, output)
+
+
+def proposed(drafter: LookupDrafter, text: list[int], task: str = "sql", num_tokens: int = 3) -> tuple[int, ...]:
+    drafter.open("now", text, GREEDY, task)
+    proposal = ask(drafter, text, num_tokens, "now")
+    drafter.clear()
+    return proposal.tokens
+
+
+def held(drafter: LookupDrafter) -> tuple[int, ...]:
+    return proposed(drafter, [10, 11, 12], num_tokens=1)
+
+
+def test_a_job_finds_what_an_earlier_result_of_its_task_went_on_with() -> None:
+    drafter = sql_drafter()
+    decode(drafter, [1], [10, 11, 12, 13, 14, 15])
+    assert proposed(drafter, [2, 10, 11, 12]) == (13, 14, 15)
+
+
+def test_another_task_finds_nothing_and_leaves_nothing() -> None:
+    drafter = sql_drafter()
+    decode(drafter, [1], [10, 11, 12, 13], task="code")
+    assert held(drafter) == ()
+    decode(drafter, [1], [10, 11, 12, 13], task="sql")
+    assert proposed(drafter, [10, 11, 12], task="code") == ()
+
+
+def test_by_default_no_task_is_remembered() -> None:
+    drafter = lookup()
+    decode(drafter, [1], [10, 11, 12, 13])
+    assert held(drafter) == ()
+
+
+def test_prompts_are_never_remembered() -> None:
+    drafter = sql_drafter()
+    decode(drafter, [10, 11, 12, 13], [20, 21])
+    assert held(drafter) == ()
+
+
+def test_a_continuation_ends_where_the_earlier_result_ended() -> None:
+    drafter = sql_drafter()
+    decode(drafter, [1], [10, 11, 12, 13])
+    decode(drafter, [1], [14, 15])
+    assert proposed(drafter, [10, 11, 12]) == (13,)
+
+
+def test_a_sequence_that_is_closed_and_goes_on_is_remembered_once_it_ends() -> None:
+    """Another drafter may go on with it; closing twice, or what never began, does nothing."""
+    drafter = sql_drafter()
+    drafter.close("nobody")
+    drafter.open("job", [1, 10, 11, 12, 13], GREEDY, "sql")
+    drafter.close("job")
+    drafter.close("job")
+    assert held(drafter) == ()
+    drafter.remember("sql", [10, 11, 12, 13])
+    assert held(drafter) == (13,)
+
+
+@given(results, st.lists(tokens, min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 25), st.integers(1, 6))
+def test_the_latest_results_that_fit_are_searched_and_no_others(
+    given_results: list[list[int]], text: list[int], min_ngram: int, max_tokens: int, num_tokens: int
+) -> None:
+    earlier = EarlierResults(min_ngram, 5, max_tokens * BYTES_PER_TOKEN)
+    kept: list[list[int]] = []
+    for result in given_results:
+        earlier.remember(result)
+        if result and len(result) + 1 <= max_tokens:
+            kept.append(result)
+            while sum(len(one) + 1 for one in kept) > max_tokens:
+                kept.pop(0)
+    assert len(earlier) == sum(len(one) + 1 for one in kept)
+
+    expected = []
+    for result in reversed(kept):
+        for behind in range(len(result), 0, -1):
+            length = 0
+            while length < min(5, behind, len(text)) and result[behind - 1 - length] == text[-1 - length]:
+                length += 1
+            if length >= min_ngram:
+                expected.append((length, result[behind : behind + num_tokens]))
+    expected = [(length, behind) for length, behind in expected[:MAX_OCCURRENCES] if behind]
+    assert earlier.continuations(text, num_tokens) == expected
+
+
+def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:
+    # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
+    max_bytes = 80_000
+    tracemalloc.start()
+    earlier = EarlierResults(3, 16, max_bytes)
+    for _ in range(100 * max_bytes // BYTES_PER_TOKEN // 3):
+        earlier.remember([rng.randrange(100_000) for _ in range(2)])
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes < max_bytes
+
+
+def test_memory_stays_within_its_bytes(rng: random.Random) -> None:
+    # Sizes on both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
+    for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000):
+        tracemalloc.start()
+        earlier = EarlierResults(2, 16, max_bytes)
+        for _ in range(3 * max_bytes // BYTES_PER_TOKEN // 50):
+            earlier.remember([rng.randrange(100_000) for _ in range(50)])
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(earlier) > 0.7 * max_bytes / BYTES_PER_TOKEN
+        assert peak_bytes < max_bytes
+
+
+Found = list[tuple[int, list[int]]]
+
+found_places: st.SearchStrategy[Found] = st.lists(
+    st.tuples(st.integers(1, 5), st.lists(st.integers(0, 2), min_size=1, max_size=6)), max_size=12
+)
+tree_rules = st.builds(Rule, min_probability=st.sampled_from([0.01, 0.1, 0.3]), num_branches=st.integers(1, 4))
+
+
+def probability(found: Found, path: Sequence[int]) -> float:
+    """Of the whole path being accepted, by its definition."""
+    product = 1.0
+    for depth, token in enumerate(path):
+        agreeing = [(n, behind) for n, behind in found if len(behind) > depth and behind[:depth] == list(path[:depth])]
+        product *= sum(2.0**n for n, behind in agreeing if behind[depth] == token) / (
+            sum(2.0**n for n, _ in agreeing) + NOVELTY
+        )
+    return product
+
+
+def worth_it(found: Found, rule: Rule, path: tuple[int, ...] = ()) -> list[tuple[int, ...]]:
+    """Every path that the rule lets in, however many there are."""
+    agreeing = [behind for _, behind in found if len(behind) > len(path) and behind[: len(path)] == list(path)]
+    next_tokens = list(dict.fromkeys(behind[len(path)] for behind in agreeing))
+    likeliest = sorted(next_tokens, key=lambda token: -probability(found, (*path, token)))[: rule.num_branches]
+    paths = [(*path, token) for token in likeliest if probability(found, (*path, token)) >= rule.min_probability]
+    return paths + [longer for kept in paths for longer in worth_it(found, rule, kept)]
+
+
+@given(found_places, st.integers(1, 12), tree_rules)
+def test_a_tree_holds_the_likeliest_paths(found: Found, num_tokens: int, rule: Rule) -> None:
+    tokens, given_parents = grow(found, num_tokens, rule)
+    parents = list(range(-1, len(tokens) - 1)) if given_parents is None else given_parents
+    assert len(parents) == len(tokens) <= num_tokens
+    paths: list[tuple[int, ...]] = []
+    for place, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        assert -1 <= parent < place
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    assert len(set(paths)) == len(paths)
+    assert all(count <= rule.num_branches for count in Counter(parents).values())
+
+    scores = [probability(found, path) for path in paths]
+    if rule.num_branches > 1:
+        assert scores == sorted(scores, reverse=True), "likeliest first, siblings too"
+    allowed = worth_it(found, rule)
+    assert set(paths) <= set(allowed)
+    assert len(paths) == min(num_tokens, len(allowed))
+    left = [probability(found, path) for path in set(allowed) - set(paths)]
+    assert not left or max(left) <= min(scores)
+
+
+def test_a_token_just_as_likely_as_asked_for_is_proposed() -> None:
+    assert NOVELTY == 2.0**2, "a lone match of two tokens: probability 1/2"
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 1)) == ([5], None)
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 2)) == ([5], None)

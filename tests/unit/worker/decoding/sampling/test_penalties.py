@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.fixtures.logical_devices import logical_gpus
+from worker.decoding.proposal import Proposal
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Sampling
 
@@ -52,7 +53,7 @@ def test_scores_are_the_restated_ones_in_every_round(
     assert not choice.is_plain
     for _ in range(6):
         drafts = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(6))]
-        parents = [rng.randrange(-1, i) for i in range(len(drafts))] if is_tree else None
+        parents = tuple(rng.randrange(-1, i) for i in range(len(drafts))) if is_tree else None
         logits = torch.tensor(
             [[rng.gauss(0, 3) for _ in range(VOCABULARY)] for _ in range(1 + len(drafts))], dtype=torch.float64
         )
@@ -64,12 +65,12 @@ def test_scores_are_the_restated_ones_in_every_round(
                 ahead.append(drafts[node])
                 node = node - 1 if parents is None else parents[node]
             expected.append(restated(logits[row].tolist(), sampling, prompt, text[len(prompt) :] + ahead))
-        scores = choice.scores(logits, text, drafts, parents)
+        scores = choice.scores(logits, text, Proposal(tuple(drafts), parents).paths)
         torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
         assert torch.equal(logits, before)
         # A drafter asks for one row, behind what it has drafted so far.
         if not is_tree:
-            last = choice.scores_behind(logits[-1:], text, [drafts])
+            last = choice.scores(logits[-1:], text, [drafts])
             assert torch.equal(last, scores[-1:])
         text += [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 4))]
 
@@ -79,9 +80,9 @@ def test_a_rounds_width_does_not_change_a_score(rng: random.Random) -> None:
     sampling = Sampling(9, 0.0, repetition_penalty=1.1, frequency_penalty=0.1, logit_bias=((5, 0.3),))
     text = [rng.randrange(VOCABULARY) for _ in range(30)]
     logits = torch.randn(8, VOCABULARY, generator=torch.Generator().manual_seed(rng.randrange(2**31))).bfloat16()
-    wide = TokenChooser("job", sampling, 20).scores(logits, text[:23], text[23:])
+    wide = TokenChooser("job", sampling, 20).scores(logits, text[:23], Proposal(tuple(text[23:])).paths)
     one_by_one = TokenChooser("job", sampling, 20)
-    narrow = [one_by_one.scores(logits[i : i + 1], text[: 23 + i]) for i in range(8)]
+    narrow = [one_by_one.scores(logits[i : i + 1], text[: 23 + i], [()]) for i in range(8)]
     assert wide.dtype == torch.float32
     assert torch.equal(wide, torch.cat(narrow))
 
@@ -90,7 +91,7 @@ def test_logits_of_a_plain_job_are_its_scores() -> None:
     choice = TokenChooser("job", Sampling(9, 0.7, top_k=3, seed=1), 1)
     logits = torch.zeros(2, 5)
     assert choice.is_plain
-    assert choice.scores(logits, [1], [2]) is logits
+    assert choice.scores(logits, [1], [(), (2,)]) is logits
 
 
 def test_a_draft_on_another_device_keeps_counts_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,10 +102,10 @@ def test_a_draft_on_another_device_keeps_counts_of_its_own(monkeypatch: pytest.M
         text = [1]
         for token in (3, 3, 1, 4):
             scores = [
-                penalties.scores_behind(torch.zeros(2, 6, device=device), text, [(), (5,)]).tolist()
+                penalties.scores(torch.zeros(2, 6, device=device), text, [(), (5,)]).tolist()
                 for device in ("cuda:0", "cuda:1", "cuda:0")
             ]
-            expected = alone.scores_behind(torch.zeros(2, 6), text, [(), (5,)]).tolist()
+            expected = alone.scores(torch.zeros(2, 6), text, [(), (5,)]).tolist()
             assert scores == [expected] * 3
             text.append(token)
         assert gpus.from_gpus == []

@@ -171,7 +171,7 @@ def texts(rng: random.Random) -> list[WrittenText]:
     def tokens(most: int) -> tuple[int, ...]:
         return tuple(rng.randrange(384) for _ in range(rng.randint(1, most)))
 
-    return [WrittenText(i, "any", tokens(20), tokens(30)) for i in range(40)]
+    return [WrittenText(i, "any", tokens(20), tokens(30)) for i in range(80)]
 
 
 def notes_on(folder: Path, texts: list[WrittenText]) -> TeacherNotes:

@@ -1,4 +1,7 @@
-"""The loss against sums by hand, a run that was stopped against one that was not, and acceptance by teacher forcing."""
+"""Drafts cut out of a target, turned, written down and trained.
+
+The loss is compared with sums by hand, a run that was stopped with one that was not, and rounds with teacher forcing.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+from alphaloop.errors import ConfigError, UnsupportedModel
 from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
 from worker.decoding.models import load_weights
+from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
 from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
 from worker.decoding.training.distil import (
     Distillation,
@@ -20,10 +26,13 @@ from worker.decoding.training.distil import (
     columns_of,
     cut_draft,
     distillation_loss,
+    fit_map,
     judge,
+    num_layers,
+    turn_head,
     walk_rounds,
 )
-from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.recipe import Recipe, read_recipe
 
 RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rate=3e-3, warmup_share=0.2)
 KNOWN = torch.arange(0, 384, 2)
@@ -70,16 +79,6 @@ def test_the_loss_is_the_sum_by_hand(lessons: list[Lesson], columns: Tensor | No
                 total -= counts * (1 - share) * p * float(log_q[row, place, column])
                 total -= counts * share * float(log_q[row, place, column]) if rank == 0 else 0.0
     assert float(distillation_loss(logits, batch, share)) == pytest.approx(total / weight, rel=1e-4)
-
-
-def test_the_loss_is_least_where_the_draft_is_the_target(lessons: list[Lesson]) -> None:
-    batch = collate(lessons[:1], None, RECIPE)
-    p = torch.zeros(len(batch.weights), 384).scatter_add(-1, batch.top_columns, batch.top_shares)
-    best = distillation_loss(p.clamp(min=1e-9).log(), batch, 0.0)
-    generator = torch.Generator().manual_seed(2)
-    for scale in (0.1, 1.0):
-        noise = scale * torch.randn(p.shape, generator=generator)
-        assert distillation_loss(p.clamp(min=1e-9).log() + noise, batch, 0.0) > best
 
 
 def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
@@ -153,3 +152,141 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
     columns = torch.full((target.config.vocab_size,), -1)
     _, dumb = judge(target, notes.lessons(), columns, 4)
     assert (sum(dumb.accepts), dumb.overlap()) == (0, 0.0)
+
+
+TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
+
+
+def target_of(folder: Path) -> Any:
+    return load_weights(str(folder), None, "float64", find_device("cpu"))
+
+
+@torch.inference_mode()
+def logits_of(model: Any) -> torch.Tensor:
+    logits: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
+    return logits
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_a_draft_of_all_layers_is_the_target(tiny_models: dict[str, Path], family: str) -> None:
+    target = target_of(tiny_models[family]).model
+    draft = cut_draft(target, 2)
+    torch.testing.assert_close(logits_of(draft).double(), logits_of(target), atol=1e-3, rtol=1e-3)
+    trained = {name for name, parameter in draft.named_parameters() if parameter.requires_grad}
+    assert trained
+    assert all(".layers." in name for name in trained)
+    assert {parameter.dtype for parameter in draft.parameters()} == {torch.float32}
+
+
+def test_a_text_model_inside_of_another_is_refused() -> None:
+    sizes = {
+        "num_hidden_layers": 3,
+        "hidden_size": 8,
+        "vocab_size": 8,
+        "num_attention_heads": 1,
+        "intermediate_size": 8,
+    }
+    config = transformers.Gemma3Config(text_config=sizes)
+    with torch.device("meta"):
+        target = transformers.AutoModelForCausalLM.from_config(config)
+    assert num_layers(target) == 3
+    with pytest.raises(UnsupportedModel, match="gemma3 cannot be taken out: expected a text model"):
+        cut_draft(target, 2)
+
+
+def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    loaded = target_of(tiny_models["qwen3"])
+    draft = cut_draft(loaded.model, 1)
+    with torch.no_grad():
+        draft.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+    expected = logits_of(draft).double()
+    draft.to(torch.float64).save_pretrained(tmp_path)
+    loaded.tokenizer.save_pretrained(tmp_path)
+    before = find_weights(str(tmp_path)).revision
+    write_draft_vocabulary(tmp_path, torch.tensor([1, 5]))
+    again = target_of(tmp_path)
+    assert find_weights(str(tmp_path)).revision != before, "another vocabulary is another draft"
+    assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM reads all of these"
+    assert again.model.config.num_hidden_layers == 1
+    assert again.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
+    torch.testing.assert_close(logits_of(again.model), expected, atol=1e-3, rtol=1e-3)
+
+
+def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+    assert read_draft_vocabulary(tmp_path) is None
+    write_draft_vocabulary(tmp_path, torch.tensor([2, 3, 9]))
+    found = read_draft_vocabulary(tmp_path)
+    assert found is not None
+    assert found.tolist() == [2, 3, 9]
+    for wrong in (torch.tensor([3, 2]), torch.tensor([2, 2]), torch.tensor([-1, 2]), torch.tensor([[1, 2]])):
+        write_draft_vocabulary(tmp_path, wrong)
+        with pytest.raises(UnsupportedModel, match=DRAFT_VOCABULARY):
+            read_draft_vocabulary(tmp_path)
+    (tmp_path / DRAFT_VOCABULARY).write_bytes(b"no JSON")
+    with pytest.raises(UnsupportedModel, match=DRAFT_VOCABULARY):
+        read_draft_vocabulary(tmp_path)
+
+
+def distance(draft: Any, mapping: torch.Tensor, lessons: list[Lesson]) -> float:
+    total = 0.0
+    for lesson in lessons:
+        assert lesson.states is not None
+        with torch.inference_mode():
+            output = draft(input_ids=lesson.token_ids[None, :-1], use_cache=False, output_hidden_states=True)
+        total += float((output.hidden_states[-1][0] @ mapping.T - lesson.states.float()).square().sum())
+    return total
+
+
+def test_a_draft_that_is_the_target_needs_no_turning(target: Any, lessons: list[Lesson]) -> None:
+    seen: list[None] = []
+    draft = cut_draft(target, 2)
+    mapping = fit_map(draft, lessons, lambda: seen.append(None))
+    assert len(seen) == len(lessons)
+    size = sum(float(lesson.states.float().square().sum()) for lesson in lessons if lesson.states is not None)
+    assert distance(draft, mapping, lessons) < 1e-3 * size < 0.1 * distance(draft, torch.zeros(64, 64), lessons)
+
+
+def test_no_other_map_is_nearer(target: Any, lessons: list[Lesson]) -> None:
+    draft = cut_draft(target, 1)
+    mapping = fit_map(draft, lessons, lambda: None)
+    found = distance(draft, mapping, lessons)
+    assert found < distance(draft, torch.eye(64), lessons)
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(3):
+        nearby = mapping + 0.05 * torch.randn(64, 64, generator=generator)
+        assert found < distance(draft, nearby, lessons)
+
+
+def test_a_turned_head_reads_mapped_states_and_leaves_the_target_alone(target: Any, lessons: list[Lesson]) -> None:
+    draft = cut_draft(target, 1)
+    before = target.get_output_embeddings().weight.clone()
+    mapping = fit_map(draft, lessons, lambda: None)
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(6))
+    with torch.inference_mode():
+        expected = draft.get_output_embeddings()(states @ mapping.T)
+        turn_head(draft, mapping)
+        torch.testing.assert_close(draft.get_output_embeddings()(states), expected, atol=1e-3, rtol=1e-3)
+    assert torch.equal(target.get_output_embeddings().weight, before)
+
+
+def test_a_file_is_read_and_the_seed_of_the_command_wins(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text("num_layers = 3\nseed = 1\n", encoding="utf-8")
+    assert read_recipe(file) == Recipe(num_layers=3, seed=1)
+    assert read_recipe(file, seed=7) == Recipe(num_layers=3, seed=7)
+    assert read_recipe(None) == Recipe()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("num_layer = 3", "num_layer: "),
+        ("num_layers = 0", "num_layers: "),
+        ("num_layers = ", "Invalid value"),
+    ],
+)
+def test_a_wrong_file_names_what_is_wrong(tmp_path: Path, content: str, said: str) -> None:
+    file = tmp_path / "wrong.toml"
+    file.write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=said):
+        read_recipe(file)
