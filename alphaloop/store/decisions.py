@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from sqlalchemy import Connection, func, insert, select
 
@@ -17,8 +17,7 @@ from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import Database, of_row
-from alphaloop.tables import acceptance_state, decisions
-from alphaloop.tables.evidence import KEY
+from alphaloop.tables import KEY, acceptance_state, decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,18 +160,14 @@ class DecisionLog:
         query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
         if until is not None:
             query = query.where(decisions.c.decided_at <= until)
-        return [_change(row) for row in self._database.rows(query)]
+        return [change_of(row) for row in self._database.rows(query)]
 
 
-def setting_of(row: Any, side: Literal["from", "to"]) -> LoggedSetting | None:
-    """What a change was made from or to; None for the first choice of a task."""
-    mode, drafter, k = (getattr(row, f"{side}_{name}") for name in ("mode", "drafter", "num_draft_tokens"))
-    return LoggedSetting(mode, drafter, k) if mode else None
-
-
-def _change(row: Any) -> DecisionChange:
-    figures = ChoiceFigures.of_row(row)
-    return of_row(DecisionChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"), figures=figures)
+def change_of(row: Any) -> DecisionChange:
+    """From a row of the log."""
+    before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
+    after = LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens)
+    return of_row(DecisionChange, row, before=before, after=after, figures=ChoiceFigures.of_row(row))
 
 
 def _last_choice(

@@ -28,8 +28,7 @@ from alphaloop.experiment.figures import (
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
 from alphaloop.store.database import Database, of_row
 from alphaloop.store.housekeeping import ensure_days, utc_day
-from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
-from alphaloop.tables.switchback import SUBJECT
+from alphaloop.tables import SUBJECT, expectation_pairs, switchback_slices, task_speedups
 
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)

@@ -30,7 +30,7 @@ from tests.fixtures.drift import register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim_request, outcome, recorded_results
 
 pytestmark = pytest.mark.postgres
 
@@ -89,7 +89,7 @@ def test_the_scheduler_leads_and_measures_with_its_role(
         assert lease.is_held()
         lease.release()
     assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
-    assert JobStore(filled).outcomes(["old"]) == {}, "deleted unread"
+    assert recorded_results(filled, ["old"]) == {}, "deleted unread"
     assert PartitionKeeper(filled).days()[0] > (NOW - timedelta(days=91)).date()
 
 
