@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Self
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, tuple_
 
 from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
@@ -108,11 +108,11 @@ class DecisionLog:
         subject = (task, target_revision, device, sampling_bucket)
         choice = LoggedSetting(decision.mode, decision.drafter, decision.num_draft_tokens)
         with self._database.begin() as connection:
-            if _last_choice(connection, *subject) == (choice, decision.reason):
+            if _last_choice(connection, subject) == (choice, decision.reason):
                 return False
             # Two workers with the same change log it once. Only a change takes the lock.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("\n".join(subject), 0))))
-            last = _last_choice(connection, *subject)
+            last = _last_choice(connection, subject)
             if last == (choice, decision.reason):
                 return False
             before = last[0] if last else None
@@ -152,7 +152,7 @@ class DecisionLog:
         With `running`, what was chosen last beside about so many sequences, where anything was.
         """
         with self._database.begin() as connection:
-            last = _last_choice(connection, task, target_revision, device, sampling_bucket, until, running)
+            last = _last_choice(connection, (task, target_revision, device, sampling_bucket), until, running)
         return deciding.DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
@@ -171,22 +171,12 @@ def change_of(row: Any) -> DecisionChange:
 
 
 def _last_choice(
-    connection: Connection,
-    task: str,
-    target_revision: str,
-    device: str,
-    sampling_bucket: str,
-    until: datetime | None = None,
-    running: int | None = None,
+    connection: Connection, subject: tuple[str, ...], until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
+    columns = decisions.c
     query = (
-        select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
-        .where(
-            decisions.c.task == task,
-            decisions.c.target_revision == target_revision,
-            decisions.c.device == device,
-            decisions.c.sampling_bucket == sampling_bucket,
-        )
+        select(columns.to_mode, columns.to_drafter, columns.to_num_draft_tokens, columns.reason)
+        .where(tuple_(columns.task, columns.target_revision, columns.device, columns.sampling_bucket) == subject)
         .limit(1)
     )
     if running is not None:

@@ -16,7 +16,6 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
@@ -25,6 +24,7 @@ from tests.fixtures.runs import (
     decode_run,
     num_pending,
     outcome,
+    partition_days,
     recorded_results,
     simulated_counts,
     vanilla_counts,
@@ -203,13 +203,12 @@ def test_the_database_refuses_counts_that_no_rounds_can_produce(
 
 
 def test_a_day_without_a_partition_loses_no_job(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
-    keeper = PartitionKeeper(database)
     later = datetime.now(UTC) + timedelta(days=30)
-    assert later.date() not in keeper.days()
+    assert later.date() not in partition_days(database)
     claim(jobs, "a", "b")
     run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=later)
     assert len(outcomes.record([outcome("a", run=run), outcome("b", run=run)], owner="w1")) == 2
-    assert later.date() in keeper.days()
+    assert later.date() in partition_days(database)
     assert count(database, "SELECT count(*) FROM decode_runs") == 2
 
 

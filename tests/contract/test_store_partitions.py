@@ -14,7 +14,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import PartitionKeeper, utc_day
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures.runs import claim_request, decode_run, outcome, partition_days, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -32,12 +32,12 @@ def record_at(database: Database, job_id: str, at: datetime) -> None:
     assert OutcomeStore(database).record([outcome(job_id, run=run)], owner="w")
 
 
-def test_days_ahead_are_made_once(keeper: PartitionKeeper) -> None:
+def test_days_ahead_are_made_once(database: Database, keeper: PartitionKeeper) -> None:
     days = [LATER.date() + timedelta(days=n) for n in range(4)]
     assert keeper.ensure(LATER, 3) == days
     assert keeper.ensure(LATER, 3) == []
     assert keeper.ensure(LATER + timedelta(days=1), 3) == [days[-1] + timedelta(days=1)]
-    assert set(days) <= set(keeper.days())
+    assert set(days) <= set(partition_days(database))
 
 
 def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> None:
@@ -61,7 +61,7 @@ def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(
     with pytest.raises(StoreError):
         store.record([outcome("c", run=run)], owner="w")
     assert store.record([outcome("c", run=run)], owner="w")
-    assert LATER.date() in keeper.days()
+    assert LATER.date() in partition_days(database)
 
 
 def test_a_later_partition_is_like_the_first_ones(database: Database, keeper: PartitionKeeper) -> None:

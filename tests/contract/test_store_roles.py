@@ -30,7 +30,7 @@ from tests.fixtures.drift import register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
-from tests.fixtures.runs import claim_request, outcome, recorded_results
+from tests.fixtures.runs import claim_request, outcome, partition_days, recorded_results
 
 pytestmark = pytest.mark.postgres
 
@@ -90,7 +90,7 @@ def test_the_scheduler_leads_and_measures_with_its_role(
         lease.release()
     assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
     assert recorded_results(filled, ["old"]) == {}, "deleted unread"
-    assert PartitionKeeper(filled).days()[0] > (NOW - timedelta(days=91)).date()
+    assert partition_days(filled)[0] > (NOW - timedelta(days=91)).date()
 
 
 def test_a_reader_reads_views_and_counts_but_no_text(
