@@ -65,7 +65,8 @@ class SwitchbackStore:
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
 
-        Expectations are compared with what was measured, where the slices since the last comparison suffice. Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
+        Expectations are compared with what was measured, where the slices since the last comparison suffice. Rows of
+        subjects without a slice in the window are dropped when all tasks are refreshed.
         """
         with self._database.begin() as connection:
             ended = _last_ends(connection, now - WINDOW)
