@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from sqlalchemy import Connection, func, insert, select, tuple_
 
@@ -81,6 +81,9 @@ class DecisionChange:
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
 
+_SETTING: Final = tuple(LoggedSetting.__slots__)
+
+
 class DecisionLog:
     """The table of choices that changed. The evidence kept with a change is faded by `half_life`."""
 
@@ -115,7 +118,7 @@ class DecisionLog:
             last = _last_choice(connection, subject)
             if last == (choice, decision.reason):
                 return False
-            before = last[0] if last else None
+            sides = {"from": last[0] if last else None, "to": choice}
             connection.execute(
                 insert(decisions).values(
                     task=task,
@@ -123,12 +126,7 @@ class DecisionLog:
                     device=device,
                     sampling_bucket=sampling_bucket,
                     batch=batch,
-                    from_mode=before.mode if before else None,
-                    from_drafter=before.drafter if before else None,
-                    from_num_draft_tokens=before.num_draft_tokens if before else None,
-                    to_mode=choice.mode,
-                    to_drafter=choice.drafter,
-                    to_num_draft_tokens=choice.num_draft_tokens,
+                    **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
