@@ -219,38 +219,6 @@ def test_a_claim_waits_for_a_row_that_is_being_deleted(jobs: JobStore, database:
         assert states(waiting.result(30)) == [(ClaimState.CLAIMED, 1)]
 
 
-def test_claims_are_locked_in_one_order_whatever_order_they_are_named_in(jobs: JobStore, database: Database) -> None:
-    """While the first of them is waited for, none of the others is held: circles of waiting cannot form."""
-    for job_id in "cba":  # so that they lie in the table in another order than that of their names
-        claim(jobs, claim_request(job_id))
-    lock = text("SELECT job_id FROM jobs WHERE job_id = ANY(:ids) FOR UPDATE NOWAIT")
-    with ThreadPoolExecutor(1) as pool:
-        with database.begin() as connection:
-            connection.execute(lock, {"ids": ["a"]})
-            waiting = pool.submit(jobs.renew, {"c": 1, "b": 1, "a": 1}, owner="w1", lease_s=60.0)
-            wait_until_blocked(database)
-            assert len(connection.execute(lock, {"ids": ["b", "c"]}).all()) == 2
-        assert waiting.result(30) == {"a", "b", "c"}
-
-
-def test_the_order_of_locks_does_not_depend_on_the_collation(jobs: JobStore, database: Database) -> None:
-    """A dictionary sorts a, B, c; Python, which orders the claims, sorts B, a, c. Both sides have to agree."""
-    claim(jobs, *map(claim_request, "aBc"))
-    with ThreadPoolExecutor(1) as pool, database.begin() as connection:
-        connection.execute(text("SELECT FROM jobs WHERE job_id = 'B' FOR UPDATE"))
-        waiting = pool.submit(jobs.renew, {"a": 1, "B": 1, "c": 1}, owner="w1", lease_s=60.0)
-        wait_until_blocked(database)
-        asked = text(
-            "SELECT query FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        (statement,) = connection.execute(asked).scalars()
-        free = text("SELECT job_id FROM jobs WHERE job_id IN ('a', 'c') FOR UPDATE NOWAIT")
-        assert len(connection.execute(free).all()) == 2
-        connection.rollback()
-        assert waiting.result(30) == {"a", "B", "c"}
-    assert 'job_id COLLATE "C"' in statement
-
-
 def test_a_failure_is_counted_once_and_gives_the_claim_back(jobs: JobStore) -> None:
     claim(jobs, claim_request("a"), claim_request("b"))
     assert jobs.fail({"a": 1, "b": 7}, owner="w1") == {"a"}, "b is not held at this attempt"

@@ -145,19 +145,6 @@ def test_a_zombie_overwrites_nothing_counts_nothing_and_publishes_nothing(
     assert count(database, "SELECT sum(num_jobs) FROM acceptance_hourly") == 1
 
 
-def test_losers_do_not_hold_up_winners_of_the_same_call(jobs: JobStore, outcomes: OutcomeStore) -> None:
-    claim(jobs, "a", "b")
-    claim(jobs, "a")
-    messages = outcomes.record(
-        [outcome("a", 2), outcome("a", 1, text="old"), outcome("b"), outcome("b", text="twice"), outcome("unknown")],
-        owner="w1",
-    )
-    assert [message.key for message in messages] == [b"a", b"b"]
-    assert b'"old"' not in recorded_results(jobs._database, ["a"])["a"]
-    assert b'"twice"' not in recorded_results(jobs._database, ["b"])["b"]
-    assert outcomes.record([], owner="w1") == []
-
-
 def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     job_ids = [f"job-{n}" for n in range(10)]
     claim(jobs, *job_ids)
