@@ -53,7 +53,13 @@ def run_online(url: SecretStr) -> None:
     and alembic's would then be nested in one that nobody commits.
     """
     with Database(url, pool_size=1, limits=UNLIMITED) as database, database.begin() as connection:
-        context.configure(connection=connection, target_metadata=metadata, include_name=include_name)
+        context.configure(
+            connection=connection,
+            target_metadata=metadata,
+            include_name=include_name,
+            # What columns mean is said in the migrations alone.
+            autogenerate_plugins=["alembic.autogenerate.*", "~alembic.autogenerate.comments"],
+        )
         with context.begin_transaction():
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
             # After the advisory lock, so that waiting for another migration is not cut short.

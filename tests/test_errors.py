@@ -1,4 +1,4 @@
-"""The error tree is drawn twice, for readers of the code and of the docs; both drawings are the classes themselves."""
+"""The error tree that the docs draw is that of the classes, and each code stands once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,18 @@ from alphaloop.errors import AlphaloopError
 #: vLLM imports it, in an environment of its own. It defines no error.
 INSIDE_VLLM = "alphaloop.inside_vllm.worker"
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "errors.md"
-LINE = re.compile(r"^(?P<indent>[│ ]*)(?:[├└]── )?(?P<name>[A-Z]\w+)(?: +(?P<said>\S.*))?$")
+LINE = re.compile(r"^(?P<indent>[│ ]*)(?:[├└]── )?(?P<name>[A-Z]\w+)(?: .*)?$")
 
 
-def drawn(text: str, *, column: int) -> dict[str, tuple[str | None, str]]:
-    """Parent and remark of every class of a drawn tree whose root stands at `column`."""
-    found: dict[str, tuple[str | None, str]] = {}
+def drawn(text: str) -> dict[str, str | None]:
+    """The parent of every class of a drawn tree."""
+    found: dict[str, str | None] = {}
     above: list[str] = []
     for line in text.splitlines():
-        match = LINE.match(line[column:])
-        if match is None:
-            continue
-        depth = 0 if not line[column:].startswith(("│", "├", "└", " ")) else len(match["indent"]) // 4 + 1
-        above = [*above[:depth], match["name"]]
-        found[match["name"]] = (above[-2] if depth else None, match["said"] or "")
+        if (match := LINE.match(line)) is not None:
+            depth = len(match["indent"]) // 4 + 1 if line.startswith(("│", "├", "└", " ")) else 0
+            above = [*above[:depth], match["name"]]
+            found[match["name"]] = above[-2] if depth else None
     return found
 
 
@@ -48,16 +46,9 @@ def parents(classes: Iterable[type[AlphaloopError]]) -> dict[str, str | None]:
     return {cls.__name__: None if cls is AlphaloopError else cls.__mro__[1].__name__ for cls in classes}
 
 
-def test_the_drawing_in_the_module_is_the_class_tree() -> None:
-    tree = drawn((errors.__doc__ or "").split("\n\n")[1], column=4)
-    own = [cls for cls in every_error() if cls.__module__ == errors.__name__]
-    assert {name: parent for name, (parent, _) in tree.items()} == parents(own)
-
-
 def test_the_reference_page_shows_every_class_with_its_code() -> None:
     page = REFERENCE.read_text(encoding="utf-8")
-    tree = drawn(page.split("```")[1].removeprefix("text\n"), column=0)
-    assert {name: parent for name, (parent, _) in tree.items()} == parents(every_error())
+    assert drawn(page.split("```")[1].removeprefix("text\n")) == parents(every_error())
     rows = dict(re.findall(r"^\| `(\w+)` \| `(\w+)` \|", page, re.MULTILINE))
     assert rows == {cls.__name__: cls.code for cls in every_error()}
 

@@ -204,14 +204,34 @@ def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
     code = result.error.code if result.error else result.status.value
     message = result.error.message if result.error else result.status.value
     if result.status is Status.FAILED:
-        return _refused(result.job_id, custom_id, _SERVER_ERROR, "server_error", code, message, None)
+        return refused_row(result.job_id, code, message, None, custom_id=custom_id, by=_BY_SERVER)
     error = {"code": f"batch_{result.status.value}", "message": message}
     return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
 
 
-def refused_row(job_id: str, code: str, message: str, field: str | None, *, custom_id: str | None) -> dict[str, Any]:
-    """A request that a worker refused."""
-    return _refused(job_id, custom_id, _CLIENT_ERROR, "invalid_request_error", code, message, field)
+#: Status and type of an error, by whose fault it is.
+_BY_CLIENT: Final = (400, "invalid_request_error")
+_BY_SERVER: Final = (500, "server_error")
+
+
+def refused_row(
+    job_id: str,
+    code: str,
+    message: str,
+    field: str | None,
+    *,
+    custom_id: str | None,
+    by: tuple[int, str] = _BY_CLIENT,
+) -> dict[str, Any]:
+    """A request that a worker refused, or that failed."""
+    status, kind = by
+    body = {"error": {"message": message, "type": kind, "param": field, "code": code}}
+    return {
+        "id": _request(job_id),
+        "custom_id": custom_id,
+        "response": {"status_code": status, "request_id": job_id, "body": body},
+        "error": {"code": code, "message": message},
+    }
 
 
 def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
@@ -296,22 +316,6 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
             "output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat)
         )
     return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
-
-
-_CLIENT_ERROR, _SERVER_ERROR = 400, 500
-
-
-def _refused(
-    job_id: str, custom_id: str | None, status: int, kind: str, code: str, message: str, field: str | None
-) -> dict[str, Any]:
-    error = {"message": message, "type": kind, "param": field, "code": code}
-    response = {"status_code": status, "request_id": job_id, "body": {"error": error}}
-    return {
-        "id": _request(job_id),
-        "custom_id": custom_id,
-        "response": response,
-        "error": {"code": code, "message": message},
-    }
 
 
 def _choice(result: Result, *, is_chat: bool) -> dict[str, Any]:

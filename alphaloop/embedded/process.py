@@ -94,14 +94,15 @@ class EmbeddedServer:
 
     name: str
     part: str  #: in `stack.json`
+    log_name: str
+    start_s = 60.0  #: the longest that it may take to start
 
-    def __init__(self, data_dir: Path, *, port: int, log: Path | None, log_name: str, start_timeout_s: float) -> None:
-        """`log` is the folder of its log; None: its own folder. `port` 0 picks a free one, which a new start keeps."""
+    def __init__(self, data_dir: Path, *, port: int = 0, log_dir: Path | None = None) -> None:
+        """`log_dir` None: its own folder. `port` 0 picks a free one, which a new start keeps."""
         self.moved: Callable[[], object] = lambda: None  #: called after a start, with another process id
         self._folder = data_dir.expanduser().absolute()
         self._port = port
-        self.log = (log or self._folder) / log_name
-        self._start_timeout_s = start_timeout_s
+        self.log = (log_dir or self._folder) / self.log_name
         self._process: ChildProcess | None = None
 
     @property

@@ -46,20 +46,15 @@ class BrokerWatch:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._bootstrap_servers = bootstrap_servers
-        self._is_lost = False
+        self.is_lost = False  #: whether no broker answers now, as far as the client knows
         self._said: set[int] = set()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether no broker answers now, as far as the client knows."""
-        return self._is_lost
 
     def on_error(self, error: KafkaError) -> None:
         """librdkafka's `error_cb`."""
         code = error.code()
         if code == KafkaError._ALL_BROKERS_DOWN:
-            if not self._is_lost:
-                self._is_lost = True
+            if not self.is_lost:
+                self.is_lost = True
                 log.warning("no broker answers at %s; trying again until one does", self._bootstrap_servers)
         elif code in (KafkaError._TRANSPORT, KafkaError._RESOLVE):
             log.debug("%s", error.str())  # one broker of several, or the line before _ALL_BROKERS_DOWN
@@ -69,14 +64,14 @@ class BrokerWatch:
 
     def on_statistics(self, statistics: str) -> None:
         """librdkafka's `stats_cb`: the only sign for an idle client that a broker is up again."""
-        if self._is_lost and any(b["state"] == "UP" for b in json.loads(statistics)["brokers"].values()):
+        if self.is_lost and any(b["state"] == "UP" for b in json.loads(statistics)["brokers"].values()):
             self.answered()
 
     def answered(self) -> None:
         """Record that a broker has just answered."""
         self._said.clear()
-        if self._is_lost:
-            self._is_lost = False
+        if self.is_lost:
+            self.is_lost = False
             log.warning("the broker at %s answers again", self._bootstrap_servers)
 
 
@@ -179,7 +174,17 @@ STALE_ASSIGNMENT: Final = frozenset(
         KafkaError._ASSIGNMENT_LOST,
     }
 )
-UNREACHABLE: Final = frozenset(
+#: Temporary errors after a broker's start or an election.
+PASSING: Final = frozenset(
+    {
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    }
+)
+UNREACHABLE: Final = PASSING | frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -191,23 +196,8 @@ UNREACHABLE: Final = frozenset(
         KafkaError._PARTIAL,  # a broker that has just started answers without the others
         KafkaError._UNSUPPORTED_FEATURE,  # one that is still starting may answer that it knows few requests
         KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-        KafkaError.NOT_COORDINATOR,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NETWORK_EXCEPTION,
-    }
-)
-#: Temporary errors after a broker's start or an election.
-PASSING: Final = frozenset(
-    {
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.NOT_COORDINATOR,
-        KafkaError.COORDINATOR_NOT_AVAILABLE,
-        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
     }
 )
 NOT_STORED: Final = frozenset(

@@ -315,39 +315,33 @@ class _Membership:
 
     def subscribe(self, subscription: _Subscription) -> None:
         """Join the group. Raises KafkaException."""
-
-        def assigned(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            if self._is_retired:
-                return
-            self._num_rebalances += 1
-            client.incremental_assign(self._starts(partitions))
-            # librdkafka remembers that a partition was paused, also while it belongs to another member.
-            client.resume(partitions)
-            subscription.on_assign(ours(partitions))
-
-        def revoked(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            if self._is_retired:
-                return
-            self._num_rebalances += 1
-            self.is_revoking = True
-            try:
-                subscription.on_revoke(self._held(partitions))
-            finally:
-                self.is_revoking = False
-                client.incremental_unassign(partitions)
-
-        def lost(client: ck.Consumer, partitions: list[ck.TopicPartition]) -> None:
-            if self._is_retired:
-                return
-            self._num_rebalances += 1
-            try:
-                subscription.on_lost(self._held(partitions))
-            finally:
-                client.incremental_unassign(partitions)
-
-        patterns = list(subscription.patterns)
-        self._client.subscribe(patterns, on_assign=assigned, on_revoke=revoked, on_lost=lost)
+        self._client.subscribe(
+            list(subscription.patterns),
+            on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
+            on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
+            on_lost=lambda _, partitions: self._taken(partitions, subscription.on_lost, is_revoking=False),
+        )
         self._subscription = subscription
+
+    def _assigned(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback) -> None:
+        if self._is_retired:
+            return
+        self._num_rebalances += 1
+        self._client.incremental_assign(self._starts(partitions))
+        # librdkafka remembers that a partition was paused, also while it belongs to another member.
+        self._client.resume(partitions)
+        tell(ours(partitions))
+
+    def _taken(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback, *, is_revoking: bool) -> None:
+        if self._is_retired:
+            return
+        self._num_rebalances += 1
+        self.is_revoking = is_revoking
+        try:
+            tell(self._held(partitions))
+        finally:
+            self.is_revoking = False
+            self._client.incremental_unassign(partitions)
 
     def retire(self, gone: Set[str], timeout_s: float) -> None:
         """Leave the group, as `leave` does, so that another client of this process can join it.
@@ -364,6 +358,7 @@ class _Membership:
         self._is_retired = True
         if left := self._held(self._client.assignment()):
             subscription.on_lost(left)
+        # In a thread of its own, because closing has no time limit. The group was left already.
         threading.Thread(target=self._close, name="kafka-close", daemon=True).start()
 
     def leave(self, timeout_s: float) -> None:
@@ -396,7 +391,6 @@ class _Membership:
             raise failure
 
     def _close(self) -> None:
-        """In a thread of its own, because closing has no time limit. The group was left already."""
         with contextlib.suppress(KafkaException, RuntimeError):
             self._client.close()
 

@@ -122,11 +122,16 @@ def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[st
 
 def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopic]:
     size = kafka.max_message_bytes
+    larger = size + DEAD_LETTER_OVERHEAD_BYTES
     found = []
     for task in tasks:
         name = jobs_topic(task)
         found += [_topic(kafka, topic, size, 7 * _DAY_MS) for topic in (name, high_topic(task))]
-        found += [_retry_topic(kafka, retry_topic(task, delay_s)) for delay_s in dict.fromkeys(kafka.retry_delays_s)]
+        # One partition, because few jobs fail; and each worker would have to read many more partitions.
+        found += [
+            _topic(kafka, retry_topic(task, delay_s), larger, 7 * _DAY_MS, num_partitions=1)
+            for delay_s in dict.fromkeys(kafka.retry_delays_s)
+        ]
         found.append(_dead_letter_topic(kafka, name))
     found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
     found.append(_topic(kafka, TOKENS, size, _HOUR_MS))
@@ -139,12 +144,6 @@ def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopi
 def _dead_letter_topic(kafka: KafkaSettings, topic: str) -> NewTopic:
     size = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
     return _topic(kafka, dlq_topic(topic), size, 14 * _DAY_MS)
-
-
-def _retry_topic(kafka: KafkaSettings, name: str) -> NewTopic:
-    size = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
-    # One partition, because few jobs fail; and each worker would have to read many more partitions.
-    return _topic(kafka, name, size, 7 * _DAY_MS, num_partitions=1)
 
 
 def _topic(

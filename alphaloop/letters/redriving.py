@@ -244,28 +244,17 @@ def _set(fields: dict[str, Any], path: str, value: Any) -> None:
         path = f"body.{path}"
     inner: Any = fields
     while True:
-        name, _, path = ("", "", path) if isinstance(inner, dict) and path in inner else path.partition(".")
-        if not name or not path:
-            _put(inner, name or path, value)
+        name, _, path = (path, "", "") if isinstance(inner, dict) and path in inner else path.partition(".")
+        if isinstance(inner, list) and name.isdigit() and int(name) < len(inner):
+            key: Any = int(name)
+        elif isinstance(inner, dict) and (not path or isinstance(inner.get(name), dict | list)):
+            key = name
+        else:
+            raise InvalidField(f"no such {'object' if path else 'place'} in this message", field=name)
+        if not path:
+            inner[key] = value
             return
-        inner = _within(inner, name)
-
-
-def _within(inner: Any, name: str) -> Any:
-    if isinstance(inner, dict) and isinstance(inner.get(name), dict | list):
-        return inner[name]
-    if isinstance(inner, list) and name.isdigit() and int(name) < len(inner):
-        return inner[int(name)]
-    raise InvalidField("no such object in this message", field=name)
-
-
-def _put(inner: Any, name: str, value: Any) -> None:
-    if isinstance(inner, dict):
-        inner[name] = value
-    elif isinstance(inner, list) and name.isdigit() and int(name) < len(inner):
-        inner[int(name)] = value
-    else:
-        raise InvalidField("no such place in this message", field=name)
+        inner = inner[key]
 
 
 def _number(digits: str | None) -> int:

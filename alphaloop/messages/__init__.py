@@ -1,69 +1,41 @@
 """The contract on Kafka: Job in, Result or DeadLetter out."""
 
+# ruff: noqa: I001 - each name once, as itself: it is exported
 from __future__ import annotations
 
 from alphaloop.messages.codec import (
-    derived_job_id,
-    encode_job,
-    encode_prompt,
-    field_as_sent,
-    fields_of,
-    parse_job,
-    payload_digest,
-    with_prompt,
+    derived_job_id as derived_job_id,
+    encode_job as encode_job,
+    encode_prompt as encode_prompt,
+    field_as_sent as field_as_sent,
+    fields_of as fields_of,
+    parse_job as parse_job,
+    payload_digest as payload_digest,
+    with_prompt as with_prompt,
 )
-from alphaloop.messages.dead_letter import DeadLetter, Origin, dead_letter
-from alphaloop.messages.headers import carried_headers, result_headers
-from alphaloop.messages.job import Body, ChatMessage, ContentReference, Decoding, Job, Purpose
+from alphaloop.messages.dead_letter import DeadLetter as DeadLetter, Origin as Origin, dead_letter as dead_letter
+from alphaloop.messages.headers import carried_headers as carried_headers, result_headers as result_headers
+from alphaloop.messages.job import (
+    Body as Body,
+    ChatMessage as ChatMessage,
+    ContentReference as ContentReference,
+    Decoding as Decoding,
+    Job as Job,
+    Purpose as Purpose,
+)
 from alphaloop.messages.result import (
-    Chunk,
-    DecodingReport,
-    Failure,
-    Mode,
-    Result,
-    Status,
-    StreamReader,
-    StreamReaders,
-    Timings,
-    Usage,
-    chunk_headers,
-    final_chunk,
-    read_chunk,
-    text_chunk,
+    Chunk as Chunk,
+    DecodingReport as DecodingReport,
+    Failure as Failure,
+    Mode as Mode,
+    Result as Result,
+    Status as Status,
+    StreamReader as StreamReader,
+    StreamReaders as StreamReaders,
+    Timings as Timings,
+    Usage as Usage,
+    chunk_headers as chunk_headers,
+    final_chunk as final_chunk,
+    read_chunk as read_chunk,
+    text_chunk as text_chunk,
 )
-
-__all__ = [
-    "Body",
-    "ChatMessage",
-    "Chunk",
-    "ContentReference",
-    "DeadLetter",
-    "Decoding",
-    "DecodingReport",
-    "Failure",
-    "Job",
-    "Mode",
-    "Origin",
-    "Purpose",
-    "Result",
-    "Status",
-    "StreamReader",
-    "StreamReaders",
-    "Timings",
-    "Usage",
-    "carried_headers",
-    "chunk_headers",
-    "dead_letter",
-    "derived_job_id",
-    "encode_job",
-    "encode_prompt",
-    "field_as_sent",
-    "fields_of",
-    "final_chunk",
-    "parse_job",
-    "payload_digest",
-    "read_chunk",
-    "result_headers",
-    "text_chunk",
-    "with_prompt",
-]

@@ -228,18 +228,7 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
     """
     if result.num_chunks is None:
         return None
-    extra: dict[str, Any] = {}
-    if result.usage:
-        extra["usage"] = result.usage.model_dump()
-    failure = result.error
-    if failure:
-        extra["error"] = {"code": failure.code, "message": failure.message}
-    whole_text, text_ref = (result.text, result.text_ref) if result.num_unacknowledged_chunks else (None, None)
-    if whole_text is not None:
-        extra["text"] = whole_text
-    if text_ref is not None:
-        extra["text_ref"] = text_ref.model_dump()
-    value = _value(result.job_id, int(result.recorded_at.timestamp()), model, {}, result.finish_reason, **extra)
+    failure, is_needed = result.error, bool(result.num_unacknowledged_chunks)
     chunk = Chunk(
         result.job_id,
         result.attempt,
@@ -247,10 +236,16 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
         status=result.status,
         finish_reason=result.finish_reason,
         error=ChunkError(code=failure.code, message=failure.message) if failure else None,
-        whole_text=whole_text,
-        text_ref=text_ref,
+        whole_text=result.text if is_needed else None,
+        text_ref=result.text_ref if is_needed else None,
     )
-    return chunk, value
+    parts = {"usage": result.usage, "error": chunk.error, "text": chunk.whole_text, "text_ref": chunk.text_ref}
+    extra = {
+        name: part.model_dump() if isinstance(part, BaseModel) else part
+        for name, part in parts.items()
+        if part is not None
+    }
+    return chunk, _value(chunk.job_id, int(result.recorded_at.timestamp()), model, {}, chunk.finish_reason, **extra)
 
 
 def chunk_headers(chunk: Chunk, carried: Mapping[str, str]) -> dict[str, str]:

@@ -1,56 +1,36 @@
 """Settings: typed, frozen, read once in the entry point and passed down."""
 
+# ruff: noqa: I001 - each name once, as itself: it is exported
 from __future__ import annotations
 
-from alphaloop.settings.load import Settings, default_data_dir, find_configs, load_settings, overridden, read_tasks
+from alphaloop.settings.load import (
+    Settings as Settings,
+    default_data_dir as default_data_dir,
+    find_configs as find_configs,
+    load_settings as load_settings,
+    overridden as overridden,
+    read_tasks as read_tasks,
+)
 from alphaloop.settings.models import (
-    DrafterSettings,
-    DraftModelDrafterSettings,
-    EndpointSettings,
-    LookupDrafterSettings,
-    ModelSettings,
-    TargetSettings,
+    DrafterSettings as DrafterSettings,
+    DraftModelDrafterSettings as DraftModelDrafterSettings,
+    EndpointSettings as EndpointSettings,
+    LookupDrafterSettings as LookupDrafterSettings,
+    ModelSettings as ModelSettings,
+    TargetSettings as TargetSettings,
 )
 from alphaloop.settings.processes import (
-    ClaimCheckSettings,
-    ConsoleSettings,
-    EmbeddedSettings,
-    KafkaSettings,
-    LogSettings,
-    PolicySettings,
-    PostgresSettings,
-    ReportSettings,
-    SchedulerSettings,
-    StartupSettings,
-    TracingSettings,
-    WorkerSettings,
+    ClaimCheckSettings as ClaimCheckSettings,
+    ConsoleSettings as ConsoleSettings,
+    EmbeddedSettings as EmbeddedSettings,
+    KafkaSettings as KafkaSettings,
+    LogSettings as LogSettings,
+    PolicySettings as PolicySettings,
+    PostgresSettings as PostgresSettings,
+    ReportSettings as ReportSettings,
+    SchedulerSettings as SchedulerSettings,
+    StartupSettings as StartupSettings,
+    TracingSettings as TracingSettings,
+    WorkerSettings as WorkerSettings,
 )
-from alphaloop.settings.task import TaskSettings
-
-__all__ = [
-    "ClaimCheckSettings",
-    "ConsoleSettings",
-    "DraftModelDrafterSettings",
-    "DrafterSettings",
-    "EmbeddedSettings",
-    "EndpointSettings",
-    "KafkaSettings",
-    "LogSettings",
-    "LookupDrafterSettings",
-    "ModelSettings",
-    "PolicySettings",
-    "PostgresSettings",
-    "ReportSettings",
-    "SchedulerSettings",
-    "Settings",
-    "StartupSettings",
-    "TargetSettings",
-    "TaskSettings",
-    "TracingSettings",
-    "WorkerSettings",
-    "default_data_dir",
-    "find_configs",
-    "load_settings",
-    "overridden",
-    "read_tasks",
-]
+from alphaloop.settings.task import TaskSettings as TaskSettings

@@ -30,8 +30,7 @@ from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
 from alphaloop.store.database import Database
 from alphaloop.store.exchange import RowSet, driver_of
-from alphaloop.tables import acceptance_state
-from alphaloop.tables.evidence import KEY
+from alphaloop.tables import KEY, acceptance_state
 
 
 class Pair(NamedTuple):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import ColumnElement, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
@@ -16,6 +16,7 @@ from alphaloop.tables import cost_profiles
 
 #: The target's own rows: no drafter, no revision.
 _TARGET: Final = ("", "")
+_MEASURED: Final = ("median_ms", "num_samples", "correction_variance")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,18 @@ class CostStore:
         with self._database.begin() as connection:
             if replaces_all:
                 connection.execute(delete(cost_profiles).where(*where.conditions))
-            _save(connection, where, points)
+            rows = [
+                where.key(point) | {name: getattr(point, name) for name in _MEASURED}
+                for point in CostTable(points).points
+            ]
+            if rows:
+                statement = insert(cost_profiles)
+                anew = {"measured_at": func.now(), "correction": 1.0, "num_corrections": 0, "corrected_at": None}
+                statement = statement.on_conflict_do_update(
+                    index_elements=list(cost_profiles.primary_key),
+                    set_={name: statement.excluded[name] for name in _MEASURED} | anew,
+                )
+                connection.execute(statement, rows)
 
     def save_corrections(
         self,
@@ -156,31 +168,3 @@ class _Where(NamedTuple):
         revision = drafters[point.drafter] if point.drafter else ""
         shape = {name: getattr(point, name) for name in ("batch", "width", "context", "kind")}
         return {**of_target, "drafter": point.drafter or "", "draft_revision": revision, **shape}
-
-
-def _save(connection: Connection, where: _Where, points: Iterable[CostPoint]) -> None:
-    rows = [
-        {
-            **where.key(point),
-            "median_ms": point.median_ms,
-            "num_samples": point.num_samples,
-            "correction_variance": point.correction_variance,
-        }
-        for point in CostTable(points).points
-    ]
-    if not rows:
-        return
-    statement = insert(cost_profiles)
-    statement = statement.on_conflict_do_update(
-        index_elements=list(cost_profiles.primary_key),
-        set_={
-            "median_ms": statement.excluded.median_ms,
-            "num_samples": statement.excluded.num_samples,
-            "measured_at": func.now(),
-            "correction": 1.0,
-            "num_corrections": 0,
-            "correction_variance": statement.excluded.correction_variance,
-            "corrected_at": None,
-        },
-    )
-    connection.execute(statement, rows)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Final, Self
 
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, tuple_
 
 from alphaloop.deciding import decision as deciding
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
@@ -17,8 +17,7 @@ from alphaloop.deciding.evidence import EvidenceSums, together
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import Database, of_row
-from alphaloop.tables import acceptance_state, decisions
-from alphaloop.tables.evidence import KEY
+from alphaloop.tables import KEY, acceptance_state, decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +81,9 @@ class DecisionChange:
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
 
+_SETTING: Final = tuple(LoggedSetting.__slots__)
+
+
 class DecisionLog:
     """The table of choices that changed. The evidence kept with a change is faded by `half_life`."""
 
@@ -109,14 +111,14 @@ class DecisionLog:
         subject = (task, target_revision, device, sampling_bucket)
         choice = LoggedSetting(decision.mode, decision.drafter, decision.num_draft_tokens)
         with self._database.begin() as connection:
-            if _last_choice(connection, *subject) == (choice, decision.reason):
+            if _last_choice(connection, subject) == (choice, decision.reason):
                 return False
             # Two workers with the same change log it once. Only a change takes the lock.
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended("\n".join(subject), 0))))
-            last = _last_choice(connection, *subject)
+            last = _last_choice(connection, subject)
             if last == (choice, decision.reason):
                 return False
-            before = last[0] if last else None
+            sides = {"from": last[0] if last else None, "to": choice}
             connection.execute(
                 insert(decisions).values(
                     task=task,
@@ -124,12 +126,7 @@ class DecisionLog:
                     device=device,
                     sampling_bucket=sampling_bucket,
                     batch=batch,
-                    from_mode=before.mode if before else None,
-                    from_drafter=before.drafter if before else None,
-                    from_num_draft_tokens=before.num_draft_tokens if before else None,
-                    to_mode=choice.mode,
-                    to_drafter=choice.drafter,
-                    to_num_draft_tokens=choice.num_draft_tokens,
+                    **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
@@ -153,7 +150,7 @@ class DecisionLog:
         With `running`, what was chosen last beside about so many sequences, where anything was.
         """
         with self._database.begin() as connection:
-            last = _last_choice(connection, task, target_revision, device, sampling_bucket, until, running)
+            last = _last_choice(connection, (task, target_revision, device, sampling_bucket), until, running)
         return deciding.DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
@@ -161,37 +158,23 @@ class DecisionLog:
         query = select(decisions).where(decisions.c.task == task).order_by(decisions.c.id.desc()).limit(limit)
         if until is not None:
             query = query.where(decisions.c.decided_at <= until)
-        return [_change(row) for row in self._database.rows(query)]
+        return [change_of(row) for row in self._database.rows(query)]
 
 
-def setting_of(row: Any, side: Literal["from", "to"]) -> LoggedSetting | None:
-    """What a change was made from or to; None for the first choice of a task."""
-    mode, drafter, k = (getattr(row, f"{side}_{name}") for name in ("mode", "drafter", "num_draft_tokens"))
-    return LoggedSetting(mode, drafter, k) if mode else None
-
-
-def _change(row: Any) -> DecisionChange:
-    figures = ChoiceFigures.of_row(row)
-    return of_row(DecisionChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"), figures=figures)
+def change_of(row: Any) -> DecisionChange:
+    """From a row of the log."""
+    before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
+    after = LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens)
+    return of_row(DecisionChange, row, before=before, after=after, figures=ChoiceFigures.of_row(row))
 
 
 def _last_choice(
-    connection: Connection,
-    task: str,
-    target_revision: str,
-    device: str,
-    sampling_bucket: str,
-    until: datetime | None = None,
-    running: int | None = None,
+    connection: Connection, subject: tuple[str, ...], until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
+    columns = decisions.c
     query = (
-        select(decisions.c.to_mode, decisions.c.to_drafter, decisions.c.to_num_draft_tokens, decisions.c.reason)
-        .where(
-            decisions.c.task == task,
-            decisions.c.target_revision == target_revision,
-            decisions.c.device == device,
-            decisions.c.sampling_bucket == sampling_bucket,
-        )
+        select(columns.to_mode, columns.to_drafter, columns.to_num_draft_tokens, columns.reason)
+        .where(tuple_(columns.task, columns.target_revision, columns.device, columns.sampling_bucket) == subject)
         .limit(1)
     )
     if running is not None:

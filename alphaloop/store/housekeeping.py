@@ -41,16 +41,6 @@ class PartitionKeeper:
             connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
             return list(connection.execute(_DROP, {"before": day}).scalar_one())
 
-    def days(self) -> list[date]:
-        """The days that have a partition, oldest first."""
-        with self._database.begin() as connection:
-            return partition_days(connection)
-
-
-def partition_days(connection: Connection) -> list[date]:
-    """The days that have a partition of decode_runs, oldest first."""
-    return [day for _, day in _partitions(connection, _PARTITIONED[:1])]
-
 
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:
     """Make the partitions of `days` that are missing, in the caller's transaction; returns the days that were made.
@@ -167,19 +157,6 @@ _MISSING: Final = text("""
     )
     ORDER BY day, parent
 """)
-_PARTITIONS: Final = text("""
-    SELECT p.relname AS parent, right(c.relname, 8) AS day
-    FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid JOIN pg_class p ON p.oid = i.inhparent
-    WHERE p.relname = ANY(:tables) AND p.relkind = 'p' AND pg_table_is_visible(p.oid)
-    ORDER BY day, parent
-""")
-
-
-def _partitions(connection: Connection, tables: Iterable[str]) -> list[tuple[str, date]]:
-    rows = connection.execute(_PARTITIONS, {"tables": list(tables)})
-    return [(parent, datetime.strptime(day, "%Y%m%d").replace(tzinfo=UTC).date()) for parent, day in rows]
-
-
 # By the time of creation, because an index on the time of the end would make every outcome write to all indexes. What
 # ended before a moment was created before it. A claim whose lease ended so long ago is of a job whose message is gone.
 # A job whose result was never acknowledged stays. An array, because a join would read and sort all that is too old.

@@ -186,14 +186,8 @@ class JobStore:
         """The jobs that a request asks to cancel."""
         if not job_ids:
             return set()
-        with self._database.begin() as connection:
-            return _cancelled(connection, job_ids)
-
-    def outcomes(self, job_ids: Collection[str]) -> dict[str, bytes]:
-        """The recorded Results of those jobs that ended, byte for byte."""
-        columns = jobs.c.job_id, cast(jobs.c.outcome, Text)
-        query = select(*columns).where(jobs.c.job_id == _any(job_ids), jobs.c.status != RUNNING)
-        return {job_id: outcome.encode() for job_id, outcome in self._database.rows(query)}
+        query = select(cancellations.c.job_id).where(cancellations.c.job_id == _any(job_ids))
+        return set(self._database.scalars(query))
 
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
@@ -250,11 +244,6 @@ def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) 
         .with_for_update()
     )
     return {job_id for job_id, attempt in connection.execute(query) if attempts[job_id] == attempt}
-
-
-def _cancelled(connection: Connection, job_ids: Collection[str]) -> set[str]:
-    query = select(cancellations.c.job_id).where(cancellations.c.job_id == _any(job_ids))
-    return set(connection.execute(query).scalars())
 
 
 def _any(job_ids: Iterable[str]) -> Any:

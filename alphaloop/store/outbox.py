@@ -76,19 +76,10 @@ class Outbox:
             for row_id, topic, job_ids in rows
         }
 
-    def num_pending(self) -> int:
-        """Messages not yet acknowledged, those set aside included."""
-        return self._count()
-
     def num_set_aside(self) -> int:
         """Messages that Kafka refused for good, and that wait for a person."""
-        return self._count(set_aside=True)
-
-    def _count(self, *, set_aside: bool = False) -> int:
-        query = select(func.coalesce(func.sum(func.cardinality(outbox.c.job_ids)), 0))
-        if set_aside:
-            query = query.where(outbox.c.set_aside_at.is_not(None))
-        return int(self._database.scalar(query))
+        num_messages = func.coalesce(func.sum(func.cardinality(outbox.c.job_ids)), 0)
+        return int(self._database.scalar(select(num_messages).where(outbox.c.set_aside_at.is_not(None))))
 
 
 class RefusedResultStore:

@@ -52,11 +52,6 @@ class Outcome:
         """The counts of the job."""
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
 
-    @property
-    def evidence(self) -> list[tuple[EvidenceKey, EvidenceSums]]:
-        """What the job adds to the evidence, by key."""
-        return self.counted.evidence
-
 
 class OutcomeStore:
     """Records outcomes. The evidence that they add to fades by `half_life`.

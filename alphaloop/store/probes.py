@@ -176,7 +176,8 @@ class ProbeStore:
         in_use = exists().where(
             probe_sets.c.task == runs.task, probe_sets.c.version == runs.probe_set, probe_sets.c.is_active
         )
-        decoded = select(decode_runs.c.job_id).where(_is_measured(since))
+        run = decode_runs.c
+        decoded = select(run.job_id).where(run.purpose.in_(MEASURED), run.decoded_at > since - _LONGEST_LIFE)
         drafters = func.unnest(func.array_append(runs.scored_drafters, runs.drafter))
         measured = (
             select(runs.task, drafters.label("drafter"), runs.scheduled_for)
@@ -320,10 +321,6 @@ def _results(counts: Table, since: datetime, *are_results: ColumnElement[bool]) 
         .join(counts, found.job_id == sent.job_id)
         .where(sent.scheduled_for > since, found.decoded_at > since - _LONGEST_LIFE, *are_results)
     )
-
-
-def _is_measured(since: datetime) -> ColumnElement[bool]:
-    return and_(decode_runs.c.purpose.in_(MEASURED), decode_runs.c.decoded_at > since - _LONGEST_LIFE)
 
 
 def _decoded() -> ColumnElement[bool]:

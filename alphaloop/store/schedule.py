@@ -12,13 +12,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import psycopg
 from sqlalchemy import Connection, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import LeadershipLost, StoreError
 from alphaloop.store.database import Database
-from alphaloop.store.exchange import driver_of
 from alphaloop.tables import schedule_runs
 
 
@@ -78,10 +76,10 @@ class ScheduleStore:
 
 
 SCHEDULER: Final = "scheduler"
-_BEGIN: Final = """
-    INSERT INTO leader_terms AS led (role, term) VALUES (%s, 1)
+_BEGIN: Final = text("""
+    INSERT INTO leader_terms AS led (role, term) VALUES (:role, 1)
     ON CONFLICT (role) DO UPDATE SET term = led.term + 1, began_at = now() RETURNING term
-"""
+""")
 # Locked until the transaction ends: the next term begins before or after it, never in between.
 _CURRENT: Final = text("SELECT term FROM leader_terms WHERE role = :role FOR SHARE")
 
@@ -91,23 +89,12 @@ class Term:
     """The time of one leader."""
 
     number: int
-    role: str = SCHEDULER
 
     def check(self, connection: Connection) -> None:
         """Keep the term from ending before the caller's transaction does. Raises LeadershipLost if it has ended."""
-        current = connection.execute(_CURRENT, {"role": self.role}).scalar()
+        current = connection.execute(_CURRENT, {"role": SCHEDULER}).scalar()
         if current != self.number:
-            raise LeadershipLost(f"term {self.number} of the {self.role} has ended, term {current} has begun")
-
-
-def begin_term(driver: psycopg.Connection[Any], role: str = SCHEDULER) -> Term:
-    """Begin the next term, on the connection of the one that holds the leader's lease. Raises psycopg.Error.
-
-    Waits for transactions of the term before, at most as long as the connection's `lock_timeout`.
-    """
-    row = driver.execute(_BEGIN, (role,)).fetchone()
-    assert row is not None  # noqa: S101 - an upsert without a condition returns its row
-    return Term(int(row[0]), role)
+            raise LeadershipLost(f"term {self.number} of the {SCHEDULER} has ended, term {current} has begun")
 
 
 class LeaderLease:
@@ -126,9 +113,11 @@ class LeaderLease:
         return self._database.row(_TAKE, self._given) is not None
 
     def begin_term(self) -> Term:
-        """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError."""
-        with self._database.begin() as connection:
-            return begin_term(driver_of(connection))
+        """Number this leadership, so that what the leader before still tries to write is refused. Raises StoreError.
+
+        Waits for transactions of the term before, at most as long as the session's `lock_timeout`.
+        """
+        return Term(self._database.scalar(_BEGIN, {"role": SCHEDULER}))
 
     def is_held(self) -> bool:
         """Renew the lease; False if it has run out, or the database does not answer."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
 
@@ -28,8 +28,7 @@ from alphaloop.experiment.figures import (
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
 from alphaloop.store.database import Database, of_row
 from alphaloop.store.housekeeping import ensure_days, utc_day
-from alphaloop.tables import expectation_pairs, switchback_slices, task_speedups
-from alphaloop.tables.switchback import SUBJECT
+from alphaloop.tables import SUBJECT, expectation_pairs, switchback_slices, task_speedups
 
 #: The time that a speed-up covers. The view task_speedup_now shows nothing older.
 WINDOW: Final = timedelta(days=1)
@@ -66,9 +65,8 @@ class SwitchbackStore:
     def refresh(self, now: datetime, tasks: Collection[str] | None = None) -> int:
         """Compute the speed-ups of these tasks, or of all, from the slices up to `now`; returns how many.
 
-        Expectations are compared with what was measured, where enough was .
-
-        Rows of subjects without a slice in the window are dropped when all tasks are refreshed.
+        Expectations are compared with what was measured, where the slices since the last comparison suffice. Rows of
+        subjects without a slice in the window are dropped when all tasks are refreshed.
         """
         with self._database.begin() as connection:
             ended = _last_ends(connection, now - WINDOW)
@@ -76,7 +74,9 @@ class SwitchbackStore:
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
                 found += _speedup_of(subject, slices, now)
-                pairs += _pair_since(ended.get(subject), subject, slices, now)
+                later = [one for one in slices if one.started_at > ended.get(subject, _EARLIEST)]
+                if (pair := expectation_pair(subject, later, now)) is not None:
+                    pairs.append(pair)
             if pairs:  # two workers of one host may close the same pair: the first one counts
                 values = [_pair_values(pair) for pair in pairs]
                 connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), values)
@@ -195,11 +195,9 @@ def _slice_values(row: SliceRow) -> dict[str, Any]:
 
 def _row(row: Row[Any]) -> SliceRow:
     treatment = Treatment(row.drafter, row.num_draft_tokens)
-    return SliceRow(_subject(row), of_row(Slice, row, phase=Phase(row.phase), treatment=treatment), row.owner)
-
-
-def _subject(row: Row[Any]) -> SpeedupSubject:
-    return of_row(SpeedupSubject, row)
+    return SliceRow(
+        of_row(SpeedupSubject, row), of_row(Slice, row, phase=Phase(row.phase), treatment=treatment), row.owner
+    )
 
 
 _SPEEDUP_FIGURES: Final = tuple(
@@ -221,26 +219,16 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
 
 def _speedup(row: Row[Any]) -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
-    return of_row(TaskSpeedup, row, subject=_subject(row), speedup=bounds, verdict=Verdict(row.verdict))
+    subject = of_row(SpeedupSubject, row)
+    return of_row(TaskSpeedup, row, subject=subject, speedup=bounds, verdict=Verdict(row.verdict))
 
 
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
 _LATE: Final = timedelta(minutes=1)
+_EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
 _FIGURES: Final = tuple(
     field.name for field in fields(ExpectationPair) if field.name not in ("subject", "expected", "measured")
 )
-
-
-def _pair_since(
-    ended: datetime | None, subject: SpeedupSubject, slices: Sequence[Slice], now: datetime
-) -> list[ExpectationPair]:
-    """The pair of a subject if its slices since its last pair suffice, else none.
-
-    The slices are those of the last day, or of as long as a pair may take. `ended` is of `_last_ends`.
-    """
-    later = slices if ended is None else [one for one in slices if one.started_at > ended]
-    pair = expectation_pair(subject, later, now)
-    return [] if pair is None else [pair]
 
 
 def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, datetime]:
@@ -267,4 +255,5 @@ def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
 def _pair(row: Row[Any]) -> ExpectationPair:
     expected = Interval(row.expected, row.expected_low, row.expected_high)
     measured = Interval(row.speedup, row.speedup_low, row.speedup_high)
-    return of_row(ExpectationPair, row, subject=_subject(row), expected=expected, measured=measured)
+    subject = of_row(SpeedupSubject, row)
+    return of_row(ExpectationPair, row, subject=subject, expected=expected, measured=measured)

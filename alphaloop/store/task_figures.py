@@ -21,11 +21,11 @@ from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database, of_row
-from alphaloop.store.decisions import LoggedSetting, setting_of
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionChange, change_of
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.tables import acceptance_hourly
+from alphaloop.tables import acceptance_hourly, decisions
 
 #: The time that figures cover, unless somebody asks for another.
 WINDOW: Final = timedelta(days=1)
@@ -237,17 +237,6 @@ def waits(tasks: Iterable[TaskFigures], unfinished: Mapping[str, int]) -> dict[s
 
 
 @dataclass(frozen=True, slots=True)
-class LastChange:
-    """When a task's choice changed last, from what to what, and why."""
-
-    decided_at: datetime
-    before: LoggedSetting | None
-    after: LoggedSetting
-    reason: str
-    explanation: str
-
-
-@dataclass(frozen=True, slots=True)
 class AcceptanceHour:
     """First drafted tokens of a task's speculative traffic in the hour that began then: tested, and accepted."""
 
@@ -267,12 +256,9 @@ class TaskPages:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def last_changes(self, tasks: Collection[str]) -> dict[str, LastChange]:
-        """By task; a task without a logged choice is left out."""
-        return {
-            row.task: of_row(LastChange, row, before=setting_of(row, "from"), after=setting_of(row, "to"))
-            for row in self._database.rows(_LAST, {"tasks": list(tasks)})
-        }
+    def last_changes(self, tasks: Collection[str]) -> dict[str, DecisionChange]:
+        """By task, how its choice changed last; a task without a logged choice is left out."""
+        return {row.task: change_of(row) for row in self._database.rows(_LAST, {"tasks": list(tasks)})}
 
     def by_hour(self, tasks: Collection[str], since: datetime) -> dict[str, list[AcceptanceHour]]:
         """By task, its hours after `since` in which a first drafted token was tested, oldest first."""
@@ -293,11 +279,9 @@ class TaskPages:
 _LAST = text("""
     SELECT last.*
     FROM unnest(CAST(:tasks AS text[])) AS wanted(name), LATERAL (
-        SELECT task, decided_at, from_mode, from_drafter, from_num_draft_tokens, to_mode, to_drafter,
-            to_num_draft_tokens, reason, explanation
-        FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
+        SELECT * FROM decisions WHERE task = wanted.name ORDER BY decided_at DESC, id DESC LIMIT 1
     ) AS last
-""")
+""").columns(trials=decisions.c.trials.type, accepts=decisions.c.accepts.type)
 
 
 def _commonest(rows: Sequence[Row[Any]]) -> str:

@@ -161,10 +161,8 @@ class TrafficStore:
         sampling_bucket: str,
         since: datetime,
         until: datetime,
-        *,
-        max_jobs: int = _MAX_SUMMED_JOBS,
     ) -> list[WayDecoded]:
-        """The traffic decoded in (since, until], of it the last `max_jobs`; the ways with most tokens first."""
+        """The traffic decoded in (since, until], of it the last jobs; the ways with most tokens first."""
         runs = decode_runs.c
         ways = ("mode", "drafter", "num_draft_tokens", "reason")
         last = (
@@ -180,7 +178,7 @@ class TrafficStore:
                 runs.sampling_bucket == sampling_bucket,
             )
             .order_by(runs.decoded_at.desc())
-            .limit(max_jobs)
+            .limit(_MAX_SUMMED_JOBS)
             .subquery()
         )
         query = (

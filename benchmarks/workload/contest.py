@@ -221,7 +221,7 @@ class Contest:
             for generation in generations
             for job, decision in [by_id[generation.job_id]]
         ]
-        self._evidence.take(self._ledger.record(one for outcome in ended for one in outcome.evidence))
+        self._evidence.take(self._ledger.record(one for outcome in ended for one in outcome.counted.evidence))
         self._decider.count_scored(ended)
 
     @staticmethod

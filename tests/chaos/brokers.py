@@ -11,7 +11,10 @@ from alphaloop.embedded.brokers import EmbeddedKafka, new_cluster_id
 from alphaloop.embedded.process import free_ports
 
 _HEAP_MB: Final = 320
-_START_S: Final = 120.0
+
+
+class _Node(EmbeddedKafka):
+    start_s = 120.0
 
 
 class Brokers:
@@ -23,13 +26,12 @@ class Brokers:
         cluster_id = new_cluster_id()
         voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(controllers))
         self._nodes = [
-            EmbeddedKafka(
+            _Node(
                 home,
                 folder / f"node-{number}",
                 port=self._ports[number],
                 heap_mb=_HEAP_MB,
                 log_dir=folder / "logs" / f"kafka-{number}",
-                start_timeout_s=_START_S,
                 properties=_properties(number, num_nodes, voters, controllers[number]),
                 cluster_id=cluster_id,
             )

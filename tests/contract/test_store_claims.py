@@ -14,7 +14,7 @@ from alphaloop.store.jobs import Claim, ClaimState, JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures import runs
 from tests.fixtures.postgres import wait_until_blocked
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim_request, outcome, recorded_results
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 claim = partial(runs.claim, owner="w1")
@@ -57,7 +57,7 @@ def test_an_ended_job_answers_with_its_recorded_bytes(
     for answer in claim(database, *texts, owner="w2"):
         assert (answer.state, answer.attempt) == (ClaimState.ENDED, 1)
         assert answer.outcome == recorded[answer.job_id].result
-    assert jobs.outcomes([*texts, "unknown"]) == {job_id: one.result for job_id, one in recorded.items()}
+    assert recorded_results(database, [*texts, "unknown"]) == {job_id: one.result for job_id, one in recorded.items()}
 
 
 def test_anothers_lease_is_respected_until_it_is_over(database: Database) -> None:

@@ -13,7 +13,7 @@ from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import ClaimState, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore
-from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
+from tests.fixtures.runs import claim_request, decode_run, outcome, recorded_results, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -152,7 +152,7 @@ class Both:
     def compare(self) -> None:
         rows = self.model.rows
         ended = {job: row.outcome for job, row in rows.items() if row.outcome is not None}
-        assert self.jobs.outcomes(list("abc")) == ended
+        assert recorded_results(self.database, list("abc")) == ended
         sums = text(
             "SELECT (SELECT count(DISTINCT job_id) FROM outbox, unnest(job_ids) AS job_id),"
             " (SELECT count(*) FROM decode_runs), (SELECT coalesce(sum(num_jobs), 0) FROM acceptance_hourly)"

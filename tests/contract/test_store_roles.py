@@ -19,7 +19,6 @@ from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.housekeeping import PartitionKeeper
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
@@ -30,7 +29,7 @@ from tests.fixtures.drift import register_probe_set
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
-from tests.fixtures.runs import claim, outcome
+from tests.fixtures.runs import claim, outcome, partition_days, recorded_results
 
 pytestmark = pytest.mark.postgres
 
@@ -89,8 +88,8 @@ def test_the_scheduler_leads_and_measures_with_its_role(
         assert lease.is_held()
         lease.release()
     assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
-    assert JobStore(filled).outcomes(["old"]) == {}, "deleted unread"
-    assert PartitionKeeper(filled).days()[0] > (NOW - timedelta(days=91)).date()
+    assert recorded_results(filled, ["old"]) == {}, "deleted unread"
+    assert partition_days(filled)[0] > (NOW - timedelta(days=91)).date()
 
 
 def test_a_reader_reads_views_and_counts_but_no_text(

@@ -13,7 +13,7 @@ from alphaloop.experiment.figures import shown_of, task_speedup
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import PartitionKeeper
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.tables.switchback import SUBJECT
+from alphaloop.tables import SUBJECT
 from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres

@@ -18,9 +18,9 @@ from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import ClaimCheckSettings, KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import RetentionStore
-from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
+from tests.fixtures.runs import num_pending
 from tests.fixtures.worker import Client, RunningWorker, by_key, changed, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -113,7 +113,7 @@ def test_a_large_prompt_and_a_long_text_travel_by_reference_and_are_the_same_job
     whole = with_text(found, contents)
     assert whole.text is not None
     assert len(whole.text) > LIMIT
-    assert Outbox(database).num_pending() == 0
+    assert num_pending(database) == 0
 
 
 def test_a_prompt_that_is_missing_or_altered_fails_its_job_and_one_from_elsewhere_is_refused(
@@ -155,7 +155,7 @@ def test_a_store_that_is_away_costs_no_try_and_holds_up_no_other_job(
             until(lambda: refused(worker, "postponed") >= 1.0, "the long text waits")
             assert database.row(text("SELECT FROM jobs WHERE job_id = 'waiting'")) is None
         found = results(client, "waiting", "long-2")
-        until(lambda: Outbox(database).num_pending() == 0, "everything is acknowledged")
+        until(lambda: num_pending(database) == 0, "everything is acknowledged")
     assert {one.status for one in found.values()} == {Status.SUCCEEDED}
     assert recorded(database, "waiting")[2:] == (1, 0)
     assert (with_text(found["long-2"], contents).text or "").split()

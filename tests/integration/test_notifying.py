@@ -18,7 +18,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
 from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
-from alphaloop.store.schedule import begin_term
+from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import notifications
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread
@@ -207,9 +207,9 @@ def test_two_processes_do_not_begin_the_same_attempt(database: Database, hook: H
 
 
 def test_a_process_that_leads_no_more_sends_nothing(database: Database, hook: Hook) -> None:
-    with database.dedicated() as connection:
-        term = begin_term(connection)
-        begin_term(connection)
+    lease = LeaderLease(database, "test", lease_s=600.0)
+    term = lease.begin_term()
+    lease.begin_term()
     drift(database, EventState.OPENED)
     notifier(database, hook)
     former = Notifier(database.guarded(term.check), open_sinks([hook.url]), SchedulerSettings(), SchedulerMetrics())

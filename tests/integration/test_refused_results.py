@@ -17,11 +17,10 @@ from alphaloop.messages.dead_letter import SHORTENED
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim_request, num_pending, outcome
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, by_key, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -83,7 +82,7 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
         status, recorded, kept = connection.execute(text(query)).one()
     assert (status, recorded.encode()) == ("failed", again["large"][0]), "recorded and published agree"
     assert len(kept) > LIMIT, "the text is not lost"
-    assert Outbox(database).num_pending() == 0
+    assert num_pending(database) == 0
 
 
 def test_results_that_only_together_exceed_the_limit_are_all_published(settings: Settings, operator: Operator) -> None:
@@ -130,7 +129,7 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
     database.change(text("UPDATE outbox SET set_aside_at = NULL, set_aside_because = NULL, relayed_at = NULL"))
     with running_worker(settings, FakeEngine(num_slots=4)):
         published = by_key(client.read([RESULTS], lambda records: b"poisoned" in {r.key for r in records}))
-        until(lambda: Outbox(database).num_pending() == 0, "the outbox is empty")
+        until(lambda: num_pending(database) == 0, "the outbox is empty")
     assert published["poisoned"] == [orphans[0].result], "the recorded outcome, byte for byte"
 
 

@@ -25,9 +25,9 @@ from alphaloop.kafka.topics import (
 from alphaloop.messages import Status
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
-from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
 from tests.fixtures.broker import Operator, settings_for
+from tests.fixtures.runs import num_pending
 from tests.fixtures.worker import Client, RunningWorker, changed, headers_of, running_worker, until
 from worker import dead_letters
 
@@ -171,7 +171,7 @@ def test_results_that_may_not_be_written_wait_and_dead_letters_go_on(
             client.send("code", [job("good"), b"no job"])
             client.read([CODE_DLQ], lambda letters: bool(letters))
             until(lambda: "TOPIC_AUTHORIZATION_FAILED" in reason(worker, RESULTS), "the worker says what it may not")
-            assert Outbox(database).num_pending() == 1
+            assert num_pending(database) == 1
             operator.undo_deny_writing(ALICE, RESULTS)
             (result,) = client.results(1)
             until(lambda: not reason(worker, RESULTS), "the worker is ready again")

@@ -19,6 +19,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.outbox import Outbox
 from tests.fakes import FakeEngine
+from tests.fixtures.runs import num_pending
 from tests.fixtures.worker import Client, RunningWorker, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -109,10 +110,10 @@ def job_state(database: Database) -> tuple[str, int] | None:
 def test_each_point_is_reached_only_after_the_one_before(
     worker_settings: Settings, database: Database, broker: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client, outbox = Client(worker_settings), Outbox(database)
+    client = Client(worker_settings)
 
     def seen() -> tuple[tuple[str, int] | None, int, int]:
-        return job_state(database), outbox.num_pending(), num_results(broker)
+        return job_state(database), num_pending(database), num_results(broker)
 
     with hand_turned(worker_settings, monkeypatch) as worker:
         parts, intake = worker.worker, worker.worker.intake

@@ -22,7 +22,7 @@ from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
 from alphaloop.store import schema
 from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import SUPPORTED_REVISIONS, Database
-from alphaloop.store.housekeeping import PartitionKeeper
+from tests.fixtures.runs import partition_days
 
 pytestmark = pytest.mark.postgres
 
@@ -63,7 +63,7 @@ def test_two_processes_may_migrate_at_once(empty_database_url: SecretStr) -> Non
 
 def test_the_first_week_has_partitions(database: Database) -> None:
     today = datetime.now(UTC).date()
-    days = PartitionKeeper(database).days()
+    days = partition_days(database)
     assert {today + timedelta(days=n) for n in range(7)} <= set(days)
     assert len(days) == 9
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+
+import pytest
 
 from alphaloop.errors import InvalidField, MalformedMessage
-from alphaloop.messages import (
-    Failure,
-    Result,
-    Status,
-    dead_letter,
-)
+from alphaloop.kafka.offsets import Record
+from alphaloop.letters.reading import Letter
+from alphaloop.letters.redriving import redriven
+from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
 from tests.fixtures.messages import ORIGIN
 
@@ -56,20 +55,6 @@ def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
     assert dict(again.headers)[PREFIX + "message"] == b"later"
 
 
-def test_a_result_is_sent_as_it_is_read_back() -> None:
-    result = Result(
-        job_id="j",
-        status=Status.FAILED,
-        task="code",
-        attempt=1,
-        recorded_at=datetime(2026, 1, 31, tzinfo=UTC),
-        error=Failure(code="decode_failed", message="ä", hint=None),
-    )
-    assert Result.decode(result.encode()) == result
-    assert Result.decode(result.encode()).encode() == result.encode()
-    assert "text" not in json.loads(result.encode())
-
-
 def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
     letter = dead_letter(
         MalformedMessage("no"),
@@ -91,3 +76,21 @@ def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
     assert least is not None
     assert least.value == b""
     assert shortened(least) is None
+
+
+def redriven_id(letter: DeadLetter) -> str:
+    record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
+    return redriven(Letter(record), {}).job_id
+
+
+def test_a_shortened_letter_is_not_sent_again_and_the_whole_message_is_named() -> None:
+    value, headers = json.dumps({"job_id": "j", "prompt": "x"}).encode(), [("big", b"h" * 20_000)]
+    whole = dead_letter(
+        MalformedMessage("no"), ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=headers
+    )
+    assert redriven_id(whole) == "j"
+    less = shortened(whole)
+    assert less is not None
+    with pytest.raises(MalformedMessage) as told:
+        redriven_id(less)
+    assert "jobs.code:2:41" in (told.value.hint or "")

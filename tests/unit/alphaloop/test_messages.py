@@ -355,33 +355,6 @@ JSON = st.recursive(
 )
 
 
-FIELDS = st.sampled_from(sorted({*Job.model_fields, *Body.model_fields, "max_completion_tokens", "n", "tools"}))
-
-
-@given(st.binary(max_size=300))
-def test_bytes_give_a_job_or_one_of_our_errors(value: bytes) -> None:
-    with pytest.raises(MessageError):
-        read(value)
-
-
-@given(st.dictionaries(FIELDS, JSON, max_size=6))
-def test_any_object_gives_a_job_or_one_of_our_errors(fields: dict[str, Any]) -> None:
-    try:
-        job = read(json.dumps(fields).encode("utf-8", "surrogatepass"))
-    except MessageError as error:
-        str(error).encode("utf-8", "replace")
-    else:
-        assert read(encode_job(job)) == job
-
-
-@given(JOBS, FIELDS, JSON)
-def test_one_wrong_field_never_crashes_the_reader(job: Job, name: str, wrong: object) -> None:
-    fields = json.loads(encode_job(job))
-    (fields if name in Job.model_fields else fields["body"])[name] = wrong
-    with contextlib.suppress(InvalidField, MalformedMessage):
-        read(json.dumps(fields).encode())
-
-
 @given(JSON, st.booleans())
 def test_what_the_fast_parser_takes_the_other_reads_alike(value: Any, is_ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode("utf-8", "surrogatepass")

@@ -157,11 +157,6 @@ def test_a_property_that_promises_rest_on_is_refused_with_the_reason(configs: Pa
     assert "hunter2" not in str(caught.value)
 
 
-def test_other_properties_of_librdkafka_pass_through(configs: Path) -> None:
-    extra = {"client.rack": "r1", "linger.ms": 20}
-    assert load_settings(configs, overrides={"kafka": {"extra": extra}}).kafka.extra == extra
-
-
 def test_a_wrong_secret_is_not_quoted(configs: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_settings(configs, overrides={"postgres": {"url": ["hunter2"]}})

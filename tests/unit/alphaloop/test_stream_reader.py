@@ -135,14 +135,6 @@ def test_a_gap_keeps_back_what_comes_after_it_and_the_end() -> None:
     assert reader.end == end
 
 
-def test_a_worker_that_was_suspended_adds_nothing_to_a_later_attempt() -> None:
-    reader = StreamReader()
-    before, after = chunks_of(["a", "b", "c"], is_ended=False), chunks_of(["x", "y"], attempt=2)
-    for chunk in (before[0], after[0], before[1], after[1], before[2], after[2]):
-        reader.take(chunk)
-    assert (reader.attempt, reader.text, reader.end) == (2, "xy", after[2])
-
-
 @given(text=st.text(max_size=20), seq=st.integers(0, 5), attempt=st.integers(1, 9))
 def test_a_chunk_is_read_as_it_was_written_and_as_the_schemas_say(text: str, seq: int, attempt: int) -> None:
     chunk = Chunk("job-1", attempt, seq, text)

@@ -64,8 +64,8 @@ def decode(
 
 
 def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:
-    found = {key.drafter: sums for key, sums in outcome.evidence}
-    assert len(found) == len(outcome.evidence), "a job counts once under each key"
+    found = {key.drafter: sums for key, sums in outcome.counted.evidence}
+    assert len(found) == len(outcome.counted.evidence), "a job counts once under each key"
     return found
 
 
@@ -194,8 +194,8 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
     assert outcome.run is not None
     assert not outcome.run.is_evidence
     assert outcome.run.counts == counts
-    assert len(outcome.shadows) == len(outcome.evidence) == num_rows
-    for row, (key, sums) in zip(outcome.shadows, outcome.evidence, strict=True):
+    assert len(outcome.shadows) == len(outcome.counted.evidence) == num_rows
+    for row, (key, sums) in zip(outcome.shadows, outcome.counted.evidence, strict=True):
         assert (key.drafter, key.draft_revision, row.num_draft_tokens) == ("lookup", "llama_cpp-1", 4)
         assert row.is_drafted
         assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
