@@ -14,10 +14,10 @@ PIP := $(BIN)/python -m pip --quiet --quiet --disable-pip-version-check
 # Extra arguments: make test ARGS="-k policy", make demo ARGS="--data-dir /tmp/d".
 ARGS ?=
 
-# The whole suite runs in one process more than there are cores, because a good part of its time is waiting. Each has
+# The whole suite runs in two processes more than there are cores, because half of its time is waiting. Each has
 # servers of its own, which take some 2 GiB of memory: never more than six. What ARGS select runs in one process, so
 # that the output stays in order and a debugger works.
-TEST_PROCESSES ?= $(if $(ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 5 ? cores + 1 : 6))))
+TEST_PROCESSES ?= $(if $(ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 5 ? cores + 2 : 6))))
 
 # make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts

@@ -61,8 +61,8 @@ class HandTurnedWorker(RunningWorker):
         until(lambda: bool(feed.turn() or len(feed.ready)), "the job is claimed")
 
     def decode(self) -> None:
-        while not self.worker.run_once(0.0).num_ended:
-            pass
+        while not len(self.worker.recorder):
+            self.worker.run_once(0.0)
 
     def record(self) -> None:
         assert self.worker.recorder.turn(0.0) == 1
