@@ -41,7 +41,7 @@ def far(proxy: Proxy, database_url: SecretStr) -> Iterator[Database]:
 def test_an_outcome_is_recorded_once_and_published_at_once(
     far: Database, database: Database, proxy: Proxy, is_carried_out: bool
 ) -> None:
-    jobs, outcomes = JobStore(far), OutcomeStore(far)
+    outcomes = OutcomeStore(far)
     claim(far, *"abc")
     JobStore(database).request_cancel("c")
     run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
