@@ -111,11 +111,9 @@ class Engine(Protocol):
         Every sequence has `context` tokens before. Scratch sequences: whatever runs is not touched. A server's drafter
         is measured with its pass: see CostKind.SERVED.
         """
-        raise RuntimeError("this engine measures nothing")
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
-        raise RuntimeError("this engine measures nothing")
 
 
 @runtime_checkable

@@ -283,7 +283,7 @@ def _body(prompt: str) -> dict[str, object]:
 def _stall_check(what: str, worker: ChildProcess) -> Callable[[int, int], None]:
     """A check to call again and again with how many of how many are done.
 
-    It raises StartFailed when the worker is gone, AlphaloopError when nothing came for STALLED_S seconds.
+    It raises StartFailed when the worker is gone, AlphaloopError when nothing came for `_STALLED_S`.
     """
     last = (0, time.monotonic())  # how many were done, and since when
 
