@@ -20,6 +20,7 @@ from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident
+from alphaloop.wording import words
 
 if TYPE_CHECKING:
     from apprise.result import AppriseResult
@@ -69,8 +70,7 @@ class Notification:
 def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: str) -> Notification:
     """An event has a new state; `action` is what may be done now."""
     is_over = state.state is EventState.CLOSED
-    cause = state.cause.replace("_", " ")
-    title = f"alphaloop: {subject.task}, {subject.drafter}: drift {state.state.value} ({cause})"
+    title = f"alphaloop: {subject.task}, {subject.drafter}: drift {state.state.value} ({words(state.cause)})"
     told = [state.sentence] if is_over else [state.sentence, action]
     body = "\n".join((*told, f"alphaloop drift show {state.event_id}"))
     return Notification(
@@ -81,13 +81,13 @@ def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: s
 def incident_opened_news(incident_id: int, found: Incident) -> Notification:
     """An engine was proven wrong."""
     body = f"{found.sentence}\nEngine: {found.engine}. Results of the same engine and drafter may be wrong too."
-    message = NotificationText(f"alphaloop: {found.task}: incident opened ({_words(found)})", body, Gravity.FAILURE)
+    message = NotificationText(f"alphaloop: {found.task}: incident opened ({words(found.kind)})", body, Gravity.FAILURE)
     return Notification(NewsKind.INCIDENT_OPENED, incident_id, message)
 
 
 def incident_closed_news(incident_id: int, found: Incident) -> Notification:
     """Later probes were right."""
-    title = f"alphaloop: {found.task}: incident closed ({_words(found)})"
+    title = f"alphaloop: {found.task}: incident closed ({words(found.kind)})"
     return Notification(
         NewsKind.INCIDENT_CLOSED,
         incident_id,
@@ -104,10 +104,6 @@ def report_news(report_id: int, created_at: datetime, headline: str, changes: Se
     return Notification(
         NewsKind.REPORT, report_id, NotificationText(title, "\n".join(lines), Gravity.INFO), is_change=bool(changes)
     )
-
-
-def _words(found: Incident) -> str:
-    return found.kind.value.replace("_", " ")
 
 
 _LONGEST_S: Final = 30.0

@@ -9,6 +9,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -80,8 +81,7 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
     """One run now, and its notifications. A server that is away ends it at once, because somebody waits for it."""
     database.check_revision()
     ensure_topics(settings.kafka, settings.tasks)
-    producer = Producer(settings.kafka, client_id="alphaloop-scheduler")
-    try:
+    with closing(Producer(settings.kafka, client_id="alphaloop-scheduler")) as producer:
         now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()
         notifier = Notifier(database, sinks, settings.scheduler, metrics)
         notifier.add_sinks(now)
@@ -90,8 +90,6 @@ def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink])
         )
         manual.run_once(now)
         notifier.send_due(now)
-    finally:
-        producer.close()
 
 
 def _owner() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +51,7 @@ def submit(
     settings = connected_settings(context)
     if task not in settings.tasks:
         raise ConfigError(f"no task {task!r}", hint=f"expected one of {', '.join(settings.tasks)}")
-    with closing(open_database(settings)) as database, ExitStack() as stack:
+    with open_database(settings) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
         batch = BatchSource(batch_id_of(path), path)
         reader = stack.enter_context(OutcomeReader(settings.kafka, set(settings.tasks))) if wait else None
@@ -81,7 +81,7 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
+    with open_database(settings) as database, BatchSource.named(batch) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
@@ -89,7 +89,7 @@ def status(
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     """Cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, BatchSource.named(batch) as found:
+    with open_database(settings) as database, BatchSource.named(batch) as found:
         job_ids = open_jobs(rows_of(found, settings, database))
     request_cancellation(settings.kafka, job_ids)
     note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
@@ -143,7 +143,7 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with closing(open_database(settings)) as database, BatchSource.named(name) as batch, target.writing() as file:
+    with open_database(settings) as database, BatchSource.named(name) as batch, target.writing() as file:
         for row in rows_of(batch, settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:

@@ -7,7 +7,7 @@ import signal
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,25 +201,25 @@ class _Demo:
         batch_id = f"demo-{uuid.uuid4().hex[:8]}"
         ended: list[Outcome] = []
         check = _stall_check("jobs", worker)
-        producer = Producer(running.kafka, client_id="alphaloop-demo")
 
         def alive() -> None:
             check(len(ended), prompts.num_traffic)
 
-        try:
-            with OutcomeReader(running.kafka, prompts.traffic.keys()) as reader, progress() as bar:
-                # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
-                for task, found in prompts.traffic.items():
-                    shown = bar.add_task(f"jobs of {task}", total=len(found), note="")
-                    jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
-                    for job_id, job in jobs.items():
-                        producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
-                    producer.flush(_SCHEDULER_TIMEOUT_S)
-                    for outcome in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
-                        ended.append(outcome)
-                        bar.update(shown, advance=1)
-        finally:
-            producer.close()
+        with (
+            closing(Producer(running.kafka, client_id="alphaloop-demo")) as producer,
+            OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
+            progress() as bar,
+        ):
+            # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
+            for task, found in prompts.traffic.items():
+                shown = bar.add_task(f"jobs of {task}", total=len(found), note="")
+                jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
+                for job_id, job in jobs.items():
+                    producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
+                producer.flush(_SCHEDULER_TIMEOUT_S)
+                for outcome in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
+                    ended.append(outcome)
+                    bar.update(shown, advance=1)
         if failed := sum(not is_success(outcome) for outcome in ended):
             raise AlphaloopError(
                 f"expected {prompts.num_traffic} texts, found {failed} jobs that ended without one",

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,7 +61,7 @@ def job(
     messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
     """
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database:
+    with open_database(settings) as database:
         found = find_jobs(settings, database, list(dict.fromkeys(job_id)))
     if as_json:
         print_json([one.as_json() for one in found])
@@ -101,7 +101,7 @@ def wait(
         raise typer.BadParameter("expected job_ids, --batch-id or --file")
     target = None if output is None else Destination.of(output, option="--output", inputs=[file] if file else [])
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database, ExitStack() as stack:
+    with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
         if not wanted:
             raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
@@ -141,7 +141,7 @@ def cancel(
     if not job_id and batch_id is None:
         raise typer.BadParameter("expected job_ids or --batch-id")
     settings = connected_settings(context)
-    with closing(open_database(settings)) as database:
+    with open_database(settings) as database:
         wanted = _wanted(settings, database, job_id or [], batch_id)
         if not wanted:
             raise AlphaloopError(f"no job of batch {batch_id} was found")
@@ -186,7 +186,7 @@ def tail(
     """
     settings = connected_settings(context)
     wanted = list(dict.fromkeys(job_id))
-    with closing(open_database(settings)) as database:
+    with open_database(settings) as database:
         events = follow(settings.kafka, lambda ids: known_jobs(database, ids), wanted, timeout_s=timeout)
         ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
     if missing := [one for one in wanted if one not in ended]:

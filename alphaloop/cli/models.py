@@ -73,7 +73,11 @@ def check_pair(
     """
 
     def shown(found: PairCheck) -> None:
-        print_json({**asdict(found), "fits": not found.is_refused}) if as_json else _show_pair(found)
+        if as_json:
+            print_json({**asdict(found), "fits": not found.is_refused})
+            return
+        _show_findings(found.findings)
+        note("the draft is refused" if found.is_refused else "the draft can serve")
 
     carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
 
@@ -184,7 +188,11 @@ def list_drafts(
 
 
 def _draft_cells(draft: DraftRevision) -> list[str]:
-    alpha, cost = _held_out(draft)
+    """With α_1 on held-out text and the cost ratio c, where they were measured."""
+    alpha = cost = None
+    if draft.figures is not None:
+        judgement = DraftJudgement.model_validate(draft.figures)
+        alpha, cost = next(iter(judgement.total.alphas()), None), judgement.cost_ratio
     names = [draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value]
     return [*names, share(alpha), share(cost), draft.trained_on or "-"]
 
@@ -233,12 +241,6 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _show_pair(found: PairCheck) -> None:
-    """A row for every finding, and what comes of them."""
-    _show_findings(found.findings)
-    note("the draft is refused" if found.is_refused else "the draft can serve")
-
-
 def _show_findings(findings: Iterable[CheckFinding]) -> None:
     """A row for every finding."""
     shown = table("check", "verdict", "found")
@@ -246,14 +248,6 @@ def _show_findings(findings: Iterable[CheckFinding]) -> None:
         style = _STYLES[finding.verdict]
         shown.add_row(finding.check, Text(finding.verdict, style), finding.sentence)
     out().print(shown)
-
-
-def _held_out(draft: DraftRevision) -> tuple[float | None, float | None]:
-    """α_1 on held-out text and the cost ratio c; None if never measured."""
-    if draft.figures is None:
-        return None, None
-    judgement = DraftJudgement.model_validate(draft.figures)
-    return next(iter(judgement.total.alphas()), None), judgement.cost_ratio
 
 
 def _show_card(card: DraftCard, folder: Path) -> None:

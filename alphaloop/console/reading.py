@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Generic, Self, TypeVar
 
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import ConfigError, reason_of
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.settings import Settings
@@ -137,9 +137,7 @@ class Remembered:
         try:
             found = Reading(read(), datetime.now(UTC), None)
         except Exception as failed:
-            # Of a foreign one only its class: its text may quote a prompt.
-            told = failed.message if isinstance(failed, AlphaloopError) else type(failed).__name__
-            found = replace(kept.reading, error=told)
+            found = replace(kept.reading, error=reason_of(failed))
         ended = self._clock()
         with self._lock:
             kept.reading, kept.under_way = found, None

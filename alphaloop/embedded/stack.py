@@ -6,8 +6,8 @@ import json
 import os
 import time
 import unicodedata
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
@@ -96,8 +96,10 @@ class EmbeddedStack:
     def _started(self, server: EmbeddedServer, name: str, exits: ExitStack) -> str:
         """Start a server that ends with this stack; returns its address."""
         exits.callback(server.stop)
-        with self._told(name):
-            address = server.start()
+        self._on_event(f"starting {name} …")
+        begun = time.monotonic()
+        address = server.start()
+        self._on_event(f"{name} is up after {time.monotonic() - begun:.1f} s")
         server.moved = self._write_state
         self._servers.append(server)
         return address
@@ -107,7 +109,10 @@ class EmbeddedStack:
         assert self._running is not None  # noqa: S101 - a server is only started again after the first start of all
         pids = {one.part: one.pid or 0 for one in self._servers}
         stack = self._running.model_copy(update={"pids": {"alphaloop": os.getpid(), **pids}})
-        _write_state(self._folder, stack)
+        state = stack.model_dump(mode="json")
+        if stack.database_url is not None:
+            state["database_url"] = stack.database_url.get_secret_value()
+        replace_file(_state_file(self._folder), json.dumps(state, indent=2) + "\n", mode=0o600)
         return stack
 
     def _broker(self) -> EmbeddedKafka | EmbeddedTansu:
@@ -125,13 +130,6 @@ class EmbeddedStack:
                 )
             self._on_event(FALLBACK_NOTICE)
         return EmbeddedTansu(self._folder / "tansu", log_dir=logs)
-
-    @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        self._on_event(f"starting {what} …")
-        begun = time.monotonic()
-        yield
-        self._on_event(f"{what} is up after {time.monotonic() - begun:.1f} s")
 
 
 def running_stack(data_dir: Path) -> RunningStack | None:
@@ -183,13 +181,6 @@ def _refuse_unreadable(folder: Path) -> None:
 
 def _state_file(folder: Path) -> Path:
     return folder / "stack.json"
-
-
-def _write_state(folder: Path, stack: RunningStack) -> None:
-    state = stack.model_dump(mode="json")
-    if stack.database_url is not None:
-        state["database_url"] = stack.database_url.get_secret_value()
-    replace_file(_state_file(folder), json.dumps(state, indent=2) + "\n", mode=0o600)
 
 
 def _is_alive(pid: int) -> bool:

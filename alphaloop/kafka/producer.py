@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -183,11 +184,8 @@ def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str]) -> None:
     if not job_ids:
         return
     ensure_topics(kafka, [])
-    producer = Producer(kafka, client_id="alphaloop-cancel")
-    try:
+    with closing(Producer(kafka, client_id="alphaloop-cancel")) as producer:
         for job_id in job_ids:
             value = json.dumps({"action": "cancel", "job_id": job_id}).encode()
             producer.send(CONTROL, key=job_id.encode(), value=value)
         producer.flush(max(kafka.request_timeout_s, len(job_ids) / _CANCELLED_PER_S))
-    finally:
-        producer.close()

@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 import confluent_kafka as ck
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka import TopicPartition as TheirPartition
+from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._metadata import ClusterMetadata
@@ -201,7 +200,7 @@ class TopicIds:
             self._client = admin_client(self._kafka)
         timeout_s = self._kafka.request_timeout_s
         with mapped("asking for the ids of topics"):
-            answers = self._client.describe_topics(TopicCollection(sorted(topics)), request_timeout=timeout_s)
+            answers = self._client.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_s)
         found = {}
         for name, answer in answers.items():
             try:
@@ -298,7 +297,7 @@ def delete_before(kafka: KafkaSettings, offsets: Mapping[TopicPartition, int]) -
     """
     if not offsets:
         return
-    wanted = [TheirPartition(tp.topic, tp.partition, offset) for tp, offset in offsets.items()]
+    wanted = [ck.TopicPartition(*partition, offset) for partition, offset in offsets.items()]
     with mapped("deleting records"):
         admin = admin_client(kafka)
         answers = admin.delete_records(wanted, request_timeout=kafka.request_timeout_s)

@@ -6,11 +6,11 @@ names for share groups (KIP-1191); ours start with `alphaloop-`. Those name the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.errors import MessageError
+from alphaloop.messages.headers import Headers
 from alphaloop.messages.result import Failure, Status
 from alphaloop.messages.topics import dlq_topic
 
@@ -25,8 +25,6 @@ SHORTENED: Final = PREFIX + "shortened"
 _KEPT_VALUE_BYTES: Final = 64 << 10
 _KEPT_HEADERS_BYTES: Final = 8 << 10
 _MAX_KEY_BYTES: Final = 1 << 10
-
-Headers = Sequence[tuple[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)

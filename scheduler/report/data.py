@@ -112,10 +112,6 @@ class DecodedLine(ReportPart):
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
     sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
 
-    def as_decoded(self) -> Decoded:
-        """For the words that every screen uses."""
-        return Decoded.of_json(self.model_dump())
-
 
 class CostLine(ReportPart):
     """What the traffic of a task took in the last day, and what that costs."""
@@ -165,7 +161,7 @@ class TaskLine(ReportPart):
     @property
     def done(self) -> Decoded | None:
         """How its traffic was decoded, for the words that every screen uses."""
-        return None if self.decoded is None else self.decoded.as_decoded()
+        return None if self.decoded is None else Decoded.of_json(self.decoded.model_dump())
 
     @property
     def next_job(self) -> NextJob | None:
