@@ -12,7 +12,6 @@ they show no more than which part of the process is at fault.
 from __future__ import annotations
 
 import base64
-import binascii
 import faulthandler
 import hmac
 import logging
@@ -338,12 +337,15 @@ class _Handler(BaseHTTPRequestHandler):
 
 def _is_allowed(header: str | None, credentials: str | None) -> bool:
     """Whether a header `Authorization: Basic …` carries these credentials; None asks for none."""
-    if credentials is None:
-        return True
+    given = basic_credentials(header)
+    # In constant time, so that an answer's delay tells nothing about the password.
+    return credentials is None or (given is not None and hmac.compare_digest(given, credentials.encode()))
+
+
+def basic_credentials(header: str | None) -> bytes | None:
+    """`name:password` of a header `Authorization: Basic …`; None of any other."""
     scheme, _, encoded = (header or "").partition(" ")
     try:
-        given = base64.b64decode(encoded, validate=True)
-    except (binascii.Error, ValueError):
-        return False
-    # In constant time, so that an answer's delay tells nothing about the password.
-    return scheme.lower() == "basic" and hmac.compare_digest(given, credentials.encode())
+        return base64.b64decode(encoded, validate=True) if scheme.lower() == "basic" else None
+    except ValueError:
+        return None

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, Final
 
 from alphaloop.acceptance import Interval
@@ -100,13 +101,10 @@ def _match(finding: DriftFinding, findings: Sequence[DriftFinding], events: Sequ
     cause that was closed not long ago.
     """
     causes = {other.cause for other in findings}
-    for event in sorted(events, key=lambda e: -e.id):
-        if event.closed_at is None and event.cause == finding.cause:
-            return event
-    for event in events:
-        if event.closed_at is None and event.cause not in causes and _is_same_time(event, finding):
-            return event
-    return next((e for e in sorted(events, key=lambda e: -e.id) if e.cause == finding.cause), None)
+    is_open = [event for event in events if event.closed_at is None]
+    alike = sorted((event for event in events if event.cause == finding.cause), key=lambda e: -e.id)
+    same_time = (event for event in is_open if event.cause not in causes and _is_same_time(event, finding))
+    return next(chain((event for event in alike if event in is_open), same_time, alike), None)
 
 
 def _is_same_time(event: DriftEvent, finding: DriftFinding) -> bool:
@@ -145,12 +143,18 @@ def _is_later(finding: DriftFinding, event: DriftEvent, num_jobs_then: int | Non
 
 
 def _content(finding: DriftFinding, cost: float | None, num_jobs_when_raised: int | None) -> EventContent:
+    verdicts = {"traffic": finding.traffic, "probes": finding.probes, "left": finding.left}
     return EventContent(
         subject=finding.subject,
         cause=finding.cause.value,
         verdict=finding.sentence,
         action=finding.action,
-        evidence=_evidence_of(finding) | {"num_jobs_when_raised": num_jobs_when_raised},
+        # `flagged_by` says which test must show that the event is over.
+        evidence={
+            "flagged_by": "probes" if finding.left is not None else "traffic",
+            **{name: its and _told(its) for name, its in verdicts.items()},
+            "num_jobs_when_raised": num_jobs_when_raised,
+        },
         lost_tokens_per_s=cost,
         began_after=finding.began_after,
         began_before=finding.began_before,
@@ -198,13 +202,6 @@ _KEPT: Final = (
     "segment", "num_prompts", "num_jobs_before", "num_jobs_after", "measured_before", "measured_after",
     "trials_before", "accepts_before", "trials_after", "accepts_after",
 )  # fmt: skip
-
-
-def _evidence_of(finding: DriftFinding) -> dict[str, Any]:
-    """`flagged_by` says which test must show that the event is over."""
-    verdicts = {"traffic": finding.traffic, "probes": finding.probes, "left": finding.left}
-    flagged_by = "probes" if finding.left is not None else "traffic"
-    return {"flagged_by": flagged_by, **{name: its and _told(its) for name, its in verdicts.items()}}
 
 
 def _told(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:

@@ -154,8 +154,8 @@ class ProbeHistory:
             return None
         was = _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:])
         since = [m for m in later if m.setup == later[-1].setup]
-        first, last = self._compare(was, since[0]), self._compare(was, _sum(since[-_ADDED_UP:]))
-        has_healed = last.state is not State.FELL or has_recovered(self._compare(was, since[-1]), self.margin)
+        first, last = self.compare(was, since[0]), self.compare(was, _sum(since[-_ADDED_UP:]))
+        has_healed = last.state is not State.FELL or has_recovered(self.compare(was, since[-1]), self.margin)
         return first if first.state is State.FELL and has_healed else last
 
     def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:
@@ -171,16 +171,29 @@ class ProbeHistory:
     def _onset(self, reference: Side, own: Sequence[Side]) -> tuple[datetime, datetime]:
         """The last measurement that had not fallen, and the one behind it."""
         for sound, fallen in zip(own[-2::-1], own[:0:-1], strict=True):
-            if sound is own[0] or self._compare(reference, sound).state is not State.FELL:
+            if sound is own[0] or self.compare(reference, sound).state is not State.FELL:
                 return sound.measured_at, fallen.measured_at
         return own[0].measured_at, own[-1].measured_at
 
     def _step(self, before: Side, after: Side, began: tuple[datetime, datetime]) -> ProbeStep:
         newest = self.measurements[-1]
-        return ProbeStep(self._compare(before, after), self._compare(before, newest), *began, before, newest)
+        return ProbeStep(self.compare(before, after), self.compare(before, newest), *began, before, newest)
 
-    def _compare(self, before: Side, after: Side) -> ProbeVerdict:
-        return compare(self.task, self.drafter, before, after, self.margin)
+    def compare(self, before: Side, after: Side) -> ProbeVerdict:
+        """The verdict about the change from one side to the other; its subject is the draft of `after`."""
+        pairs = shared_prompts(before, after)
+        change = alpha_change(pairs)
+        return ProbeVerdict(
+            subject=DriftSubject(self.task, self.drafter, after.setup.draft_revision, after.setup.target_revision),
+            state=state_of(change, self.margin),
+            change=change,
+            num_prompts=len(pairs),
+            measured_before=before.measured_at,
+            measured_after=after.measured_at,
+            before=before.setup,
+            after=after.setup,
+            **_sums(pairs)._asdict(),
+        )
 
 
 def probe_histories(
@@ -217,23 +230,6 @@ def _sum(measurements: Sequence[Side]) -> Side:
 
 
 # Two sides compared
-
-
-def compare(task: str, drafter: str, before: Side, after: Side, margin: float) -> ProbeVerdict:
-    """The verdict about the change from one side to the other; its subject is the draft of `after`."""
-    pairs = shared_prompts(before, after)
-    change = alpha_change(pairs)
-    return ProbeVerdict(
-        subject=DriftSubject(task, drafter, after.setup.draft_revision, after.setup.target_revision),
-        state=state_of(change, margin),
-        change=change,
-        num_prompts=len(pairs),
-        measured_before=before.measured_at,
-        measured_after=after.measured_at,
-        before=before.setup,
-        after=after.setup,
-        **_sums(pairs)._asdict(),
-    )
 
 
 def has_recovered(left: ProbeVerdict, margin: float) -> bool:

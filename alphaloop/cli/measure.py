@@ -14,7 +14,7 @@ from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import example
-from alphaloop.cli.screen import out, print_json, table
+from alphaloop.cli.screen import FittedTable, out, print_json
 from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, best_of
@@ -120,7 +120,7 @@ def _head(report: Report) -> Iterator[str]:
 
 
 def _speeds(report: Report) -> object:
-    made = table("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
+    made = FittedTable("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
@@ -135,7 +135,7 @@ def _ratio(bounds: RatioBounds) -> str:
 
 
 def _tails(everything: Sequence[Figures]) -> object:
-    made = table(
+    made = FittedTable(
         "p50 p95 p99 of texts", *(columns := ["first token, ms", "ms a token", "whole text, s"]), right=columns
     )
     for figures in everything:
@@ -154,7 +154,7 @@ def _three(tails: Tails | None, factor: float) -> str:
 
 def _acceptance(rows: Sequence[Row]) -> object:
     numbers = ["tokens a round", "proposed", "empty"]
-    made = table("acceptance", *numbers, "α [95 %]", "α_1, α_2 …", right=numbers)
+    made = FittedTable("acceptance", *numbers, "α [95 %]", "α_1, α_2 …", right=numbers)
     for row in rows:
         seen = row.figures.acceptance
         by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
@@ -171,7 +171,7 @@ def _acceptance(rows: Sequence[Row]) -> object:
 
 def _memory(footprint: Footprint) -> object:
     sizes = ["weights", "a token", "a full slot"]
-    made = table("memory", "on", *sizes, right=sizes)
+    made = FittedTable("memory", "on", *sizes, right=sizes)
     for part in footprint.parts:
         numbers = part.weight_bytes, part.kv_bytes_per_token, part.kv_bytes_per_slot
         made.add_row(part.name, part.device, *map(_bytes, numbers))

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
@@ -217,7 +217,7 @@ def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
     """The times of rounds."""
     widths = sorted({point.width for point in points})
     columns = [f"w={width}" for width in widths]
-    made = table("what", "batch", "context", *columns, right=["batch", "context", *columns])
+    made = FittedTable("what", "batch", "context", *columns, right=["batch", "context", *columns])
     times = {(p.drafter or "", p.context, p.batch, p.width): p.ms for p in points}
     last = None
     for part, context, batch in sorted({key[:3] for key in times}):
@@ -231,7 +231,7 @@ def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
 
 
 def _prompts_table(points: Sequence[CostPoint]) -> FittedTable:
-    made = table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
+    made = FittedTable("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
     for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
         made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")
     return made
@@ -243,7 +243,7 @@ def _ms(value: float) -> str:
 
 def _show_findings(findings: Iterable[CheckFinding]) -> None:
     """A row for every finding."""
-    shown = table("check", "verdict", "found")
+    shown = FittedTable("check", "verdict", "found")
     for finding in findings:
         style = _STYLES[finding.verdict]
         shown.add_row(finding.check, Text(finding.verdict, style), finding.sentence)
@@ -253,7 +253,7 @@ def _show_findings(findings: Iterable[CheckFinding]) -> None:
 def _show_card(card: DraftCard, folder: Path) -> None:
     """Print the figures by task, and the lines that serve the draft."""
     judgement = card.judgement
-    shown = table("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
+    shown = FittedTable("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
     for task, measured in judgement.by_task.items():
         _row(shown, task, measured)
     _row(shown, "all", judgement.total)

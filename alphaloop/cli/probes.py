@@ -14,7 +14,7 @@ import typer
 
 from alphaloop.cli.enqueue import report_wrong
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows, table
+from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
@@ -124,7 +124,7 @@ def show(
         return
     columns = ["position", "prompt", "characters", *(["in both"] if other else [])]
     title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
-    found = table(*columns, right=["position", "characters"], title=title)
+    found = FittedTable(*columns, right=["position", "characters"], title=title)
     for line in lines:
         in_both = ["yes" if line["is_shared"] else "no"] if other else []
         found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
@@ -227,7 +227,7 @@ def _version_cells(one: ProbeSetVersion) -> list[str]:
 def _plan_table(plan: ProbePlan) -> FittedTable:
     """The measurements in their order."""
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
-    found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
+    found = FittedTable("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
     for one in plan.measurements:
         due = one.due
         found.add_row(

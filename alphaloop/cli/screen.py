@@ -68,7 +68,7 @@ def show_rows(
     elif not found:
         note(nothing)
     else:
-        shown = table(*columns, right=right)
+        shown = FittedTable(*columns, right=right)
         for one in found:
             shown.add_row(*cells(one))
         out().print(shown)
@@ -153,9 +153,6 @@ class FittedTable:
         for cells, style in self._rows:
             made.add_row(*map(_broken, cells, widths), style=style or None)
         yield made
-
-
-table: Final = FittedTable
 
 
 def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int]:

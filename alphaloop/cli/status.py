@@ -14,7 +14,7 @@ import typer
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, table
+from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
@@ -103,7 +103,7 @@ def task_table(
     tasks: Sequence[TaskFigures], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
 ) -> FittedTable:
     """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
-    shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
+    shown = FittedTable("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
     for now in tasks:
         shown.add_row(
             now.task,

@@ -19,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from alphaloop.batches.lines import BatchReader, KeptBatches
 from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.console.page import NotFound, Page, WrongRequest, text
+from alphaloop.console.page import NotFound, Page, WrongRequest, named, text
 from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.files import source_of
@@ -52,7 +52,7 @@ def batches(sources: Sources, request: Request) -> Page:
 
 def batch(sources: Sources, request: Request) -> Page:
     """The batch `id`: its requests by what became of them, as `alphaloop batch status` counts them."""
-    batch_id = _batch_id(request)
+    batch_id = named(request, "batch")
     found = KeptBatches(sources.settings.console_batches).find(batch_id)
     reading = sources.remembered.get(
         ("batch", batch_id), lambda: counted(_rows(sources, batch_id), most_wrong=_MAX_ERRORS)
@@ -82,7 +82,7 @@ def file(sources: Sources, request: Request) -> Response:
     """The output or error file so far of the batch `id`, as `alphaloop batch output` and `errors` write them."""
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are given to those who sign in", hint="set console.password")
-    batch_id, part = _batch_id(request), _FILES.get(text(request, "part"))
+    batch_id, part = named(request, "batch"), _FILES.get(text(request, "part"))
     if part is None:
         raise WrongRequest("part: expected output or error")
     parts = _chunks(_rows(sources, batch_id, with_texts=True), part)
@@ -185,10 +185,3 @@ def _chunks(rows: Iterator[RequestRow], part: Part) -> Iterator[str]:
             yield "".join(lines)
             lines, size = [], 0
     yield "".join(lines)
-
-
-def _batch_id(request: Request) -> str:
-    batch_id = text(request, "id")
-    if not batch_id:
-        raise NotFound("name a batch: /batch?id=…")
-    return batch_id

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from alphaloop.console.page import NotFound, Page, WrongRequest, moment, past, text
+from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
 from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Result, Status
@@ -84,7 +84,7 @@ def job(sources: Sources, request: Request) -> Page:
 
     One that no worker has claimed waits in Kafka, or was never sent.
     """
-    job_id = _job_id(request)
+    job_id = named(request, "job")
     found = JobPages(sources.database).find(job_id)
     is_running = found is not None and found.status == "running"
     result = _result(sources, found) if found is not None and not is_running else None
@@ -114,7 +114,7 @@ def job(sources: Sources, request: Request) -> Page:
 
 def follow_job(sources: Sources, request: Request) -> Read:
     """Reads the job `id` as `alphaloop tail` does. Raises NotFound without one, WrongRequest where texts are hidden."""
-    job_id = _job_id(request)
+    job_id = named(request, "job")
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are shown to those who sign in", hint="set console.password")
 
@@ -125,13 +125,6 @@ def follow_job(sources: Sources, request: Request) -> Read:
         )
 
     return read
-
-
-def _job_id(request: Request) -> str:
-    job_id = text(request, "id")
-    if not job_id:
-        raise NotFound("name a job: /job?id=…")
-    return job_id
 
 
 def _result(sources: Sources, found: ListedJob) -> Result | None:

@@ -119,6 +119,13 @@ def text(request: Request, name: str) -> str:
     return found
 
 
+def named(request: Request, what: str) -> str:
+    """The id of what the address is about. Raises NotFound without one, WrongRequest."""
+    if not (found := text(request, "id")):
+        raise NotFound(f"name a {what}: /{what}?id=…")
+    return found
+
+
 def moment(request: Request, name: str) -> datetime | None:
     """A moment of the address, with its zone; None without one. Raises WrongRequest."""
     found = text(request, name)

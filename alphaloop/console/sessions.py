@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hmac
 import secrets
 import threading
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alphaloop.errors import AlphaloopError
+from alphaloop.liveness import basic_credentials
 from alphaloop.settings import ConsoleSettings
 
 COOKIE: Final = "alphaloop_console"
@@ -79,12 +78,11 @@ class Sessions:
 
     def of_header(self, header: str | None) -> Session | None:
         """A program that sends `Authorization: Basic …`. Raises TooManyFailures."""
-        scheme, _, encoded = (header or "").partition(" ")
-        if scheme.lower() != "basic":
+        if (given := basic_credentials(header)) is None:
             return None
         try:
-            username, _, password = base64.b64decode(encoded, validate=True).decode().partition(":")
-        except (binascii.Error, ValueError):
+            username, _, password = given.decode().partition(":")
+        except UnicodeDecodeError:
             return None
         return Session(username) if self._is_right(username, password) else None
 

@@ -281,11 +281,9 @@ class Body(BaseModel):
         if self.prompt is not None:
             if _is_blank(self.prompt):
                 raise wrong_within("prompt", "expected a prompt with text, found only white space")
-            return self
-        for message in self.messages or ():
-            if not _is_blank(message.content):
-                return self
-        raise wrong_within("messages", "expected at least one message with text, found only empty ones")
+        elif all(_is_blank(message.content) for message in self.messages or ()):
+            raise wrong_within("messages", "expected at least one message with text, found only empty ones")
+        return self
 
 
 #: Fields of the body that may also stand beside `task`, where there is no body.

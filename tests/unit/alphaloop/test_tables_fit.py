@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
-from alphaloop.cli.screen import FittedTable, progress, table
+from alphaloop.cli.screen import FittedTable, progress
 from alphaloop.cli.status import task_table
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.report.text import render_text
@@ -68,7 +68,7 @@ def assert_fits(lines: list[str], *whole: str) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_table_fits_with_long_names(shape: str) -> None:
     columns = SHAPES[shape]
-    made = table(*columns)
+    made = FittedTable(*columns)
     made.add_row(*columns.values())
     made.add_row(*("-" for _ in columns))
     assert_fits(rendered(made), *(cell for cell in columns.values() if "_" not in cell and len(cell) < 14))
@@ -110,7 +110,7 @@ _cells = st.text(st.sampled_from("ab_-. 0[]αß日"), max_size=40)
 @example(rows=[("a" * 300, "", "", "")])
 @example(rows=[("", "[0.71 0.75]" * 20, "日" * 90, "")])
 def test_no_line_is_ever_too_long_and_nothing_is_lost(rows: list[tuple[str, ...]]) -> None:
-    made = table("task", "speed-up [95 %]", "next job", "k", right=["k"])
+    made = FittedTable("task", "speed-up [95 %]", "next job", "k", right=["k"])
     for cells in rows:
         made.add_row(*cells[:3], Text(cells[3]))
     lines = rendered(made)
@@ -122,7 +122,7 @@ def test_no_line_is_ever_too_long_and_nothing_is_lost(rows: list[tuple[str, ...]
 
 
 def test_an_interval_stands_on_one_line_with_its_figure_where_there_is_room() -> None:
-    made: FittedTable = table("task", "speed-up [95 %]")
+    made = FittedTable("task", "speed-up [95 %]")
     made.add_row("code", "1.62 [1.55 1.70]")
     assert "1.62 [1.55 1.70]" in rendered(made)[1]
     assert all("1.62 [1.55" not in one or "1.70]" in one for one in rendered(made, 24))

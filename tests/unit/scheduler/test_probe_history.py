@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import Interval
 from scheduler.drift.watching import State, state_of
-from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, compare, differences
+from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, differences
 from tests.fixtures.drift import FIRST, MARGIN, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -147,9 +147,9 @@ def test_only_shared_prompts_at_the_same_k_are_compared() -> None:
         measured(0, [16, 16, 16]), measured(1, [16, 4], first_prompt=2), measured(2, [4] * 3, num_draft_tokens=5)
     )
     first, second, third = found.measurements
-    over = compare("code", "small", first, second, MARGIN)
+    over = found.compare(first, second)
     assert (over.num_prompts, over.state) == (1, State.TOO_LITTLE)
-    none = compare("code", "small", first, third, MARGIN)
+    none = found.compare(first, third)
     assert (none.num_prompts, none.change, none.state) == (0, None, State.TOO_LITTLE)
 
 
