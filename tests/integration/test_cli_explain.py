@@ -129,7 +129,6 @@ def test_explain_and_status_name_a_drafter_that_the_workers_ask_no_more(
 def test_status_names_the_revisions_of_a_target_where_there_are_several(twelve_jobs: Database) -> None:
     load = worker_says(twelve_jobs)
     assert told_of(WorkerStore(twelve_jobs).seen()) == []
-    assert load.setup is not None
     facts = replace(load.setup.facts, target_revision="target-2")
     WorkerStore(twelve_jobs).say(replace(load, owner="w2", setup=replace(load.setup, facts=facts)))
     told = told_of(WorkerStore(twelve_jobs).seen())

@@ -23,9 +23,7 @@ from alphaloop.store.known_jobs import check
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import content
-from tests.fixtures.runs import (
-    claim_request,
-)
+from tests.fixtures.runs import claim_request
 
 pytestmark = pytest.mark.postgres
 

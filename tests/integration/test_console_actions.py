@@ -50,7 +50,6 @@ def test_a_drift_event_is_acknowledged(person: Visitor, database: Database, even
     answer = person.post(f"/drift/{event_id}/acknowledge", form)
     assert (answer.status, answer.headers["location"]) == (303, f"/drift/{event_id}")
     event = DriftEventStore(database).find(event_id)
-    assert event is not None
     assert (event.acknowledged_by, event.note) == ("Ada", "a new draft is in training")
     assert "Ada took note of it" in person.get(f"/drift/{event_id}").text
     assert person.post("/drift/99/acknowledge", form).status == 404
@@ -89,7 +88,6 @@ def test_a_form_without_the_sessions_token_does_nothing(person: Visitor, databas
     other.sign_in()
     assert other.post(address, {**form, "token": token}).status == 403, "the token is another session's"
     event = DriftEventStore(database).find(event_id)
-    assert event is not None
     assert event.acknowledged_by is None
 
 

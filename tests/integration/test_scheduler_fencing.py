@@ -54,7 +54,6 @@ class Process:
         self.leadership = Leadership(self.lease, promote=promote, demote=lambda: None)
 
     def run(self, now: datetime) -> RunSummary:
-        assert self._scheduler is not None
         return self._scheduler.run_once(now)
 
 
@@ -121,7 +120,6 @@ def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
     """What began in a term is committed in it, or never."""
     first, second = two
     first.leadership.check()
-    assert first.guarded is not None
     with first.guarded.begin() as connection:
         connection.execute(text("UPDATE probe_sets SET is_active = false"))
         run_out(database)

@@ -36,15 +36,10 @@ def two(database: Database) -> tuple[Process, Process]:
     return Process(database, "first"), Process(database, "second")
 
 
-def test_one_leads(two: tuple[Process, Process]) -> None:
+def test_one_leads_and_is_followed_when_its_lease_ran_out(two: tuple[Process, Process], database: Database) -> None:
     first, second = two
     assert [first.leadership.check(), second.leadership.check(), first.leadership.check()] == [True, False, True]
     assert (first.told, second.told) == (["promoted"], [])
-
-
-def test_a_leader_whose_lease_ran_out_is_followed(two: tuple[Process, Process], database: Database) -> None:
-    first, second = two
-    first.leadership.check()
     database.change(text("UPDATE leader_leases SET expires_at = now()"))
     assert second.leadership.check()
     assert first.leadership.leads, "it has not looked yet"

@@ -81,7 +81,6 @@ def test_once_sends_probes_and_reports(place: Place, database: Database) -> None
     page = Path(finished["page"])
     assert page.parent == place.folder / "data" / "reports"
     stored = ReportStore(database).latest()
-    assert stored is not None
     assert page.read_text(encoding="utf-8") == stored.html
     (told,) = place.hook.taken
     assert told["message"].startswith(stored.summary)

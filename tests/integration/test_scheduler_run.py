@@ -81,12 +81,10 @@ def test_an_empty_database_gives_a_sensible_report(make: Make, database: Databas
     summary = make().run_once(NOW)
     assert summary.claimed
     assert "no acceptance to report yet" in summary.headline
-    assert summary.page is not None
     html = summary.page.read_text(encoding="utf-8")
     assert summary.headline in html
     assert html == (summary.page.parent / "latest.html").read_text(encoding="utf-8")
     stored = ReportStore(database).latest()
-    assert stored is not None
     assert stored.html == html
     assert "Nothing was decoded" in stored.text
     (published,) = outbox.on("drift-reports")
@@ -141,7 +139,6 @@ def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
     assert scheduler.run_once(lower).num_events_opened == 1
     (event,) = events.open_events()
     (accepted,) = events.accept(event.id, "Ada", "")
-    assert accepted.accepted_at is not None
     after = max(accepted.accepted_at, lower) + MINUTE
     assert scheduler.run_once(after).num_events_open == 0, "what was read before the acceptance is forgotten"
     steady = history.traffic("code", 0.55, 320, after, 5 * MINUTE)
@@ -153,7 +150,6 @@ def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
     assert (news.id > event.id, news.num_reopened) == (True, 0)
     assert "rose" in news.content.verdict
     closed = events.find(event.id)
-    assert closed is not None
     assert closed.closed_because == "accepted as the new level."
 
 
@@ -172,7 +168,6 @@ def test_probes_are_compared_with_what_they_showed_when_the_level_was_accepted(
     (event,) = events.open_events()
     assert event.cause == "draft_stale"
     (accepted,) = events.accept(event.id, "Ada", "so be it")
-    assert accepted.accepted_at is not None
     after = accepted.accepted_at + MINUTE
     assert scheduler.run_once(after).num_events_open == 0
     run_and_decode_probes(scheduler, database, history, outbox, after + HOUR, 0.6, target="target-2")
@@ -219,7 +214,6 @@ def test_what_jobs_cost_comes_from_the_device_time_that_is_stored(
 
 def changes_told(database: Database) -> list[tuple[str, str]]:
     stored = ReportStore(database).latest()
-    assert stored is not None
     return [(line["kind"], line["sentence"]) for line in stored.content["changes"]["lines"]]
 
 
@@ -228,12 +222,10 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     history.traffic("code", 0.85, 5, NOW - HOUR, MINUTE)
     scheduler.run_once(NOW)
     stored = ReportStore(database).latest()
-    assert stored is not None
     assert (stored.content["changes"]["since"], changes_told(database)) == (None, [])
     assert "This is the first report" in stored.text
     scheduler.run_once(NOW + MINUTE)
     stored = ReportStore(database).latest()
-    assert stored is not None
     assert f"Nothing changed since the report of {NOW:%Y-%m-%d %H:%M} UTC." in stored.text
     subject = DriftSubject("sql", "lookup", DRAFT, TARGET)
     opened = EventChange(None, EventState.OPENED, content(subject, "fault"), "It fell.")
@@ -264,7 +256,6 @@ def test_times_without_a_good_run_are_gaps(make: Make, database: Database, outbo
     scheduler.run_once(NOW - HOUR)
     scheduler.run_once(NOW)
     stored = ReportStore(database).latest()
-    assert stored is not None
     (gap,) = stored.content["gaps"]
     assert [datetime.fromisoformat(gap[end]) for end in ("begins", "ends")] == [NOW - 9 * HOUR, NOW - HOUR]
 
@@ -337,7 +328,6 @@ def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
     jobs = [parse_job(value, Origin("c", "jobs.code", 0, 0), task="code") for value in outbox.on("jobs.code")]
     assert sorted(job.scored_drafters for job in jobs if job.purpose is Purpose.CONTROL) == [(), *[("lookup",)] * 3]
     stored = ReportStore(database).latest()
-    assert stored is not None
     (line,) = stored.content["probes"]
     assert (line["why"], line["num_probes"], line["num_scored"]) == ("age", 1, 3)
     assert "1 sent and 3 scored" in stored.text
@@ -391,7 +381,6 @@ def test_the_report_shows_the_measured_speed_up_that_every_screen_shows(
     slices.add(block_rows(subject("code"), start, 12))
     make().run_once(NOW)
     stored = ReportStore(database).latest()
-    assert stored is not None
     (line,) = stored.content["tasks"]
     assert (line["num_speculative_jobs"], line["acceptance_drafter"], line["cost"]["num_jobs"]) == (30, "lookup", 40)
     assert line["saved_device_s"]["mean"] > 0

@@ -6,20 +6,27 @@ import json
 
 import pytest
 
-from alphaloop.errors import InvalidField, MalformedMessage
+from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
 from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
+from alphaloop.messages.headers import Headers
 from tests.fixtures.messages import ORIGIN
+
+
+def letter_of(
+    error: MessageError, value: bytes = b"", *, key: bytes | None = None, headers: Headers = ()
+) -> DeadLetter:
+    return dead_letter(error, ORIGIN, group="workers", num_deliveries=3, key=key, value=value, headers=headers)
 
 
 def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
     error = InvalidField("expected less, found more", field="body.temperature", hint="lower it")
     kept = [("traceparent", b"00-ab"), ("ce_id", b"\xff\x00")]
     headers = [*kept, (PREFIX + "old", b"1")]
-    letter = dead_letter(error, ORIGIN, group="workers", num_deliveries=3, key=b"k", value=b"\xff", headers=headers)
+    letter = letter_of(error, b"\xff", key=b"k", headers=headers)
     assert (letter.topic, letter.key, letter.value) == ("jobs.code.dlq", b"k", b"\xff")
     assert list(letter.headers[:2]) == kept
     said = dict(letter.headers[2:])
@@ -37,18 +44,14 @@ def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
 
 def test_a_senders_long_field_name_is_cut_in_the_letter() -> None:
     error = InvalidField("expected a number", field="body.logit_bias." + "9" * 100_000)
-    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=())
+    letter = letter_of(error)
     assert sum(len(name) + len(value) for name, value in letter.headers) < 4 * MAX_REASON_CHARS
     assert dict(letter.headers)[PREFIX + "field"].startswith(b"body.logit_bias.999")
 
 
 def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
-    first = dead_letter(
-        MalformedMessage("x" * 9999), ORIGIN, group="g", num_deliveries=1, key=None, value=b"", headers=()
-    )
-    again = dead_letter(
-        MalformedMessage("later"), ORIGIN, group="g", num_deliveries=2, key=None, value=b"", headers=first.headers
-    )
+    first = letter_of(MalformedMessage("x" * 9999))
+    again = letter_of(MalformedMessage("later"), headers=first.headers)
     names = [name for name, _ in again.headers]
     assert len(names) == len(set(names))
     assert len(dict(first.headers)[PREFIX + "message"]) == MAX_REASON_CHARS
@@ -56,24 +59,15 @@ def test_a_letter_sent_back_and_refused_again_carries_one_reason() -> None:
 
 
 def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
-    letter = dead_letter(
-        MalformedMessage("no"),
-        ORIGIN,
-        group="g",
-        num_deliveries=1,
-        key=b"k" * 5000,
-        value=b"v",
-        headers=[("big", b"h" * 20_000), ("small", b"s")],
-    )
+    headers = [("big", b"h" * 20_000), ("small", b"s")]
+    letter = letter_of(MalformedMessage("no"), b"v", key=b"k" * 5000, headers=headers)
     less = shortened(letter)
-    assert less is not None
     assert (less.key, less.value) == (None, b"v")
-    headers = dict(less.headers)
-    assert headers[PREFIX + "exception"] == b"malformed_message"
-    assert headers[SHORTENED] == b"20009 bytes of headers left out; a key of 5000 bytes left out"
-    assert {"big", "small"}.isdisjoint(headers)
+    kept = dict(less.headers)
+    assert kept[PREFIX + "exception"] == b"malformed_message"
+    assert kept[SHORTENED] == b"20009 bytes of headers left out; a key of 5000 bytes left out"
+    assert {"big", "small"}.isdisjoint(kept)
     least = shortened(less)
-    assert least is not None
     assert least.value == b""
     assert shortened(least) is None
 
@@ -85,9 +79,7 @@ def redriven_id(letter: DeadLetter) -> str:
 
 def test_a_shortened_letter_is_not_sent_again_and_the_whole_message_is_named() -> None:
     value, headers = json.dumps({"job_id": "j", "prompt": "x"}).encode(), [("big", b"h" * 20_000)]
-    whole = dead_letter(
-        MalformedMessage("no"), ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=headers
-    )
+    whole = letter_of(MalformedMessage("no"), value, headers=headers)
     assert redriven_id(whole) == "j"
     less = shortened(whole)
     assert less is not None

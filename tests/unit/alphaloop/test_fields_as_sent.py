@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from alphaloop.contract import job_schema
 from alphaloop.errors import InvalidField, MessageError
-from alphaloop.job_lines import BadLine, JobLine, JobReader
+from alphaloop.job_lines import JobReader
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
@@ -124,7 +124,6 @@ def refusal_of(fields: dict[str, Any], corrections: dict[str, Any]) -> MessageEr
 
 def assert_has_a_place(error: MessageError, fields: Any) -> None:
     """The path is in what was sent, or its last part is what is missing there."""
-    assert error.field is not None
     *parents, last = error.field.split(".")
     for part in parents:
         fields = fields[int(part)] if isinstance(fields, list) else fields[part]
@@ -170,7 +169,6 @@ def test_a_line_names_its_fields_as_its_writer_did() -> None:
         ({"task": "code", "body": {"prompt": "x", "temperature": 9}}, "body.temperature"),
     ):
         item = JobReader(Settings()).read_line(json.dumps(line).encode(), "f:1")
-        assert isinstance(item, BadLine)
         assert item.error.field == field
 
 
@@ -218,7 +216,6 @@ def test_null_in_lines_of_batches_and_of_cancellations() -> None:
     line = {"task": "code", "prompt": "x"}
     nulls = dict.fromkeys(["job_id", "custom_id", "id", "segment", "body", "method", "url", "stop"])
     item = JobReader(Settings(), task="code").read_line(json.dumps(nulls | line | {"task": None}).encode(), "f:1")
-    assert isinstance(item, JobLine)
     assert item.job.body == read(json.dumps(line).encode()).body
     assert parse_cancellation(b'{"action": "cancel", "job_id": "a", "reason": null}').job_id == "a"
 

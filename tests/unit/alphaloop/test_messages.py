@@ -115,22 +115,6 @@ def test_both_names_of_the_token_limit_count(body: dict[str, Any], limit: int | 
     assert read({"body": {"prompt": "x", **body}}).body.max_tokens == limit
 
 
-def test_nulls_of_openai_clients_are_unset_fields() -> None:
-    nulls = {
-        "stop": None,
-        "stop_token_ids": None,
-        "logit_bias": None,
-        "min_p": None,
-        "stream": None,
-        "temperature": None,
-        "tools": None,
-        "n": None,
-        "messages": None,
-    }
-    job = read({"prompt": "x", **nulls})
-    assert job.body == read({"prompt": "x"}).body
-
-
 def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
     sampling = {
         "top_k": -1,
