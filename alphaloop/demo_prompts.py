@@ -95,7 +95,8 @@ def _deal(found: Iterable[Function], tasks: Collection[str], each: int) -> dict[
     dealt: dict[str, list[str]] = {task: [] for task in tasks}
     for function in found:
         for task in sorted(dealt, key=lambda task: len(dealt[task])):
-            if len(dealt[task]) < each and _fits(prompt := FROM_FUNCTIONS[task](function)):
+            prompt = FROM_FUNCTIONS[task](function)
+            if len(dealt[task]) < each and MIN_CHARS <= len(prompt) <= MAX_CHARS:
                 dealt[task].append(prompt)
                 break
         if all(len(prompts) >= each for prompts in dealt.values()):
@@ -107,10 +108,6 @@ def _some_of_each_module(folder: Path, rng: Random) -> Iterator[Function]:
     for name, tree, source in modules(folder, rng):
         some = list(functions(name, tree, source))
         yield from rng.sample(some, min(_MAX_PER_MODULE, len(some)))
-
-
-def _fits(prompt: str) -> bool:
-    return MIN_CHARS <= len(prompt) <= MAX_CHARS
 
 
 def _quoted(docstring: str) -> str:

@@ -162,7 +162,8 @@ class KeptBatches:
                 os.replace(path, self._file(kept.batch_id))
             finally:
                 path.unlink(missing_ok=True)
-            self._say(kept)
+            facts = {**asdict(kept), "at": at.isoformat()}
+            replace_file(self._facts(kept.batch_id), json.dumps(facts), mode=0o600)
         except OSError as error:
             raise ConfigError(f"{self._folder}: {error.strerror or error}", hint="data_dir must be writable") from None
         return kept
@@ -173,7 +174,12 @@ class KeptBatches:
 
     def find(self, batch_id: str) -> KeptBatch | None:
         """The file of this batch."""
-        return self._read(batch_id) if _BATCH_ID.fullmatch(batch_id) else None
+        if _BATCH_ID.fullmatch(batch_id):
+            with suppress(OSError, ValueError, TypeError):  # another process deletes it, or is not done
+                facts = json.loads(self._facts(batch_id).read_text(encoding="utf-8"))
+                if self._file(batch_id).is_file():
+                    return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
+        return None
 
     def batch(self, batch_id: str) -> BatchSource:
         """The batch with its file where that is kept, else by its name alone."""
@@ -192,20 +198,10 @@ class KeptBatches:
     def _facts(self, batch_id: str) -> Path:
         return self._folder / f"{batch_id}.json"
 
-    def _say(self, kept: KeptBatch) -> None:
-        replace_file(self._facts(kept.batch_id), json.dumps({**asdict(kept), "at": kept.at.isoformat()}), mode=0o600)
-
     def _found(self) -> Iterator[KeptBatch]:
         for path in self._folder.glob("batch-*.json"):
             if (kept := self.find(path.stem)) is not None:
                 yield kept
-
-    def _read(self, batch_id: str) -> KeptBatch | None:
-        with suppress(OSError, ValueError, TypeError):  # another process deletes it, or is not done
-            facts = json.loads(self._facts(batch_id).read_text(encoding="utf-8"))
-            if self._file(batch_id).is_file():
-                return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
-        return None
 
 
 #: Of alphaloop's jobs, which a line may have beside OpenAI's.

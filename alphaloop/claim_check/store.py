@@ -112,7 +112,7 @@ class ContentStore:
 
         try:
             return self._told(reference.url, read)
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
+        except _NOT_THERE:
             self._require_root(reference.url)
             raise ContentMissing(f"nothing that can be read at {reference.url}") from None
 
@@ -129,7 +129,10 @@ class ContentStore:
             else:
                 client.ask("pipe_file", path, content)
 
-        self._told(url, write, nothing_is_missing=True)
+        try:
+            self._told(url, write)
+        except _NOT_THERE:
+            raise ContentStoreUnavailable(f"cannot write below {self._url}", hint=_MAY_NOT) from None
         return ContentReference.to(url, content)
 
     def written_before(self, folder: str, moment: datetime) -> list[str]:
@@ -170,16 +173,12 @@ class ContentStore:
         client = self._clients[_scheme_of(url)]
         return client, client.path_of(url)
 
-    def _told(self, url: str, act: Callable[[], _Answer], *, nothing_is_missing: bool = False) -> _Answer:
+    def _told(self, url: str, act: Callable[[], _Answer]) -> _Answer:
         """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
         try:
             return act()
-        except (ContentError, InvalidField):
+        except (ContentError, InvalidField, *_NOT_THERE):
             raise
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError):
-            if not nothing_is_missing:
-                raise
-            raise ContentStoreUnavailable(f"cannot write below {self._url}", hint=_MAY_NOT) from None
         except Exception as error:
             # Every client has exceptions of its own; their texts may hold credentials.
             raise ContentStoreUnavailable(
@@ -263,6 +262,7 @@ def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[],
 
 
 _Answer = TypeVar("_Answer")
+_NOT_THERE: Final = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _MAY_NOT: Final = "are the credentials right, and may they read, write, delete and list there?"
 
 

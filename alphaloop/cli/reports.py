@@ -11,8 +11,8 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows
 from alphaloop.cli.screen import note as tell
+from alphaloop.cli.screen import out, paragraph, print_json, show_rows
 from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
 from alphaloop.files import Destination
 from alphaloop.moments import moment
@@ -57,14 +57,14 @@ def report(
         with target.writing() as file:
             file.write(found.html)
         if html.is_file():
-            note(f"written to {html.absolute().as_uri()}")
+            tell(f"written to {html.absolute().as_uri()}")
 
 
 def _say_if_old(found: StoredReport) -> None:
     """A note where a newer report should exist."""
     next_due = found.content.get("next_due")
     if next_due is not None and datetime.fromisoformat(next_due) < datetime.now(UTC):
-        note(
+        tell(
             f"this report is old: it was made at {minute(found.created_at)}, and the run that was due at "
             f"{minute(datetime.fromisoformat(next_due))} made none yet; does a scheduler run?"
         )

@@ -7,6 +7,7 @@ libraries that the other commands do not need.
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -204,7 +205,7 @@ def install(
     out().print(str(fetch_kafka(version=version, mirror=mirror)), soft_wrap=True, markup=False)
 
 
-def fetch_kafka(*, version: str | None = None, mirror: str | None = None, deadline_s: float | None = None) -> Path:
+def fetch_kafka(*, version: str | None = None, mirror: str | None = None, deadline_s: float = math.inf) -> Path:
     """The installed folder, fetched with a progress bar if need be. Raises InstallFailed."""
     mirrors = [mirror] if mirror else [MIRROR, ARCHIVE]
     bar = Progress(

@@ -203,11 +203,9 @@ class EmbeddedKafka(_EmbeddedBroker):
 
 def new_cluster_id() -> str:
     """A UUID in URL-safe base64; one that starts with a dash would be taken for an option."""
-    return next(
-        text
-        for text in iter(lambda: base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode(), None)
-        if text and not text.startswith("-")
-    )
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()).startswith("-"):
+        pass
+    return text
 
 
 class EmbeddedTansu(_EmbeddedBroker):

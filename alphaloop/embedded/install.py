@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import importlib.util
 import io
+import math
 import os
 import re
 import shutil
@@ -117,10 +118,10 @@ def _download(url: str, into: IO[bytes], end: float, max_bytes: int, on_progress
         raise InstallFailed(f"{url}: the connection ended {total - done} bytes early")
 
 
-#: Holds every release; the mirrors hold only the current ones.
 #: The release that `alphaloop kafka install` fetches.
 KAFKA_VERSION: Final = "4.3.1"
 MIRROR: Final = "https://downloads.apache.org/kafka"
+#: Holds every release; the mirrors hold only the current ones.
 ARCHIVE: Final = "https://archive.apache.org/dist/kafka"
 
 _SHA512: Final = re.compile(r"[0-9a-f]{128}")
@@ -161,7 +162,7 @@ def install_kafka(
     *,
     mirrors: Sequence[str],
     cache: Path | None = None,
-    deadline_s: float | None = None,
+    deadline_s: float = math.inf,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Path:
     """Fetch, check and unpack a release; its home. Nothing is done when it is there already.
@@ -172,8 +173,7 @@ def install_kafka(
     folder = cache or cache_folder()
     if found := installed_home(version, cache=folder):
         return found
-    wait_s = 3600.0 if deadline_s is None else deadline_s
-    end = time.monotonic() + (float("inf") if deadline_s is None else deadline_s)
+    wait_s, end = min(3600.0, deadline_s), time.monotonic() + deadline_s
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FolderLock(folder / "install.lock", what="another installation", wait_s=wait_s):

@@ -86,8 +86,8 @@ class EmbeddedPostgres(EmbeddedServer):
 
     def _remembered_port(self) -> int:
         path = self._folder / "port"
-        if path.exists() and is_free(int(path.read_text(encoding="ascii"))):
-            return int(path.read_text(encoding="ascii"))
+        if path.exists() and is_free(port := int(path.read_text(encoding="ascii"))):
+            return port
         return free_ports(1)[0]
 
     def _create(self, programs: Path, account: Account | None, keep_search: bool, password: str) -> None:

@@ -331,7 +331,10 @@ class StreamReader:
             self.attempt, self.text, self._next_seq = chunk.attempt, "", 0
             self._waiting.clear()
         if chunk.ends_alone:
-            return self._end_with(chunk)
+            self.end = chunk
+            self._waiting.clear()
+            before, self.text = self.text, self.text if chunk.whole_text is None else chunk.whole_text
+            return self.text[len(before) :]
         if chunk.seq >= self._next_seq:
             self._waiting.setdefault(chunk.seq, chunk)
         added = []
@@ -342,13 +345,6 @@ class StreamReader:
                 self.end = following
         self.text += (new := "".join(added))
         return new
-
-    def _end_with(self, final: Chunk) -> str:
-        """End with a final chunk that needs none before it."""
-        self.end = final
-        self._waiting.clear()
-        before, self.text = self.text, self.text if final.whole_text is None else final.whole_text
-        return self.text[len(before) :]
 
 
 class StreamReaders:

@@ -249,7 +249,7 @@ class ConsoleSettings(Section):
     @property
     def hosts(self) -> tuple[str, ...] | None:
         """Names by which a browser may ask, so that no other site can point its own name here; None: any name."""
-        if self.public_url is None and self._is_wildcard:
+        if self.public_url is None and self.http_host in ("0.0.0.0", "::", ""):  # noqa: S104 - compared, not bound
             return None
         public = urlsplit(self.public_url).hostname if self.public_url else None
         named = [f"[{host}]" if ":" in host else host for host in (self.http_host, public) if host]
@@ -259,10 +259,6 @@ class ConsoleSettings(Section):
     def is_https(self) -> bool:
         """Whether people reach it over TLS."""
         return self.public_url is not None and self.public_url.startswith("https:")
-
-    @property
-    def _is_wildcard(self) -> bool:
-        return self.http_host in ("0.0.0.0", "::", "")  # noqa: S104 - compared, not bound
 
     @property
     def _is_loopback(self) -> bool:

@@ -101,7 +101,7 @@ def pack(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] = la
     return buffer.getvalue()
 
 
-def install(mirror: Mirror, cache: Path, deadline_s: float | None = 60.0) -> Path:
+def install(mirror: Mirror, cache: Path, deadline_s: float = 60.0) -> Path:
     return install_kafka(VERSION, mirrors=[mirror.url], cache=cache, deadline_s=deadline_s)
 
 
