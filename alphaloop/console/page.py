@@ -81,11 +81,11 @@ def templates() -> Environment:
     return made
 
 
-def ago(at: datetime | None, now: datetime | None = None) -> Markup:
+def ago(at: datetime | None) -> Markup:
     """`4 min ago`, with the moment itself behind it; a dash without one."""
     if at is None:
         return Markup("–")
-    seconds = ((now or datetime.now(UTC)) - at).total_seconds()
+    seconds = (datetime.now(UTC) - at).total_seconds()
     told = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
     return _time(at, told)
 

@@ -41,11 +41,8 @@ class Session:
 class Sessions:
     """Checks names and passwords, and remembers who signed in. Threads share it."""
 
-    def __init__(
-        self, settings: ConsoleSettings, *, lifetime_s: float = LIFETIME_S, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._username, self._password = settings.username, settings.password
-        self._lifetime_s, self._clock = lifetime_s, clock
+    def __init__(self, settings: ConsoleSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._username, self._password, self._clock = settings.username, settings.password, clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._failures: deque[float] = deque()
         self._lock = threading.Lock()
@@ -60,7 +57,7 @@ class Sessions:
         if not self._is_right(username, password):
             return None
         now = self._clock()
-        made = Session(username, secrets.token_urlsafe(32), secrets.token_urlsafe(32), now + self._lifetime_s)
+        made = Session(username, secrets.token_urlsafe(32), secrets.token_urlsafe(32), now + LIFETIME_S)
         with self._lock:
             self._sessions[made.cookie] = made
             while len(self._sessions) > _MAX_SESSIONS:

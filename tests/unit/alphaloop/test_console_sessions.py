@@ -7,7 +7,7 @@ import base64
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.console.sessions import MAX_FAILURES, WINDOW_S, Sessions, TooManyFailures, is_token_of
+from alphaloop.console.sessions import LIFETIME_S, MAX_FAILURES, WINDOW_S, Sessions, TooManyFailures, is_token_of
 from alphaloop.settings import ConsoleSettings
 
 
@@ -19,7 +19,7 @@ class Clock:
 
 
 def made(clock: Clock) -> Sessions:
-    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace")), lifetime_s=3600, clock=clock)
+    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace")), clock=clock)
 
 
 def header(text: str) -> str:
@@ -34,7 +34,7 @@ def test_a_session_lasts_until_its_hours_are_over_or_it_is_ended() -> None:
     assert sessions.of_cookie(one.cookie) == one
     sessions.end(two)
     assert sessions.of_cookie(two.cookie) is None
-    clock.now += 3601
+    clock.now += LIFETIME_S + 1
     assert sessions.of_cookie(one.cookie) is None
 
 
