@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from alphaloop.contract import job_schema
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.kafka.offsets import Record
@@ -21,7 +20,7 @@ from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
 from alphaloop.messages.job import UNSUPPORTED
 from alphaloop.settings import Settings
-from tests.fixtures.messages import ORIGIN, read
+from tests.fixtures.messages import ORIGIN, job_validator, read
 from worker.intake.control import parse_cancellation
 
 #: Of fields of the body: what is wrong, and what is right.
@@ -200,7 +199,7 @@ def assert_same(sent: dict[str, Any], without: dict[str, Any]) -> None:
     job, other = read(json.dumps(sent).encode()), read(json.dumps(without).encode())
     assert job.model_copy(update={"job_id": ""}) == other.model_copy(update={"job_id": ""})
     assert payload_digest(job) == payload_digest(other)
-    jsonschema.validate(sent, job_schema())
+    job_validator().validate(sent)
 
 
 def test_null_is_left_out_within_fields_too() -> None:
@@ -235,4 +234,4 @@ def test_other_parts_are_refused_by_their_kind() -> None:
         read(json.dumps(message).encode())
     assert refused.value.field == "messages.0.content.1.type"
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(message, job_schema())
+        job_validator().validate(message)
