@@ -5,6 +5,8 @@ measured near-tie. `python -m benchmarks.exactness` does the same over hundreds 
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from typing import Any, Final
 
 import pytest
@@ -15,7 +17,7 @@ from alphaloop.messages.job import Job
 from benchmarks.exactness import BATCH, NEAR_TIE, decode, first_difference
 from benchmarks.jobs import forced
 from worker.decoding.engine import TransformersEngine
-from worker.engine import Generation, Sampling
+from worker.engine import Sampling
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -36,6 +38,14 @@ PROMPTS: Final = {
     "sql": "Table parts(id, name, price). Write a query for the three dearest parts.",
     "question": "Why is the sky blue?",
 }
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_engine: TransformersEngine) -> Iterator[TransformersEngine]:
+    torch.set_num_threads(os.cpu_count() or 1)
+    assert smollm2_engine.load().num_free == BATCH
+    yield smollm2_engine
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -62,37 +72,32 @@ def jobs() -> list[Job]:
     ]
 
 
-@pytest.fixture(scope="module")
-def vanilla(smollm2_engine: TransformersEngine, jobs: list[Job]) -> dict[str, Generation]:
-    """Every job alone, by job_id."""
-    return {one.job_id: one for one in decode(smollm2_engine, jobs, GREEDY, forced(), batch=1)}
-
-
 def test_look_up_in_a_batch_writes_what_vanilla_writes_alone(
-    smollm2_engine: TransformersEngine, reference: Any, jobs: list[Job], vanilla: dict[str, Generation]
+    engine: TransformersEngine, reference: Any, jobs: list[Job]
 ) -> None:
-    assert smollm2_engine.load().num_free == BATCH
+    vanilla = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, forced(), batch=1)}
     lookup = forced("lookup", 5)
-    drafted = {one.job_id: one for one in decode(smollm2_engine, jobs, GREEDY, lookup, batch=BATCH)}
+    drafted = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, lookup, batch=BATCH)}
     assert set(vanilla) == set(drafted) == set(PROMPTS)
     assert all(not generation.counts.num_trials for generation in vanilla.values())
     assert sum(generation.counts.num_accepted for generation in drafted.values()) > 0
     assert max(generation.batch_size for generation in drafted.values()) == BATCH
     for job in jobs:
-        texts = (side[job.job_id].token_ids for side in (vanilla, drafted))
-        prompt = smollm2_engine.prepare(job, GREEDY).token_ids
-        found = first_difference(reference, prompt, *texts, job.job_id)
+        prompt = engine.prepare(job, GREEDY).token_ids
+        found = first_difference(
+            reference, prompt, vanilla[job.job_id].token_ids, drafted[job.job_id].token_ids, job.job_id
+        )
         print(f"{job.job_id}: {found or 'identical'}")
         assert found is None or found.is_near_tie
 
 
 def test_vanilla_writes_the_argmax_of_the_models_own_plain_pass(
-    smollm2_engine: TransformersEngine, reference: Any, jobs: list[Job], vanilla: dict[str, Generation]
+    engine: TransformersEngine, reference: Any, jobs: list[Job]
 ) -> None:
     """Every token of a text is the best one under one pass over the whole text, without cache, slots or batch."""
     for job in jobs[:2]:
-        generation = vanilla[job.job_id]
-        prompt = smollm2_engine.prepare(job, GREEDY).token_ids
+        (generation,) = decode(engine, [job], GREEDY, forced(), batch=1)
+        prompt = engine.prepare(job, GREEDY).token_ids
         with torch.inference_mode():
             logits = reference(input_ids=torch.tensor([[*prompt, *generation.token_ids]]), use_cache=False).logits
         behind = logits[0, len(prompt) - 1 : -1]
