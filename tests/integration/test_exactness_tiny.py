@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -12,10 +13,10 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
-from tests.fixtures.drafting import MOST, ScriptedDrafter, draft_model
+from tests.fixtures.drafting import MOST, ScriptedDrafter, drafter_over, language_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
 from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
-from worker.decoding.network.language_model import PREFILL_CHUNK
+from worker.decoding.network.language_model import PREFILL_CHUNK, LanguageModel
 from worker.engine import Generation, Sampling
 
 Build = Callable[..., TransformersEngine]
@@ -42,29 +43,27 @@ class Bench:
         return {one.job.job_id: output for one, output in zip(prepared, outputs, strict=True)}
 
 
+MakeBench = Callable[[str, int], Bench]
+
+
+@pytest.fixture(scope="module")
+def weights(tiny_models: dict[str, Path]) -> Callable[[str], LanguageModel]:
+    """The tiny models that draft, by family, each loaded once."""
+    return functools.cache(lambda family: language_model(tiny_models[family]))
+
+
+@pytest.fixture
 def make_bench(
-    tiny_engine: Build,
-    tiny_models: dict[str, Path],
-    references: References,
-    family: str,
-    num_slots: int,
-    rng: random.Random,
-    **where: str,
-) -> Bench:
-    """`where`: device and dtype."""
-    other = "qwen2" if family == "llama" else "llama"
-    scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
-    engine = tiny_engine(
-        family,
-        num_slots=num_slots,
-        drafters={
-            "another model": draft_model("another model", tiny_models[other], num_slots=num_slots, **where),
-            "the target itself": draft_model("the target itself", tiny_models[family], num_slots=num_slots, **where),
-            **scripts,
-        },
-        **where,
-    )
-    return Bench(engine, references(family), scripts)
+    tiny_engine: Build, weights: Callable[[str], LanguageModel], references: References, rng: random.Random
+) -> MakeBench:
+    def make(family: str, num_slots: int) -> Bench:
+        models = {"another model": "qwen2" if family == "llama" else "llama", "the target itself": family}
+        drafters = {name: drafter_over(name, weights(model), num_slots) for name, model in models.items()}
+        scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
+        engine = tiny_engine(family, num_slots=num_slots, drafters=drafters | scripts)
+        return Bench(engine, references(family), scripts)
+
+    return make
 
 
 def decode(
@@ -122,9 +121,9 @@ def decisions(rng: random.Random, num: int) -> list[Decision]:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_eight_ragged_sequences_write_what_the_model_alone_writes(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
+    make_bench: MakeBench, family: str, rng: random.Random
 ) -> None:
-    bench = make_bench(tiny_engine, tiny_models, references, family, 8, rng)
+    bench = make_bench(family, 8)
     # Every other text begins with the same instructions, which are read once.
     beginnings = ("a", "a" + some_text(rng, 60))
     work = [
@@ -147,9 +146,9 @@ def test_eight_ragged_sequences_write_what_the_model_alone_writes(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_one_sequence_writes_what_the_model_alone_writes(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
+    make_bench: MakeBench, family: str, rng: random.Random
 ) -> None:
-    bench = make_bench(tiny_engine, tiny_models, references, family, 1, rng)
+    bench = make_bench(family, 1)
     prompts = ["a", "ab ab ab ab ab ab ab ab ab", *(some_text(rng, 30) + "a" for _ in range(4))]
     check(
         bench,
@@ -163,15 +162,10 @@ def test_one_sequence_writes_what_the_model_alone_writes(
 
 @pytest.mark.parametrize(("family", "num_slots"), [("llama", 1), *((family, 8) for family in FAMILIES)])
 def test_drafting_that_changes_between_any_two_rounds_changes_no_text(
-    tiny_engine: Build,
-    tiny_models: dict[str, Path],
-    references: References,
-    family: str,
-    num_slots: int,
-    rng: random.Random,
+    make_bench: MakeBench, family: str, num_slots: int, rng: random.Random
 ) -> None:
     """Greedy and seeded jobs pass from vanilla to any drafter and back, with any k, paused or not."""
-    bench = make_bench(tiny_engine, tiny_models, references, family, num_slots, rng)
+    bench = make_bench(family, num_slots)
     kinds = [GREEDY, replace(GREEDY, temperature=1.0), replace(GREEDY, repetition_penalty=1.3)]
     work = [
         (
@@ -224,15 +218,10 @@ ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (
     ("family", "num_slots"), [("llama", 1), ("gemma3_text", 1), *((family, 8) for family in FAMILIES)]
 )
 def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
-    tiny_engine: Build,
-    tiny_models: dict[str, Path],
-    references: References,
-    family: str,
-    num_slots: int,
-    rng: random.Random,
+    make_bench: MakeBench, family: str, num_slots: int, rng: random.Random
 ) -> None:
     """Bias, penalties, stop tokens, min_p and the reproducible coupling: each under vanilla and every drafter."""
-    bench = make_bench(tiny_engine, tiny_models, references, family, num_slots, rng)
+    bench = make_bench(family, num_slots)
     offset = rng.randrange(6)
     rules = [(ADJUSTED[(i + offset) % 6], decided) for i, decided in enumerate(decisions(rng, 6))]
     if num_slots > 1:
@@ -254,10 +243,8 @@ def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
         assert (generation.finish_reason == "stop") == (generation.token_ids[-1] in (0, *sampling.stop_token_ids))
 
 
-def test_one_seed_gives_one_text_whatever_decodes_it(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, rng: random.Random
-) -> None:
-    bench = make_bench(tiny_engine, tiny_models, references, "llama", 8, rng)
+def test_one_seed_gives_one_text_whatever_decodes_it(make_bench: MakeBench, rng: random.Random) -> None:
+    bench = make_bench("llama", 8)
     sampling = replace(GREEDY, temperature=1.0, seed=rng.randrange(2**31), max_tokens=16)
     kinds = [VANILLA, *(decision(name, k) for name in DRAFTERS for k in (1, 3, MOST))]
     work = [(make_job("once upon a time", i), sampling, decided) for i, decided in enumerate(kinds)]

@@ -15,7 +15,7 @@ import transformers
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
-from tests.fixtures.models import NUM_TOKENS, decision, decode_one, make_job
+from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
 from worker.decoding.counts import SharedWeightDrafter
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
@@ -27,6 +27,7 @@ from worker.engine import Generation, Sampling, ShadowCounts
 
 Build = Callable[..., TransformersEngine]
 MOST: Final = 5
+NUM_JOBS: Final = 12
 #: A gate that no draft falls below, one that every first token falls below, and none.
 GATES: Final = {"plain": 0.0, "open": 1e-300, "shut": 1 - 1e-12, "gated": 0.01}
 SAMPLINGS: Final = {
@@ -37,7 +38,7 @@ SAMPLINGS: Final = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngine:
     """A target, and its own first layer as a draft behind several gates."""
     folder = tiny_models["llama"]
@@ -54,14 +55,14 @@ def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngi
             one.state,
             model,
             DraftTokens(NUM_TOKENS, NUM_TOKENS, frozenset({0})),
-            num_slots=4,
+            num_slots=NUM_JOBS,
             context_length=2048,
             min_probability=one.min_probability,
             shared_weights=[other for other in shared_weights.values() if other is not one],
         )
         for name, one in shared_weights.items()
     }
-    return tiny_engine("llama", num_slots=4, drafters=drafters)
+    return tiny_engine("llama", num_slots=NUM_JOBS, drafters=drafters)
 
 
 def decoded(
@@ -72,12 +73,12 @@ def decoded(
     sampling: Sampling,
     purpose: Purpose = Purpose.TRAFFIC,
 ) -> list[Generation]:
-    found = []
-    for number in range(12):
+    """Together, because a round of several sequences takes as long as one of a single sequence."""
+    for number in range(NUM_JOBS):
         named = make_job(f"{rng.choice(['ab', 'cd', 'one'])} {number}", number)
         job = named.model_copy(update={"purpose": purpose})
-        found.append(decode_one(engine, engine.prepare(job, sampling), decision(drafter, k)))
-    return found
+        engine.admit(engine.prepare(job, sampling), decision(drafter, k))
+    return list(finish(engine).values())
 
 
 def shadow(generation: Generation, drafter: str) -> ShadowCounts:
