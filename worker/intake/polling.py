@@ -332,20 +332,19 @@ class TopicWatch:
         ask: Callable[[Collection[str]], Mapping[str, str]],
         *,
         every_s: float = TOPIC_CHECK_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` gives ids by topic and raises BrokerError."""
         self._intakes, self._ask = intakes, ask
-        self._every_s, self._clock = every_s, clock
-        self._due = clock()
+        self._every_s = every_s
+        self._due = time.monotonic()
         self._assignments: list[int] = []
 
     def check(self) -> None:
         """Ask if that is due: after each assignment, and each `every_s`."""
         assignments = [intake.assignment_number for intake in self._intakes]
-        if self._clock() < self._due and assignments == self._assignments:
+        if time.monotonic() < self._due and assignments == self._assignments:
             return
-        self._due, self._assignments = self._clock() + self._every_s, assignments
+        self._due, self._assignments = time.monotonic() + self._every_s, assignments
         topics = set().union(*(intake.topics for intake in self._intakes))
         try:
             ids = self._ask(topics)

@@ -284,14 +284,12 @@ class Fetching:
         contents: ContentStore | None,
         validation: Validation,
         *,
-        num_at_once: int = NUM_AT_ONCE,
         retry: Retry,
         wake: Callable[[], object],
     ) -> None:
         """`wake` is called from the reading threads each time that a prompt is there."""
         self._contents = contents
         self._validation = validation
-        self._num_at_once = num_at_once
         self._retry = retry
         self._wake = wake
         self._waiting: deque[PromptElsewhere] = deque()
@@ -323,7 +321,7 @@ class Fetching:
             if found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes
-        while self._waiting and self._num_running < self._num_at_once and room_bytes > 0:
+        while self._waiting and self._num_running < NUM_AT_ONCE and room_bytes > 0:
             waiting = self._waiting.popleft()
             self._num_running += 1
             room_bytes -= waiting.reference.num_bytes

@@ -53,21 +53,19 @@ class Sending:
         tests: Tests,
         tokens: TokenEstimate,
         *,
-        tell: Callable[[Arrival], None],
-        tell_line: Callable[[InLine], None],
+        tell: Callable[[Arrival | None], None],
         clock: Callable[[], float],
     ) -> None:
-        """`tell` and `tell_line` take what is new from the loop's thread."""
+        """`tell` takes what is new from the loop's thread; None: only `in_line` is."""
         self._clients = clients
         self._fleet = fleet
+        self._tests = tests
         self._tokens = tokens
         self._tell = tell
-        self._tell_line = tell_line
         self._clock = clock
+        self.in_line = InLine()  #: any thread may read it
         self._line: list[ServerRequest] = []
-        self._told = InLine()
         self._on_their_way: set[ServerRequest] = set()
-        self._tests = tests
         self._counting = Counting(clients)
 
     def put(self, request: ServerRequest) -> None:
@@ -135,12 +133,11 @@ class Sending:
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
-        in_line = self._in_line()
-        if in_line != self._told:
-            self._told = in_line
-            self._tell_line(in_line)
+        if (in_line := self._find_in_line()) != self.in_line:
+            self.in_line = in_line
+            self._tell(None)
 
-    def _in_line(self) -> InLine:
+    def _find_in_line(self) -> InLine:
         """Of those that wait, which endpoints may not take all: the fleet is asked once for each route."""
         by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
         for request in self._line:

@@ -69,7 +69,7 @@ def test_a_client_that_asked_nothing_has_nothing_to_close(monkeypatch: pytest.Mo
     monkeypatch.setattr("aiohttp.ClientSession", lambda **_: pytest.fail("a session was opened"))
 
     async def close() -> None:
-        async with ServerClient(endpoint_of("http://gpu", "vllm", "m", metrics_url="http://other/metrics")):
+        async with ServerClient(endpoint_of("http://gpu", "vllm", "m")):
             pass
 
     asyncio.run(close())
