@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from alphaloop.errors import (
@@ -42,32 +42,29 @@ _IDLE_WAIT_S: Final = 0.2
 _ROOM_WAIT_S: Final = 0.1
 
 
+@dataclass(eq=False)
 class BackgroundThread:
     """Calls `turn` in a thread of its own until the thread is told to end.
 
     `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
     `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work. However it
     ends, `at_end` is its last call.
+
+    The thread waits `every_s` seconds before each turn.
     """
 
-    def __init__(
-        self,
-        name: str,
-        turn: Callable[[], object],
-        *,
-        every_s: float = 0.0,
-        on_failure: Callable[[], None] = lambda: None,
-        at_end: Callable[[], object] = lambda: None,
-    ) -> None:
-        """The thread waits `every_s` seconds before each turn."""
-        self.name = name
-        self.pulse = Pulse(f"the thread {name}")
-        self._turn = turn
-        self._every_s = every_s
-        self._on_failure, self._at_end = on_failure, at_end
+    name: str
+    turn: Callable[[], object]
+    _: KW_ONLY
+    every_s: float = 0.0
+    on_failure: Callable[[], None] = lambda: None
+    at_end: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(f"the thread {self.name}")
         self.failure: AlphaloopError | None = None  #: the exception that ended the thread
         self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name=self.name, daemon=True)
 
     def start(self) -> None:
         """Begin to turn."""
@@ -92,18 +89,18 @@ class BackgroundThread:
 
     def _run(self) -> None:
         try:
-            while not self._is_ending.wait(self._every_s):
+            while not self._is_ending.wait(self.every_s):
                 self.pulse.beat()
-                self._turn()
+                self.turn()
         except Exception as error:
             if isinstance(error, AlphaloopError):
                 self.failure = error
             else:
                 log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
                 self.failure = WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}")
-            self._on_failure()
+            self.on_failure()
         finally:
-            self._at_end()
+            self.at_end()
 
 
 class BoundedQueue(Generic[Item]):
@@ -299,17 +296,9 @@ class Retry:
     hurry: threading.Event
     died: threading.Event | None = None
 
-    def is_hurried(self) -> bool:
-        """Whether the worker is told to hurry."""
-        return self.hurry.is_set()
-
     def gives_up(self) -> bool:
         """Whether to stop waiting for room in a queue."""
         return self.hurry.is_set() or (self.died is not None and self.died.is_set())
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long, unless the worker is told to hurry."""
-        self.hurry.wait(seconds)
 
     def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
         """The answer of `act`; its last error of a server or topic that is away once in a hurry."""

@@ -227,7 +227,7 @@ class Worker:
         """
         absent = self.running.absent()
         self.feed.set_aside({job.job_id: job.lane for job in absent})
-        if not absent or not self.feed.num_suspects:
+        if not absent or not len(self.feed.suspects):
             return
         left = self.running.drop([job.job_id for job in absent])
         self.feed.set_aside({})
@@ -423,7 +423,7 @@ class Worker:
         return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in failed]
 
     def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
-        return EndedJob(claimed, recording.ended(claimed, status, failure, now=self.now()))
+        return recording.ended(claimed, status, failure, now=self.now())
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give claims back, none of them counted as tried."""

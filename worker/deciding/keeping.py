@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Final, NamedTuple, TypeAlias
 
@@ -32,41 +32,39 @@ log = logging.getLogger(__name__)
 _Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
 
 
+@dataclass(eq=False)
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
     `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
-    def __init__(
-        self,
-        changes: DecisionLog,
-        identity: EngineIdentity,
-        owner: str,
-        *,
-        write: Write = lambda what, act: act(),
-    ) -> None:
-        self._changes, self._identity, self._owner = changes, identity, owner
-        self._write = write
+    changes: DecisionLog
+    identity: EngineIdentity
+    owner: str
+    _: KW_ONLY
+    write: Write = lambda what, act: act()
+
+    def __post_init__(self) -> None:
         self._begun_with: dict[_Subject, DraftSetting | None] = {}
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
         """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
-        identity, subject = self._identity, (task, sampling_bucket)
+        identity, subject = self.identity, (task, sampling_bucket)
         if subject not in self._begun_with:
-            self._begun_with[subject] = self._changes.last_choice(
+            self._begun_with[subject] = self.changes.last_choice(
                 task, identity.target_revision, identity.device, sampling_bucket
             )
         return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
-        identity = self._identity
+        identity = self.identity
         subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
         try:
-            self._write(
+            self.write(
                 "change of choice",
-                lambda: self._changes.record_change(*subject, key.load, decision, self._owner),
+                lambda: self.changes.record_change(*subject, key.load, decision, self.owner),
             )
         except StoreError as error:
             log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
@@ -99,6 +97,7 @@ class _Sums(NamedTuple):
 _NOTHING: Final = _Sums()
 
 
+@dataclass(eq=False)
 class SharedBudgets:
     """A session's `BudgetStore`. The session's thread owns it; `prepare` and what `write` is given may run in others.
 
@@ -110,21 +109,17 @@ class SharedBudgets:
     again with the next decision.
     """
 
-    def __init__(
-        self,
-        store: BudgetStore,
-        history: TrafficStore,
-        evidence_cache: EvidenceCache,
-        identity: EngineIdentity,
-        drafters: Mapping[str, str],
-        *,
-        write: Write = lambda what, act: act(),
-        accrued_every_s: float = ACCRUED_EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write, self._accrued_every_s, self._clock = write, accrued_every_s, clock
-        self._store, self._history, self._evidence_cache = store, history, evidence_cache
-        self._identity, self._drafters = identity, drafters
+    store: BudgetStore
+    history: TrafficStore
+    evidence_cache: EvidenceCache
+    identity: EngineIdentity
+    drafters: Mapping[str, str]
+    _: KW_ONLY
+    write: Write = lambda what, act: act()
+    accrued_every_s: float = ACCRUED_EVERY_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._prepared: dict[_Subject, ExplorationBudget] = {}
         self._handed_over: dict[_Subject, _Sums] = {}  # of the session's budget, what `write` was given
         self._due: dict[_Subject, float] = {}
@@ -149,7 +144,7 @@ class SharedBudgets:
         """The budget after a decision, with the changes of other workers that a write has brought since the last."""
         subject = task, sampling_bucket
         has_spent = budget.spent != self._handed_over[subject].spent
-        if has_spent or subject in self._failed or self._clock() >= self._due.get(subject, 0.0):
+        if has_spent or subject in self._failed or self.clock() >= self._due.get(subject, 0.0):
             return self.save(*subject, budget)
         return self._with_others(subject, budget)
 
@@ -162,22 +157,21 @@ class SharedBudgets:
             is_to_write = self._unwritten[subject] != _NOTHING
             self._failed.discard(subject)
         self._handed_over[subject] = sums
-        self._due[subject] = self._clock() + self._accrued_every_s
+        self._due[subject] = self.clock() + self.accrued_every_s
         if is_to_write:
-            self._write("exploration budget", partial(self._add, subject))
+            self.write("exploration budget", partial(self._add, subject))
         return self._with_others(subject, budget)
 
     def _read(self, task: str, sampling_bucket: str) -> ExplorationBudget:
         last_used = {
-            name: self._evidence_cache.last_used(Place(task, name, revision))
-            for name, revision in self._drafters.items()
+            name: self.evidence_cache.last_used(Place(task, name, revision)) for name, revision in self.drafters.items()
         }
         unseen = {
-            name: float(self._history.num_jobs_since(task, sampling_bucket, moment))
+            name: float(self.history.num_jobs_since(task, sampling_bucket, moment))
             for name, moment in last_used.items()
             if moment is not None
         }
-        saved = self._store.read(self._row_of((task, sampling_bucket)))
+        saved = self.store.read(self._row_of((task, sampling_bucket)))
         # A budget that was stored has had its first credit.
         return replace(saved or ExplorationBudget(), unseen=unseen or None if saved is None else unseen)
 
@@ -188,7 +182,7 @@ class SharedBudgets:
             if change == _NOTHING:  # the write before took it along
                 return
             try:
-                row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
+                row = self.store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
             except StoreError as error:
                 log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
                 with self._lock:
@@ -210,7 +204,7 @@ class SharedBudgets:
 
     def _row_of(self, subject: _Subject) -> BudgetSubject:
         task, sampling_bucket = subject
-        return BudgetSubject(task, self._identity.target_revision, self._identity.device, sampling_bucket)
+        return BudgetSubject(task, self.identity.target_revision, self.identity.device, sampling_bucket)
 
 
 #: Snapshots are written so often at most: many decisions share a transaction.
