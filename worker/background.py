@@ -103,6 +103,7 @@ class BackgroundThread:
             self.at_end()
 
 
+@dataclass(eq=False)
 class BoundedQueue(Generic[Item]):
     """First in, first out, bounded in count and in bytes: a full queue makes its producer wait, until it gives up.
 
@@ -110,18 +111,13 @@ class BoundedQueue(Generic[Item]):
     once, and asks `num_free` before it fetches more.
     """
 
-    def __init__(
-        self,
-        *,
-        max_items: int,
-        max_bytes: int,
-        num_bytes_of: Callable[[Item], int],
-        give_up: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._give_up = give_up
-        self._max_items = max_items
-        self._max_bytes = max_bytes
-        self._num_bytes_of = num_bytes_of
+    _: KW_ONLY
+    max_items: int
+    max_bytes: int
+    num_bytes_of: Callable[[Item], int]
+    give_up: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self._items: deque[Item] = deque()
         self._num_bytes = 0
         self._num_in_hand = 0
@@ -147,18 +143,18 @@ class BoundedQueue(Generic[Item]):
     def num_free(self) -> int:
         """Items for which there is room; 0 where the bytes are used up."""
         with self._changed:
-            is_full = bool(self._items) and self._num_bytes >= self._max_bytes
-            return 0 if is_full else max(0, self._max_items - len(self._items))
+            is_full = bool(self._items) and self._num_bytes >= self.max_bytes
+            return 0 if is_full else max(0, self.max_items - len(self._items))
 
     @property
     def is_half_free(self) -> bool:
         """Whether at most half of the items and of the bytes are used."""
-        return len(self._items) <= self._max_items // 2 and self._num_bytes <= self._max_bytes // 2
+        return len(self._items) <= self.max_items // 2 and self._num_bytes <= self.max_bytes // 2
 
     def num_fitting(self, most_bytes: int) -> int:
         """How many more items of at most `most_bytes` bytes each surely fit."""
-        room_bytes = self._max_bytes - self._num_bytes
-        return max(0, min(self._max_items - len(self._items), room_bytes // most_bytes))
+        room_bytes = self.max_bytes - self._num_bytes
+        return max(0, min(self.max_items - len(self._items), room_bytes // most_bytes))
 
     def put(self, items: Iterable[Item]) -> None:
         """Add items in their order, waiting for room; the rest is added at once when the producer gives up.
@@ -170,8 +166,8 @@ class BoundedQueue(Generic[Item]):
                 return
             num_added = 0
             for item in items:
-                num_bytes = self._num_bytes_of(item)
-                while not self._fits(num_bytes) and not self._give_up():
+                num_bytes = self.num_bytes_of(item)
+                while not self._fits(num_bytes) and not self.give_up():
                     if num_added:
                         self._changed.notify_all()
                     beat()
@@ -191,7 +187,7 @@ class BoundedQueue(Generic[Item]):
             taken: list[Item] = []
             num_bytes = 0
             while self._items and len(taken) < limit:
-                size = self._num_bytes_of(self._items[0])
+                size = self.num_bytes_of(self._items[0])
                 if taken and max_bytes is not None and num_bytes + size > max_bytes:
                     break
                 num_bytes += size
@@ -212,13 +208,13 @@ class BoundedQueue(Generic[Item]):
         returned = list(items)
         with self._changed:
             self._items.extendleft(reversed(returned))
-            self._num_bytes += sum(map(self._num_bytes_of, returned))
+            self._num_bytes += sum(map(self.num_bytes_of, returned))
 
     def drop(self, unwanted: Callable[[Item], bool]) -> None:
         """Forget the waiting items for which `unwanted` holds."""
         with self._changed:
             self._items = deque(item for item in self._items if not unwanted(item))
-            self._num_bytes = sum(map(self._num_bytes_of, self._items))
+            self._num_bytes = sum(map(self.num_bytes_of, self._items))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -238,7 +234,7 @@ class BoundedQueue(Generic[Item]):
     def _fits(self, num_bytes: int) -> bool:
         if not self._items:
             return True
-        return len(self._items) < self._max_items and self._num_bytes + num_bytes <= self._max_bytes
+        return len(self._items) < self.max_items and self._num_bytes + num_bytes <= self.max_bytes
 
 
 class BackgroundWrites:

@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
 from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.decode_runs import DecodeRun
@@ -58,7 +57,7 @@ class WorkerMetrics:
         self.retried = counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"])
         self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
         self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
-        self._decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
+        self.decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
         self._prompt_tokens = counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"])
         by_mode = ["task", "mode"]
         self._tokens = counter("alphaloop_generation_tokens", "Tokens generated", by_mode)
@@ -133,10 +132,6 @@ class WorkerMetrics:
         identity = engine.identity
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
         self.registry.register(EndpointMetrics(engine))
-
-    def decided(self, task: str, decision: Decision) -> None:
-        """Count a decision."""
-        self._decisions.labels(task, decision.mode.value, decision.reason.value).inc()
 
     def stepped(self, step: Step) -> None:
         """Observe an engine step."""

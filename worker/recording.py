@@ -35,7 +35,6 @@ from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import failed_job
 from worker.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
-from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
@@ -134,12 +133,13 @@ class Recorder:
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
+        failed = [failed_job(one.claimed.ready.delivery, one.outcome.result, self.intake) for one in winners]
         recorded = RecordedGroup(
             tuple(messages),
-            tuple(map(_delivery, group)),
+            tuple(one.claimed.ready.delivery for one in group),
             self.intake,
             tuple(one.claimed.job_id for one in group),
-            tuple(filter(None, (failed_job(_delivery(one), one.outcome.result, self.intake) for one in winners))),
+            tuple(filter(None, failed)),
             tuple(self.tracing.recorded(winners)) if self.tracing else (),
         )
         self.publishing.put([recorded])
@@ -210,10 +210,6 @@ class Recorder:
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
         return [self._recorded.popleft() for _ in range(len(self._recorded))]
-
-
-def _delivery(one: EndedJob) -> Delivery:
-    return one.claimed.ready.delivery
 
 
 def succeeded(

@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Purpose
-from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, ShipVerdict, min_values
+from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, ShipVerdict, min_values
 from alphaloop.payoff.report import Footprint, Report, Setup, best_of
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
@@ -179,21 +179,11 @@ class MeasuringSession:
     def report(self, records: DrafterRecords, footprint: Callable[[], Footprint], notes: Sequence[str]) -> Report:
         """Compare the texts, look into temperature where prompts are sampled, and judge. There must be a turn."""
         self.tell(StageEvent(name="comparing texts"))
-        exactness = self._exactness()
-
-        def made(greedy: Mapping[str, GreedySample]) -> Report:
-            return report_of(
-                self._setup(), self.measured, exactness, greedy, records, footprint(), notes, self.plan.num_turns
-            )
-
-        report = made({})
-        greedy = self._greedy(report)
-        return made(greedy) if greedy else report
-
-    def _setup(self) -> Setup:
-        plan = self.plan
-        return Setup(
-            identity=self.engine.identity,
+        plan, measured, identity = self.plan, self.measured, self.engine.identity
+        check, truths = ExactnessCheck(self._runner, plan.prepared, identity.dtype), measured.generations(VANILLA)
+        exactness = {c: check.compare(truths, measured.generations(c)) for c in plan.candidates}
+        setup = Setup(
+            identity=identity,
             num_prompts=len(plan.prepared),
             prompt_tokens=statistics.median(job.num_prompt_tokens for job in plan.prepared),
             max_tokens=max(job.sampling.max_tokens for job in plan.prepared),
@@ -204,10 +194,12 @@ class MeasuringSession:
             seed=plan.seed,
         )
 
-    def _exactness(self) -> dict[Candidate, Exactness]:
-        check = ExactnessCheck(self._runner, self.plan.prepared, self.engine.identity.dtype)
-        truths = self.measured.generations(VANILLA)
-        return {c: check.compare(truths, self.measured.generations(c)) for c in self.plan.candidates}
+        def made(greedy: Mapping[str, GreedySample]) -> Report:
+            return report_of(setup, measured, exactness, greedy, records, footprint(), notes, plan.num_turns)
+
+        report = made({})
+        greedy = self._greedy(report)
+        return made(greedy) if greedy else report
 
     def _greedy(self, report: Report) -> dict[str, GreedySample]:
         """By drafter with nothing to ship, some of the sampled prompts decoded greedy at its best k."""
