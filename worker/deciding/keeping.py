@@ -12,14 +12,14 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 from alphaloop.errors import StoreError
-from alphaloop.store.budgets import BudgetStore, BudgetSubject
+from alphaloop.store.budgets import BudgetStore, BudgetSubject, BudgetSums
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from alphaloop.store.traffic import TrafficStore
@@ -76,25 +76,7 @@ class StoredChoices:
 ACCRUED_EVERY_S: Final = 60.0
 
 
-class _Sums(NamedTuple):
-    """What the database holds of a budget, or a change of it."""
-
-    balance: float = 0.0
-    accrued: float = 0.0
-    spent: float = 0.0
-
-    @classmethod
-    def of(cls, budget: ExplorationBudget) -> _Sums:
-        return cls(budget.balance, budget.accrued, budget.spent)
-
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(*(mine + its for mine, its in zip(self, other, strict=True)))
-
-    def minus(self, other: _Sums) -> _Sums:
-        return _Sums(*(mine - its for mine, its in zip(self, other, strict=True)))
-
-
-_NOTHING: Final = _Sums()
+_NOTHING: Final = BudgetSums()
 
 
 @dataclass(eq=False)
@@ -121,12 +103,12 @@ class SharedBudgets:
 
     def __post_init__(self) -> None:
         self._prepared: dict[_Subject, ExplorationBudget] = {}
-        self._handed_over: dict[_Subject, _Sums] = {}  # of the session's budget, what `write` was given
+        self._handed_over: dict[_Subject, BudgetSums] = {}  # of the session's budget, what `write` was given
         self._due: dict[_Subject, float] = {}
         self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
-        self._unwritten: dict[_Subject, _Sums] = {}  # what is being written among it
-        self._stored: dict[_Subject, _Sums] = {}  # as a write left them, until the session has seen them
+        self._unwritten: dict[_Subject, BudgetSums] = {}  # what is being written among it
+        self._stored: dict[_Subject, BudgetSums] = {}  # as a write left them, until the session has seen them
         self._failed: set[_Subject] = set()
 
     def prepare(self, task: str, sampling_bucket: str) -> None:
@@ -137,7 +119,7 @@ class SharedBudgets:
         """The task's budget. Without `prepare` it is read now, which may raise StoreError."""
         subject = task, sampling_bucket
         budget = self._prepared.pop(subject, None) or self._read(*subject)
-        self._handed_over[subject] = _Sums.of(budget)
+        self._handed_over[subject] = BudgetSums.of(budget)
         return budget
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
@@ -150,7 +132,7 @@ class SharedBudgets:
 
     def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
         """As `keep`, but what changed is handed over in any case."""
-        subject, sums = (task, sampling_bucket), _Sums.of(budget)
+        subject, sums = (task, sampling_bucket), BudgetSums.of(budget)
         change = sums.minus(self._handed_over[subject])
         with self._lock:
             self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(change)
@@ -173,7 +155,7 @@ class SharedBudgets:
         }
         saved = self.store.read(self._row_of((task, sampling_bucket)))
         # A budget that was stored has had its first credit.
-        return replace(saved or ExplorationBudget(), unseen=unseen or None if saved is None else unseen)
+        return ExplorationBudget(*(saved or _NOTHING), unseen=unseen or None if saved is None else unseen)
 
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
@@ -182,7 +164,7 @@ class SharedBudgets:
             if change == _NOTHING:  # the write before took it along
                 return
             try:
-                row = self.store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
+                sums = self.store.add(self._row_of(subject), change)
             except StoreError as error:
                 log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
                 with self._lock:
@@ -190,7 +172,7 @@ class SharedBudgets:
             else:
                 with self._lock:
                     self._unwritten[subject] = self._unwritten[subject].minus(change)
-                    self._stored[subject] = _Sums.of(row)
+                    self._stored[subject] = sums
 
     def _with_others(self, subject: _Subject, budget: ExplorationBudget) -> ExplorationBudget:
         """`budget` as the last write found it in the database, and what this session has changed since."""
@@ -198,7 +180,7 @@ class SharedBudgets:
             if (stored := self._stored.pop(subject, None)) is None:
                 return budget
             handed_over = stored.plus(self._unwritten[subject])
-        sums = _Sums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
+        sums = BudgetSums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
         self._handed_over[subject] = handed_over
         return replace(budget, **sums._asdict())
 
