@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -103,12 +104,12 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         _consume(worker, health, settings.worker, owner=owner, metrics_url=endpoint.url)
 
 
+@dataclass(eq=False)
 class ProcessHealth:
     """What /healthz and /readyz say: of the start of the process first, of its worker from then on."""
 
-    def __init__(self, start_wait: StartWait) -> None:
-        self._start_wait = start_wait
-        self.worker: Worker | None = None  #: once it consumes
+    start_wait: StartWait
+    worker: Worker | None = None  #: once it consumes
 
     def unhealthy(self) -> str | None:
         """Why this process should be replaced. While it waits for a server it is well: a new one would wait too."""
@@ -118,7 +119,7 @@ class ProcessHealth:
         """Why this process takes no jobs: which server it waits for, or what its worker says."""
         if self.worker is not None:
             return self.worker.unready()
-        return self._start_wait.reason or "starting"
+        return self.start_wait.reason or "starting"
 
 
 def _consume(worker: Worker, health: ProcessHealth, limits: WorkerSettings, *, owner: str, metrics_url: str) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from statistics import fmean
@@ -44,29 +44,20 @@ _ROUNDING: Final = 1e-9
 _Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
 
 
+@dataclass(eq=False)
 class AdmissionQueue(Generic[Item]):
     """The waiting jobs of a worker. Time is whatever clock the caller counts seconds with."""
 
-    def __init__(
-        self,
-        *,
-        num_slots: int,
-        quantum_s: float = 1.0,
-        weight_of: Callable[[str], float] = lambda task: 1.0,
-        read_s: Callable[[int], float] = lambda num_tokens: 0.0,
-    ) -> None:
-        """An empty queue.
+    _: KW_ONLY
+    num_slots: int  #: the engine's; also the jobs of a lane of probes or controls that are admitted in one turn
+    quantum_s: float = 1.0  #: device seconds over weight that a task may be ahead of the task that had least
+    #: The weight of a task, above 0; asked whenever the task is charged, so weights may change.
+    weight_of: Callable[[str], float] = lambda task: 1.0
+    #: Device seconds in which the target reads so many tokens of a prompt, as measured.
+    read_s: Callable[[int], float] = lambda num_tokens: 0.0
 
-        Args:
-            num_slots: the engine's; also the jobs of a lane of probes or controls that are admitted in one turn.
-            quantum_s: device seconds over weight that a task may be ahead of the task that had least.
-            weight_of: the weight of a task, above 0; asked whenever the task is charged, so weights may change.
-            read_s: device seconds in which the target reads so many tokens of a prompt, as measured.
-        """
-        self._num_slots = num_slots
-        self._quantum_s = quantum_s
-        self._weight_of = weight_of
-        self._shared = SharedBeginnings(num_slots, read_s)
+    def __post_init__(self) -> None:
+        self._shared = SharedBeginnings(self.num_slots, self.read_s)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
         self._running: set[str] = set()
@@ -136,7 +127,7 @@ class AdmissionQueue(Generic[Item]):
         """Count the device seconds of an engine step, by task."""
         for name, device_s in device_s_by_task.items():
             share = self._task(name).share
-            share.weight = self._weight_of(name)
+            share.weight = self.weight_of(name)
             share.charge(device_s)
             self._most_charged_s = max(self._most_charged_s, share.virtual_s)
 
@@ -167,7 +158,7 @@ class AdmissionQueue(Generic[Item]):
                 serving, rival = rival, _least_served(tasks.values(), but=rival)
             assert serving is not None  # noqa: S101 - a task is left, and it is no rival of itself
             if may_be_alone and serving.is_measured_first:
-                self._alone, self._num_alone_left = serving.first_measured_lane(), self._num_slots
+                self._alone, self._num_alone_left = serving.first_measured_lane(), self.num_slots
                 break
             job = serving.take_traffic(self._shared, self._expected_job_s(serving.share))
             taken.append(self._admit(serving, job))
@@ -180,7 +171,7 @@ class AdmissionQueue(Generic[Item]):
     def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
         """Whether the served task has to leave its turn to another: unless its next job shares a running beginning."""
         ahead_s = serving.share.finish_s - rival.share.finish_s
-        if ahead_s <= self._quantum_s:
+        if ahead_s <= self.quantum_s:
             return False
         num_shared = serving.num_shared(self._shared, self._expected_job_s(serving.share))
         return ahead_s > self._shared.slack_s(num_shared)
@@ -200,7 +191,7 @@ class AdmissionQueue(Generic[Item]):
         if (lane := self._alone) is None or lane in running:
             return
         if not self._num_alone_left or not self._tasks[lane.task].num_measured(lane):
-            self._alone, self._num_traffic_first, self._served_last = None, self._num_slots, None
+            self._alone, self._num_traffic_first, self._served_last = None, self.num_slots, None
 
     def _admit(self, task: _Task[Item], job: _Job[Item]) -> _Job[Item]:
         task.share.admit(self._expected_job_s(task.share))
@@ -239,7 +230,7 @@ class AdmissionQueue(Generic[Item]):
         task = self._tasks.get(name)
         if task is None:
             task = self._tasks[name] = _Task(name)
-            task.share.weight = self._weight_of(name)
+            task.share.weight = self.weight_of(name)
         return task
 
 

@@ -34,7 +34,7 @@ from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStor
 from worker.admission import AdmissionQueue
 from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry
 from worker.claims import Claiming, LeaseKeeper
-from worker.dead_letters import DeadMessage, FailedTry, Forwarder, JobRetries, letter_of
+from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import half_life, open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
 from worker.deciding.watch import Watch
@@ -47,7 +47,7 @@ from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publication, Publisher, RefusedResults
-from worker.recording import EndedJob, Recorder, ended
+from worker.recording import Recorder, ended
 from worker.running import Suspects
 from worker.sending import UnavailableTopics
 from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
@@ -131,7 +131,7 @@ def assemble(
         UnavailableTopics(partial(ensure_topic, settings.kafka), metrics.topic_unavailable),
         metrics,
         letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
-        is_hurried=retry.is_hurried,
+        is_hurried=retry.hurry.is_set,
     )
     publisher = Publisher(
         publishing,
@@ -157,17 +157,13 @@ def assemble(
         now=clock.now,
         tracing=tracing,
     )
-
-    def fail(one: FailedTry) -> None:
-        recorder.put([EndedJob(one.claimed, ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at))])
-
     retries = JobRetries(
         settings.kafka.retry_delays_s,
         leases,
         forwarder,
         intake,
         count=partial(jobs.fail, owner=owner),
-        fail=fail,
+        fail=lambda one: recorder.put([ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at)]),
         ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
         retry=retry,
         rng=rng,

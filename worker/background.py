@@ -14,6 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from alphaloop.errors import (
@@ -41,32 +42,29 @@ _IDLE_WAIT_S: Final = 0.2
 _ROOM_WAIT_S: Final = 0.1
 
 
+@dataclass(eq=False)
 class BackgroundThread:
     """Calls `turn` in a thread of its own until the thread is told to end.
 
     `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
     `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work. However it
     ends, `at_end` is its last call.
+
+    The thread waits `every_s` seconds before each turn.
     """
 
-    def __init__(
-        self,
-        name: str,
-        turn: Callable[[], object],
-        *,
-        every_s: float = 0.0,
-        on_failure: Callable[[], None] = lambda: None,
-        at_end: Callable[[], object] = lambda: None,
-    ) -> None:
-        """The thread waits `every_s` seconds before each turn."""
-        self.name = name
-        self.pulse = Pulse(f"the thread {name}")
-        self._turn = turn
-        self._every_s = every_s
-        self._on_failure, self._at_end = on_failure, at_end
+    name: str
+    turn: Callable[[], object]
+    _: KW_ONLY
+    every_s: float = 0.0
+    on_failure: Callable[[], None] = lambda: None
+    at_end: Callable[[], object] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.pulse = Pulse(f"the thread {self.name}")
         self.failure: AlphaloopError | None = None  #: the exception that ended the thread
         self._is_ending = threading.Event()
-        self._thread = threading.Thread(target=self.pulse.around(self._run), name=name, daemon=True)
+        self._thread = threading.Thread(target=self.pulse.around(self._run), name=self.name, daemon=True)
 
     def start(self) -> None:
         """Begin to turn."""
@@ -91,20 +89,21 @@ class BackgroundThread:
 
     def _run(self) -> None:
         try:
-            while not self._is_ending.wait(self._every_s):
+            while not self._is_ending.wait(self.every_s):
                 self.pulse.beat()
-                self._turn()
+                self.turn()
         except Exception as error:
             if isinstance(error, AlphaloopError):
                 self.failure = error
             else:
                 log.exception("the thread %s ended", self.name, extra={"action": "thread_died"})
                 self.failure = WorkerThreadDied(f"the thread {self.name} ended: {reason_of(error)}")
-            self._on_failure()
+            self.on_failure()
         finally:
-            self._at_end()
+            self.at_end()
 
 
+@dataclass(eq=False)
 class BoundedQueue(Generic[Item]):
     """First in, first out, bounded in count and in bytes: a full queue makes its producer wait, until it gives up.
 
@@ -112,18 +111,13 @@ class BoundedQueue(Generic[Item]):
     once, and asks `num_free` before it fetches more.
     """
 
-    def __init__(
-        self,
-        *,
-        max_items: int,
-        max_bytes: int,
-        num_bytes_of: Callable[[Item], int],
-        give_up: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self._give_up = give_up
-        self._max_items = max_items
-        self._max_bytes = max_bytes
-        self._num_bytes_of = num_bytes_of
+    _: KW_ONLY
+    max_items: int
+    max_bytes: int
+    num_bytes_of: Callable[[Item], int]
+    give_up: Callable[[], bool] = lambda: False
+
+    def __post_init__(self) -> None:
         self._items: deque[Item] = deque()
         self._num_bytes = 0
         self._num_in_hand = 0
@@ -149,18 +143,18 @@ class BoundedQueue(Generic[Item]):
     def num_free(self) -> int:
         """Items for which there is room; 0 where the bytes are used up."""
         with self._changed:
-            is_full = bool(self._items) and self._num_bytes >= self._max_bytes
-            return 0 if is_full else max(0, self._max_items - len(self._items))
+            is_full = bool(self._items) and self._num_bytes >= self.max_bytes
+            return 0 if is_full else max(0, self.max_items - len(self._items))
 
     @property
     def is_half_free(self) -> bool:
         """Whether at most half of the items and of the bytes are used."""
-        return len(self._items) <= self._max_items // 2 and self._num_bytes <= self._max_bytes // 2
+        return len(self._items) <= self.max_items // 2 and self._num_bytes <= self.max_bytes // 2
 
     def num_fitting(self, most_bytes: int) -> int:
         """How many more items of at most `most_bytes` bytes each surely fit."""
-        room_bytes = self._max_bytes - self._num_bytes
-        return max(0, min(self._max_items - len(self._items), room_bytes // most_bytes))
+        room_bytes = self.max_bytes - self._num_bytes
+        return max(0, min(self.max_items - len(self._items), room_bytes // most_bytes))
 
     def put(self, items: Iterable[Item]) -> None:
         """Add items in their order, waiting for room; the rest is added at once when the producer gives up.
@@ -172,8 +166,8 @@ class BoundedQueue(Generic[Item]):
                 return
             num_added = 0
             for item in items:
-                num_bytes = self._num_bytes_of(item)
-                while not self._fits(num_bytes) and not self._give_up():
+                num_bytes = self.num_bytes_of(item)
+                while not self._fits(num_bytes) and not self.give_up():
                     if num_added:
                         self._changed.notify_all()
                     beat()
@@ -193,7 +187,7 @@ class BoundedQueue(Generic[Item]):
             taken: list[Item] = []
             num_bytes = 0
             while self._items and len(taken) < limit:
-                size = self._num_bytes_of(self._items[0])
+                size = self.num_bytes_of(self._items[0])
                 if taken and max_bytes is not None and num_bytes + size > max_bytes:
                     break
                 num_bytes += size
@@ -214,13 +208,13 @@ class BoundedQueue(Generic[Item]):
         returned = list(items)
         with self._changed:
             self._items.extendleft(reversed(returned))
-            self._num_bytes += sum(map(self._num_bytes_of, returned))
+            self._num_bytes += sum(map(self.num_bytes_of, returned))
 
     def drop(self, unwanted: Callable[[Item], bool]) -> None:
         """Forget the waiting items for which `unwanted` holds."""
         with self._changed:
             self._items = deque(item for item in self._items if not unwanted(item))
-            self._num_bytes = sum(map(self._num_bytes_of, self._items))
+            self._num_bytes = sum(map(self.num_bytes_of, self._items))
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -240,7 +234,7 @@ class BoundedQueue(Generic[Item]):
     def _fits(self, num_bytes: int) -> bool:
         if not self._items:
             return True
-        return len(self._items) < self._max_items and self._num_bytes + num_bytes <= self._max_bytes
+        return len(self._items) < self.max_items and self._num_bytes + num_bytes <= self.max_bytes
 
 
 class BackgroundWrites:
@@ -288,44 +282,28 @@ FIRST_WAIT_S: Final = 0.2
 LONGEST_WAIT_S: Final = 10.0
 
 
+@dataclass(eq=False)
 class Retry:
     """Repeats a call that failed because a server is away, until it works or the worker is told to hurry.
 
     `died` is set when a thread has ended by itself: then nobody waits any more for room that this thread would make.
     """
 
-    def __init__(
-        self,
-        hurry: threading.Event,
-        died: threading.Event | None = None,
-        *,
-        pause: Callable[[float], object] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._hurry = hurry
-        self._died = died
-        self._pause, self._clock = pause, clock
-
-    def is_hurried(self) -> bool:
-        """Whether the worker is told to hurry."""
-        return self._hurry.is_set()
+    hurry: threading.Event
+    died: threading.Event | None = None
 
     def gives_up(self) -> bool:
         """Whether to stop waiting for room in a queue."""
-        return self._hurry.is_set() or (self._died is not None and self._died.is_set())
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long, unless the worker is told to hurry."""
-        self._hurry.wait(seconds)
+        return self.hurry.is_set() or (self.died is not None and self.died.is_set())
 
     def until_done(self, what: str, act: Callable[[], Answer]) -> Answer:
         """The answer of `act`; its last error of a server or topic that is away once in a hurry."""
-        return self._repeat(what, act, self._hurry.wait, self._hurry.is_set)
+        return self._repeat(what, act, self.hurry.wait, self.hurry.is_set)
 
     def for_a_while(self, what: str, act: Callable[[], Answer], limit_s: float) -> Answer:
         """The same, but also in a hurry, and only until `limit_s` seconds have passed."""
-        until = self._clock() + limit_s
-        return self._repeat(what, act, self._pause, lambda: self._clock() >= until)
+        until = time.monotonic() + limit_s
+        return self._repeat(what, act, time.sleep, lambda: time.monotonic() >= until)
 
     def _repeat(
         self, what: str, act: Callable[[], Answer], pause: Callable[[float], object], gives_up: Callable[[], bool]

@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import Final
 
@@ -200,6 +200,7 @@ def _request(ready: ReadyJob) -> ClaimRequest:
     )
 
 
+@dataclass(eq=False)
 class LeaseKeeper:
     """Renews each held claim when half of its lease is over, and knows which of the held jobs are cancelled.
 
@@ -213,31 +214,26 @@ class LeaseKeeper:
     is dropped by the store. Losing it is therefore only logged.
 
     While `may_renew` says no, claims are left to run out, so that another worker takes the jobs.
+
+    `clock`: seconds, from any start.
     """
 
-    def __init__(
-        self,
-        store: JobStore,
-        *,
-        owner: str,
-        lease_s: float,
-        may_renew: Callable[[], bool] = lambda: True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`clock`: seconds, from any start."""
-        self._store = store
-        self._owner = owner
-        self._lease_s = lease_s
-        self._may_renew = may_renew
-        self._clock = clock
+    store: JobStore
+    _: KW_ONLY
+    owner: str
+    lease_s: float
+    may_renew: Callable[[], bool] = lambda: True
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._held: dict[str, tuple[int, float]] = {}  # attempt, and when its lease began
         self._cancelled: set[str] = set()
         self._lock = threading.Lock()
-        self.thread = BackgroundThread("leases", self._turn, every_s=min(lease_s / 8, _CHECK_EVERY_S))
+        self.thread = BackgroundThread("leases", self._turn, every_s=min(self.lease_s / 8, _CHECK_EVERY_S))
 
     def hold(self, attempts: Mapping[str, int]) -> None:
         """Renew these claims from now on; job_id to attempt. They were made just now."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             self._held.update((job_id, (attempt, now)) for job_id, attempt in attempts.items())
 
@@ -281,7 +277,7 @@ class LeaseKeeper:
             held = set(self._held)
         if not held:
             return
-        cancelled = self._store.cancelled(held)
+        cancelled = self.store.cancelled(held)
         with self._lock:
             self._cancelled |= cancelled & self._held.keys()
 
@@ -290,13 +286,13 @@ class LeaseKeeper:
 
         StoreError is logged: the next renewal, or the fencing token, will tell.
         """
-        began = self._clock()
+        began = self.clock()
         with self._lock:
-            due = {job_id: attempt for job_id, (attempt, at) in self._held.items() if began - at >= self._lease_s / 2}
-        if not due or not self._may_renew():
+            due = {job_id: attempt for job_id, (attempt, at) in self._held.items() if began - at >= self.lease_s / 2}
+        if not due or not self.may_renew():
             return
         try:
-            still = self._store.renew(due, owner=self._owner, lease_s=self._lease_s)
+            still = self.store.renew(due, owner=self.owner, lease_s=self.lease_s)
         except StoreError as error:
             log.warning("leases not renewed: %s", error.message, extra={"action": "lease_renewal_failed"})
             return

@@ -318,7 +318,7 @@ def _key(name: str | None) -> SecretStr | None:
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
     from worker.decoding.training.recipe import read_recipe
-    from worker.decoding.training.run import TrainingRun
+    from worker.decoding.training.run import TrainingRun, register_folder
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
@@ -334,7 +334,13 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
         tell(NoteEvent(text=f"stopped; what was done is in {order.folder}, and the same command continues from there"))
         return INTERRUPTED
     tell(ReportEvent(data=card))
-    _register_if_possible(order.folder, settings, tell)
+    try:
+        card, status = register_folder(order.folder, settings)
+    except (StoreError, ConfigError) as error:
+        told = f"not registered: {error.message}. Later: alphaloop draft register {order.folder}"
+    else:
+        told = f"registered as {card.name} {card.draft_revision}, {status}"
+    tell(NoteEvent(text=told))
     return 0
 
 
@@ -346,18 +352,6 @@ def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     name = order.name or card.name
     tell(ReportEvent(data=f"{name} {card.draft_revision} for target {card.target_revision}: {status}"))
     return 0
-
-
-def _register_if_possible(folder: Path, settings: Settings, tell: Tell) -> None:
-    from worker.decoding.training.run import register_folder
-
-    try:
-        card, status = register_folder(folder, settings)
-    except (StoreError, ConfigError) as error:
-        registration = f"not registered: {error.message}. Later: alphaloop draft register {folder}"
-    else:
-        registration = f"registered as {card.name} {card.draft_revision}, {status}"
-    tell(NoteEvent(text=registration))
 
 
 #: Each command reports what it finds, and raises AlphaloopError for what it cannot do.

@@ -26,7 +26,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -78,10 +78,10 @@ def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessag
     return DeadMessage(delivery, failure, intake, result.job_id, result.attempt)
 
 
-def letter_of(dead: DeadMessage, validation: Validation, group: str) -> DeadLetter:
-    """The dead letter of a message; `group` is the consumer group that refuses it."""
+def letter_of(dead: DeadMessage, validation: Validation, group: str) -> Forwarded:
+    """A message as dead letter; `group` is the consumer group that refuses it."""
     record = dead.delivery.record
-    return dead_letter(
+    letter = dead_letter(
         dead.reason,
         validation.origin(dead.delivery),
         group=group,
@@ -91,6 +91,7 @@ def letter_of(dead: DeadMessage, validation: Validation, group: str) -> DeadLett
         headers=record.headers,
         job_id=dead.job_id,
     )
+    return Forwarded(dead.delivery, dead.intake, dead.reason.code, letter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,43 +105,34 @@ class FailedTry:
     not_before: datetime
 
 
+@dataclass(eq=False)
 class JobRetries:
-    """Decides in the loop which failed jobs are tried again, and sends them from a thread of its own."""
+    """Decides in the loop which failed jobs are tried again, and sends them from a thread of its own.
 
-    def __init__(
-        self,
-        delays_s: Sequence[int],
-        leases: LeaseKeeper,
-        forwarder: Forwarder,
-        intake: Intake,
-        *,
-        count: Callable[[Mapping[str, int]], object],
-        fail: Callable[[FailedTry], object],
-        ensure_topics: Callable[[str], object],
-        retry: Retry,
-        rng: random.Random,
-        max_bytes: int,
-    ) -> None:
-        """`delays_s`: the delay before each try after the first; without any, no job is tried again.
+    `delays_s`: the delay before each try after the first; without any, no job is tried again. `count` counts failures
+    in the database and gives the claims back, attempts by job_id. `ensure_topics` makes a task's retry topics where
+    they are missing, and raises BrokerError where it may not; `fail` then ends the job.
+    """
 
-        `count` counts failures in the database and gives the claims back, attempts by job_id. `ensure_topics` makes a
-        task's retry topics where they are missing, and raises BrokerError where it may not; `fail` then ends the job.
-        """
-        self._delays_s = tuple(delays_s)
-        self._leases = leases
-        self._forwarder = forwarder
-        self._count = count
-        self._fail = fail
-        self._ensure_topics = ensure_topics
+    delays_s: Sequence[int]
+    leases: LeaseKeeper
+    forwarder: Forwarder
+    intake: Intake
+    _: KW_ONLY
+    count: Callable[[Mapping[str, int]], object]
+    fail: Callable[[FailedTry], object]
+    ensure_topics: Callable[[str], object]
+    retry: Retry
+    rng: random.Random
+    max_bytes: int
+
+    def __post_init__(self) -> None:
         self._has_topics: dict[str, bool] = {}
-        self._intake = intake
-        self._retry = retry
-        self._rng = rng
         self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
             max_items=MOST_AT_ONCE,
-            max_bytes=max_bytes,
+            max_bytes=self.max_bytes,
             num_bytes_of=lambda one: one.claimed.ready.num_bytes,
-            give_up=retry.gives_up,
+            give_up=self.retry.gives_up,
         )
 
     def __len__(self) -> int:
@@ -153,10 +145,10 @@ class JobRetries:
         Probes and controls are measured now or never. A job whose deadline comes first would only expire.
         """
         job = claimed.ready.job
-        if job.purpose is not Purpose.TRAFFIC or claimed.num_failures >= len(self._delays_s):
+        if job.purpose is not Purpose.TRAFFIC or claimed.num_failures >= len(self.delays_s):
             return False
-        delay_s = self._delays_s[claimed.num_failures]
-        not_before = now + timedelta(seconds=delay_s * (1 + JITTER * self._rng.random()))
+        delay_s = self.delays_s[claimed.num_failures]
+        not_before = now + timedelta(seconds=delay_s * (1 + JITTER * self.rng.random()))
         if job.is_expired(not_before):
             return False
         self._waiting.put([FailedTry(claimed, failure, now, delay_s, not_before)])
@@ -173,9 +165,9 @@ class JobRetries:
         if not tries:
             return 0
         attempts = {one.claimed.job_id: one.claimed.attempt for one in tries}
-        self._retry.until_done("count failures", lambda: self._count(attempts))
-        self._leases.let_go(attempts)
-        self._forwarder.put(*(self._message(one) for one in tries))
+        self.retry.until_done("count failures", lambda: self.count(attempts))
+        self.leases.let_go(attempts)
+        self.forwarder.put(*(self._message(one) for one in tries))
         return len(tries)
 
     def _can_wait(self, one: FailedTry) -> bool:
@@ -183,7 +175,7 @@ class JobRetries:
         task = one.claimed.ready.job.task
         if task not in self._has_topics:
             try:
-                self._retry.until_done("retry topics", lambda: self._ensure_topics(task))
+                self.retry.until_done("retry topics", lambda: self.ensure_topics(task))
                 self._has_topics[task] = True
             except BrokerUnavailable:
                 raise
@@ -191,7 +183,7 @@ class JobRetries:
                 log.error("no retries of task %s: %s", task, error.message, extra={"action": "no_retry_topics"})
                 self._has_topics[task] = False
         if not self._has_topics[task]:
-            self._fail(one)
+            self.fail(one)
         return self._has_topics[task]
 
     def _message(self, one: FailedTry) -> Forwarded:
@@ -212,7 +204,7 @@ class JobRetries:
             "a job failed for the %d. time, tried again", num_failures, extra={"action": "job_retried", **where}
         )
         message = KafkaMessage(retry_topic(job.task, one.delay_s), record.key, record.value, tuple(headers))
-        return Forwarded(delivery, self._intake, one.failure.code, message)
+        return Forwarded(delivery, self.intake, one.failure.code, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,26 +217,22 @@ class Forwarded:
     letter: DeadLetter | KafkaMessage  #: as it is to be sent
 
 
+@dataclass(eq=False)
 class Forwarder:
-    """`put` never waits, so a message that goes on to another topic holds up no job."""
+    """`put` never waits, so a message that goes on to another topic holds up no job.
 
-    def __init__(
-        self,
-        open_producer: Callable[[], Producer],
-        topics: UnavailableTopics,
-        metrics: WorkerMetrics,
-        *,
-        letter_of: Callable[[DeadMessage], DeadLetter],
-        is_hurried: Callable[[], bool],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`open_producer` is called for the first message, and again after a fatal error of the producer it opened."""
-        self._open_producer = open_producer
-        self.topics = topics
-        self._metrics = metrics
-        self._letter_of = letter_of
-        self._is_hurried = is_hurried
-        self._clock = clock
+    `open_producer` is called for the first message, and again after a fatal error of the producer it opened.
+    """
+
+    open_producer: Callable[[], Producer]
+    topics: UnavailableTopics
+    metrics: WorkerMetrics
+    _: KW_ONLY
+    letter_of: Callable[[DeadMessage], Forwarded]
+    is_hurried: Callable[[], bool]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
             max_items=1, max_bytes=1, num_bytes_of=lambda one: 1, give_up=lambda: True
@@ -259,17 +247,14 @@ class Forwarder:
 
     def put(self, *messages: DeadMessage | Forwarded) -> None:
         """Hand over; never waits."""
-        self._queue.put([self._letter(one) if isinstance(one, DeadMessage) else one for one in messages])
-
-    def _letter(self, dead: DeadMessage) -> Forwarded:
-        return Forwarded(dead.delivery, dead.intake, dead.reason.code, self._letter_of(dead))
+        self._queue.put([self.letter_of(one) if isinstance(one, DeadMessage) else one for one in messages])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Publish what came, and what waits for a topic that is due to be tried again."""
         new: dict[str, list[Forwarded]] = defaultdict(list)
         for one in self._queue.take(MOST_AT_ONCE, timeout_s):
             new[one.letter.topic].append(one)
-        due = {topic for topic, at in self._retry_due.items() if at <= self._clock()}
+        due = {topic for topic, at in self._retry_due.items() if at <= self.clock()}
         for topic in new.keys() | due:
             messages = [*self._waiting.pop(topic, []), *new[topic]]
             if topic in self._retry_due and topic not in due:
@@ -297,17 +282,17 @@ class Forwarder:
             return
         self.topics.failed(topic, failure)
         self._ensured.discard(topic)
-        self._retry_due[topic] = self._clock() + RETRY_S
+        self._retry_due[topic] = self.clock() + RETRY_S
         self._waiting[topic] = messages
 
     def _send(self, messages: Sequence[Forwarded]) -> tuple[list[Forwarded], BrokerError | None]:
         """Send each once. Returns what is not published, shortened where that may help, and why it cannot be now."""
         if self._producer is None:
-            self._producer = self._open_producer()
+            self._producer = self.open_producer()
         letters = [one.letter for one in messages]
         sent = [KafkaMessage(letter.topic, letter.key, letter.value, tuple(letter.headers)) for letter in letters]
         try:
-            reports = deliver(self._producer, sent, is_hurried=self._is_hurried)
+            reports = deliver(self._producer, sent, is_hurried=self.is_hurried)
         except FatalBrokerError as error:
             self.close()  # the next try has a new producer
             return list(messages), error
@@ -317,7 +302,7 @@ class Forwarder:
             if report is None:
                 self._published(one)
             elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
-                self._metrics.letters_shortened.inc()
+                self.metrics.letters_shortened.inc()
                 left.append(less)
             else:
                 left.append(one)
@@ -326,12 +311,12 @@ class Forwarder:
 
     def _published(self, one: Forwarded) -> None:
         if isinstance(one.letter, DeadLetter):
-            self._metrics.dead_letters.labels(one.code).inc()
+            self.metrics.dead_letters.labels(one.code).inc()
             record = one.delivery.record
             where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
             log.warning("dead letter: %s", one.code, extra={"action": "dead_letter", **where})
         else:
-            self._metrics.retried.labels(one.code).inc()
+            self.metrics.retried.labels(one.code).inc()
         one.intake.finish([one.delivery])
 
     def _balance(self, before: Sequence[Forwarded], waiting: Sequence[Forwarded]) -> None:

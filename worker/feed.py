@@ -9,6 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Final
 
@@ -22,7 +23,7 @@ from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
-from worker.recording import EndedJob, Recorder, ended
+from worker.recording import Recorder, ended
 from worker.running import Suspects
 
 #: How long one turn waits for deliveries when there is nothing else to do.
@@ -40,42 +41,31 @@ LEAST_AHEAD: Final = 8
 MOST_AHEAD: Final = 512
 
 
+@dataclass(eq=False)
 class JobFeed:
     """Keeps `ready` filled with claimed jobs, in the order of admission.
 
     Claims run ahead of the engine by no more than the jobs that start within `AHEAD_S`, so that another worker can
     still take a waiting job. The next are claimed when half of that is used up, because a transaction costs the same
     for one job and for many. While a job waits with which a worker died, only such jobs are claimed, one by one.
+
+    `prepare_decisions` is called with the lanes that are claimed next, so what their first decision needs is read here
+    and not by the loop.
     """
 
-    def __init__(
-        self,
-        intake: Intake,
-        reader: Fetching,
-        queue: AdmissionQueue[ReadyJob],
-        claiming: Claiming,
-        suspects: Suspects,
-        undecoded: UndecodedJobs,
-        ready: ClaimedAhead,
-        *,
-        limits: WorkerSettings,
-        prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`prepare_decisions` is called with the lanes that are claimed next.
+    intake: Intake
+    reader: Fetching
+    queue: AdmissionQueue[ReadyJob]
+    claiming: Claiming
+    suspects: Suspects
+    undecoded: UndecodedJobs
+    ready: ClaimedAhead
+    _: KW_ONLY
+    limits: WorkerSettings
+    prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
+    clock: Callable[[], float] = time.monotonic
 
-        So what their first decision needs is read here and not by the loop.
-        """
-        self._intake = intake
-        self._reader = reader
-        self._queue = queue
-        self._claiming = claiming
-        self._suspects = suspects
-        self._undecoded = undecoded
-        self.ready = ready
-        self._limits = limits
-        self._prepare_decisions = prepare_decisions
-        self._clock = clock
+    def __post_init__(self) -> None:
         self._assignment = -1
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
         self._held: list[tuple[float, ReadyJob]] = []
@@ -86,22 +76,17 @@ class JobFeed:
     @property
     def num_waiting(self) -> int:
         """Jobs whose messages were read and that the engine does not have."""
-        return self.num_in_turn + len(self._held) + len(self._suspects)
+        return self.num_in_turn + len(self._held) + len(self.suspects)
 
     @property
     def num_in_turn(self) -> int:
         """Of these, jobs that wait for their turn alone."""
-        return len(self._reader) + len(self._queue) + len(self.ready)
-
-    @property
-    def num_suspects(self) -> int:
-        """Jobs that wait until this worker has no other claim."""
-        return len(self._suspects)
+        return len(self.reader) + len(self.queue) + len(self.ready)
 
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
         self._read()
-        if len(self._reader):
+        if len(self.reader):
             self._add_fetched()
         self._add(self._due_again())
         self._discard_revoked()
@@ -110,94 +95,94 @@ class JobFeed:
     def charge(self, device_s_by_task: Mapping[str, float]) -> None:
         """Count the device time of an engine step, by task. Called by the loop."""
         with self._lock:
-            self._queue.charge(device_s_by_task)
+            self.queue.charge(device_s_by_task)
 
     def ended(self, lanes: Sequence[LaneKey]) -> None:
         """Jobs of these lanes have ended or were given back. Called by the loop; makes room for claims."""
         self._forget(lanes)
-        self._intake.wake()
+        self.intake.wake()
 
     def set_aside(self, absent: Mapping[str, LaneKey]) -> None:
         """These jobs wait for servers that are away, so that no other has to wait for their end. Called by the loop."""
-        self._suspects.absent = frozenset(absent)
+        self.suspects.absent = frozenset(absent)
         aside = Counter(absent.values())
         with self._lock:
             is_other = aside != self._aside
             self._aside = aside
         if is_other:
-            self._intake.wake()
+            self.intake.wake()
 
     def put_back(self, jobs: Sequence[ReadyJob]) -> None:
         """These wait in line again: their claims were given back. Called by the loop."""
         self._add(jobs)
-        self._intake.wake()
+        self.intake.wake()
 
     def started(self) -> None:
         """The loop took jobs from `ready`: there may be room for more claims."""
         if self.ready.num_wanted:
-            self._intake.wake()
+            self.intake.wake()
 
     def _read(self) -> None:
         """Read until the jobs that wait fill their room, or the portion's time is over; the high lane first."""
         wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
-        came = self._intake.take(1 if min(self._room(is_high=False)) > 0 else 0, wait_s)
-        until = self._clock() + MOST_READING_S
+        came = self.intake.take(1 if min(self._room(is_high=False)) > 0 else 0, wait_s)
+        until = self.clock() + MOST_READING_S
         lanes: tuple[tuple[bool, list[Delivery]], ...] = (True, []), (False, came)
         for is_high, unread in lanes:
             ready: list[ReadyJob] = []
             refused: list[Refusal] = []
             num, num_bytes = self._room(is_high=is_high)
             while unread or (num > 0 and num_bytes > 0):
-                if not unread and self._clock() > until:
-                    self._intake.wake()  # there may be more
+                if not unread and self.clock() > until:
+                    self.intake.wake()  # there may be more
                     break
-                if not (unread := unread or self._intake.take(1, 0.0, is_high=is_high)):
+                if not (unread := unread or self.intake.take(1, 0.0, is_high=is_high)):
                     break
                 delivery = unread.pop()
                 num -= 1
-                job = self._reader.read(delivery, refused) if self._intake.is_current(delivery) else None
+                job = self.reader.read(delivery, refused) if self.intake.is_current(delivery) else None
                 if job is not None:
                     ready.append(job)
                     num_bytes -= job.num_bytes
             self._add(ready)
-            self._undecoded.refuse(refused)
+            self.undecoded.refuse(refused)
 
     def _room(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of that lane, and their bytes, that may wait beside those that do. The lanes share no room."""
         with self._lock:
-            num, num_bytes = self._queue.load(is_high=is_high)
+            num, num_bytes = self.queue.load(is_high=is_high)
         if not is_high:
-            num += len(self._reader) + len(self._held) + len(self._suspects)
-            num_bytes += sum(job.num_bytes for _, job in self._held) + self._suspects.num_bytes
+            num += len(self.reader) + len(self._held) + len(self.suspects)
+            num_bytes += sum(job.num_bytes for _, job in self._held) + self.suspects.num_bytes
         # More than the bytes of the messages, because a prompt is held as text and as tokens too.
-        return self._limits.max_buffered - num, self._limits.max_buffered_bytes - num_bytes
+        return self.limits.max_buffered - num, self.limits.max_buffered_bytes - num_bytes
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""
-        now = self._clock()
+        now = self.clock()
         with self._lock:
             for job in jobs:
-                self._queue.add(
+                self.queue.add(
                     job.lane,
                     job,
                     priority=job.job.priority,
                     num_bytes=job.num_bytes,
                     now=now,
                     beginnings=beginnings_of(job.prepared.token_ids),
-                    is_high=job.is_high,
+                    is_high=job.delivery.is_high,
                 )
 
     def _add_fetched(self) -> None:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
-        ready, refused = self._reader.take(self._room(is_high=False)[1])
-        self._add(job for job in ready if self._intake.is_current(job.delivery))
-        self._undecoded.refuse([(one, error) for one, error in refused if self._intake.is_current(one)])
+        ready, refused = self.reader.take(self._room(is_high=False)[1])
+        self._add(job for job in ready if self.intake.is_current(job.delivery))
+        self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
 
     def _due_again(self) -> list[ReadyJob]:
         """Take out the held jobs whose time has come. One that is ours runs here and goes on waiting."""
         if not self._held:
             return []
-        now = self._clock()
+        now = self.clock()
         held, self._held, due = self._held, [], list[ReadyJob]()
         for at, job in held:
             if at > now or self._is_ours(job):
@@ -208,26 +193,26 @@ class JobFeed:
 
     def _discard_revoked(self) -> None:
         """Drop waiting jobs of partitions that went to another worker."""
-        if self._intake.assignment_number == self._assignment:
+        if self.intake.assignment_number == self._assignment:
             return
-        self._assignment = self._intake.assignment_number
-        self._reader.discard(lambda delivery: not self._intake.is_current(delivery))
-        self._held = [(at, job) for at, job in self._held if self._intake.is_current(job.delivery)]
-        self._suspects.discard(lambda job: not self._intake.is_current(job.delivery))
+        self._assignment = self.intake.assignment_number
+        self.reader.discard(lambda delivery: not self.intake.is_current(delivery))
+        self._held = [(at, job) for at, job in self._held if self.intake.is_current(job.delivery)]
+        self.suspects.discard(lambda job: not self.intake.is_current(job.delivery))
         with self._lock:
-            self._queue.discard(lambda job: not self._intake.is_current(job.delivery))
+            self.queue.discard(lambda job: not self.intake.is_current(job.delivery))
 
     def _claim_ahead(self) -> None:
-        if self._suspects.come_first:
-            if (suspect := self._suspects.next()) is not None:
+        if self.suspects.come_first:
+            if (suspect := self.suspects.next()) is not None:
                 with self._lock:
                     self._taken[suspect.lane] += 1
                 self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
             # After a claim more may be claimable at once: the next turn does not wait for deliveries.
-            if len(self._queue) and self.ready.num_wanted:
-                self._intake.wake()
+            if len(self.queue) and self.ready.num_wanted:
+                self.intake.wake()
 
     def _next_in_line(self) -> list[ReadyJob]:
         """Take the jobs that are claimed next out of the queue.
@@ -238,28 +223,28 @@ class JobFeed:
         if not limit:
             return []
         with self._lock:
-            batch = [job for _, job in self._queue.next(limit, running=self._taken - self._aside)]
+            batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside)]
             again = [job for job in batch if self._is_ours(job)]
             new = [job for job in batch if not self._is_ours(job)] if again else batch
             self._taken.update(job.lane for job in new)
-        now = self._clock()
+        now = self.clock()
         self._held += [(now, job) for job in again]
         self.ready.count_claimed(len(new))
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
-        self._prepare_decisions(job.lane for job in jobs)
-        claims = self._claiming.claim(jobs, alone=alone)
-        now = self._clock()
-        self._held += self._suspects.set_aside(claims)
+        self.prepare_decisions(job.lane for job in jobs)
+        claims = self.claiming.claim(jobs, alone=alone)
+        now = self.clock()
+        self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
         owed = [*claims.to_decode, *(one.claimed for one in claims.ended)]
-        self._intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
-        self._forget(self._undecoded.pass_on(claims))
+        self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
+        self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
 
     def _is_ours(self, job: ReadyJob) -> bool:
-        return self._claiming.leases.holds(job.job.job_id)
+        return self.claiming.leases.holds(job.job.job_id)
 
     def _forget(self, lanes: Iterable[LaneKey]) -> None:
         """Jobs of these lanes that were taken out of the queue have ended, or were given back."""
@@ -315,38 +300,29 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
         self._wake_engine()
 
 
+@dataclass(eq=False)
 class UndecodedJobs:
     """Where jobs go that are not decoded here: to the dead letters, to the recorder, or out as recorded before."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        publishing: BoundedQueue[Publication],
-        forwarder: Forwarder,
-        recorder: Recorder,
-        *,
-        now: Callable[[], datetime],
-    ) -> None:
-        self._intake = intake
-        self._publishing = publishing
-        self._forwarder = forwarder
-        self._recorder = recorder
-        self._now = now
+    intake: Intake
+    publishing: BoundedQueue[Publication]
+    forwarder: Forwarder
+    recorder: Recorder
+    _: KW_ONLY
+    now: Callable[[], datetime]
 
     def refuse(self, refused: Sequence[tuple[Delivery, MessageError]]) -> None:
         """These messages are no jobs."""
-        self._forwarder.put(*(DeadMessage(delivery, error, self._intake) for delivery, error in refused))
+        self.forwarder.put(*(DeadMessage(delivery, error, self.intake) for delivery, error in refused))
 
     def pass_on(self, claims: Claims) -> list[LaneKey]:
         """Pass on the jobs that need no decoding; the lanes of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
             told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
-            self._publishing.put([answer_again(*told, self._intake)])
+            self.publishing.put([answer_again(*told, self.intake)])
         if claims.ended:
-            now = self._now()
-            self._recorder.put(
-                [EndedJob(e.claimed, ended(e.claimed, e.status, e.failure, now=now)) for e in claims.ended]
-            )
+            now = self.now()
+            self.recorder.put([ended(one.claimed, one.status, one.failure, now=now) for one in claims.ended])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
         return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]

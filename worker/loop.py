@@ -227,7 +227,7 @@ class Worker:
         """
         absent = self.running.absent()
         self.feed.set_aside({job.job_id: job.lane for job in absent})
-        if not absent or not self.feed.num_suspects:
+        if not absent or not len(self.feed.suspects):
             return
         left = self.running.drop([job.job_id for job in absent])
         self.feed.set_aside({})
@@ -344,7 +344,7 @@ class Worker:
             why = f"deciding failed: {reason_of(error)}"
             decisions = [Decision(Mode.VANILLA, None, None, 0, Reason.UNDECIDED, why)] * len(jobs)
         most = decisions[0] if len(set(map(id, decisions))) == 1 else max(decisions, key=list(decisions).count)
-        self.metrics.decided(lane.task, most)
+        self.metrics.decisions.labels(lane.task, most.mode.value, most.reason.value).inc()
         return decisions
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:
@@ -423,7 +423,7 @@ class Worker:
         return [self._undecoded(job.claimed, Status.FAILED, failure) for job, failure in failed]
 
     def _undecoded(self, claimed: ClaimedJob, status: Status, failure: Failure) -> EndedJob:
-        return EndedJob(claimed, recording.ended(claimed, status, failure, now=self.now()))
+        return recording.ended(claimed, status, failure, now=self.now())
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give claims back, none of them counted as tried."""

@@ -19,7 +19,6 @@ from prometheus_client.registry import Collector
 
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
 from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.decode_runs import DecodeRun
@@ -39,8 +38,8 @@ LATENCY_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 class WorkerMetrics:
     """Counters and gauges of one worker process."""
 
-    def __init__(self, registry: CollectorRegistry | None = None) -> None:
-        self.registry = registry or CollectorRegistry()
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # when the process started, its memory and its processor time
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
@@ -58,7 +57,7 @@ class WorkerMetrics:
         self.retried = counter("alphaloop_jobs_retried", "Failed jobs that are tried again", ["code"])
         self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
         self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
-        self._decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
+        self.decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
         self._prompt_tokens = counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"])
         by_mode = ["task", "mode"]
         self._tokens = counter("alphaloop_generation_tokens", "Tokens generated", by_mode)
@@ -133,10 +132,6 @@ class WorkerMetrics:
         identity = engine.identity
         self._build.labels(__version__, identity.engine, identity.target, identity.device).set(1)
         self.registry.register(EndpointMetrics(engine))
-
-    def decided(self, task: str, decision: Decision) -> None:
-        """Count a decision."""
-        self._decisions.labels(task, decision.mode.value, decision.reason.value).inc()
 
     def stepped(self, step: Step) -> None:
         """Observe an engine step."""

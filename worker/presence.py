@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
@@ -20,33 +21,25 @@ log = logging.getLogger(__name__)
 EVERY_S: Final = 2.0
 
 
+@dataclass(eq=False)
 class Presence:
-    """Counts the tokens of running jobs, and has them written now and then. The loop's thread owns it."""
+    """Counts the tokens of running jobs, and has them written now and then. The loop's thread owns it.
 
-    def __init__(
-        self,
-        store: WorkerStore,
-        write: Write,
-        identity: EngineIdentity,
-        *,
-        owner: str,
-        sampling_defaults: str = "",
-        num_held: Callable[[], int],
-        setup: Callable[[], WorkerSetup],
-        clock: Callable[[], float],
-    ) -> None:
-        """`write` takes what is to be written in the background; `num_held` is the number of claims.
+    `write` takes what is to be written in the background; `num_held` is the number of claims. `sampling_defaults`: what
+    the model suggests for sampling, in words.
+    """
 
-        `sampling_defaults`: what the model suggests for sampling, in words.
-        """
-        self._store = store
-        self._write = write
-        self._identity = identity
-        self._owner = owner
-        self._sampling_defaults = sampling_defaults
-        self._num_held = num_held
-        self._setup = setup
-        self._clock = clock
+    store: WorkerStore
+    write: Write
+    identity: EngineIdentity
+    _: KW_ONLY
+    owner: str
+    sampling_defaults: str = ""
+    num_held: Callable[[], int]
+    setup: Callable[[], WorkerSetup]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
         self._tokens: dict[str, int] = {}
         self._num_tokens = 0  #: of all jobs, since the last word
         self._said_at: float | None = None
@@ -57,14 +50,14 @@ class Presence:
 
         Raises ConfigError where workers serve another target; another revision of the same one is only logged.
         """
-        revisions = self._store.enter(self._load(num_slots, 0, None))
+        revisions = self.store.enter(self._load(num_slots, 0, None))
         if revisions:
             log.warning(
                 "this worker serves %s in revision %s, others in %s: acceptance is counted apart",
-                self._identity.target,
-                self._identity.target_revision,
+                self.identity.target,
+                self.identity.target_revision,
                 ", ".join(revisions),
-                extra={"action": "other_revision", "target_revision": self._identity.target_revision},
+                extra={"action": "other_revision", "target_revision": self.identity.target_revision},
             )
 
     def started(self, job_id: str) -> None:
@@ -79,33 +72,33 @@ class Presence:
 
     def say_when_due(self, running: Callable[[], list[str]], *, num_slots: int, num_waiting: Callable[[], int]) -> None:
         """Have the load written if it was not for a while. `running` are the jobs in the engine."""
-        now = self._clock()
+        now = self.clock()
         since_s = None if self._said_at is None else now - self._said_at
         if since_s is not None and since_s < EVERY_S:
             return
         self._tokens = {job_id: self._tokens.get(job_id, 0) for job_id in running()}
         load = self._load(num_slots, num_waiting(), self._num_tokens / since_s if since_s else None)
         self._num_tokens, self._said_at = 0, now
-        self._write("the worker's load", partial(self._say, load))
+        self.write("the worker's load", partial(self._say, load))
 
     def _load(self, num_slots: int, num_waiting: int, tokens_per_s: float | None) -> WorkerLoad:
         return WorkerLoad(
-            self._owner,
-            self._identity.device,
-            self._identity.target,
+            self.owner,
+            self.identity.device,
+            self.identity.target,
             num_slots,
             num_waiting,
-            self._num_held(),
+            self.num_held(),
             dict(self._tokens),  # a copy, because another thread writes it
             tokens_per_s,
-            self._sampling_defaults,
-            self._setup(),
+            self.sampling_defaults,
+            self.setup(),
         )
 
     def _say(self, load: WorkerLoad) -> None:
-        num_peers = self._store.say(load)
-        self.num_peers = num_peers if self._identity.has_shared_device else 0
+        num_peers = self.store.say(load)
+        self.num_peers = num_peers if self.identity.has_shared_device else 0
 
     def leave(self) -> None:
         """Have the row deleted."""
-        self._write("the worker's end", partial(self._store.leave, self._owner))
+        self.write("the worker's end", partial(self.store.leave, self.owner))

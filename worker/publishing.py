@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -87,36 +87,25 @@ def answer_again(
 Publication = RecordedGroup | KafkaMessage
 
 
+@dataclass(eq=False)
 class Publisher:
     """The thread that owns the producer of results. Raises FatalBrokerError when the producer is dead."""
 
-    def __init__(
-        self,
-        queue: BoundedQueue[Publication],
-        producer: Producer,
-        outbox: Outbox,
-        refused: RefusedResults,
-        forwarder: Forwarder,
-        metrics: WorkerMetrics,
-        *,
-        model: str,
-        retry: Retry,
-        relay_after_s: float,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.queue = queue
-        self._producer = producer
-        self._outbox = outbox
-        self._refused = refused
-        self._forwarder = forwarder
-        self._topics = forwarder.topics
-        self._metrics = metrics
-        self._chunks = ChunkSender(producer, count_dropped=metrics.chunk_dropped, retry=retry)
-        self._model = model
-        self._retry = retry
-        self._relay_after_s = relay_after_s
-        self._clock = clock
-        self._relay_due = clock()
+    queue: BoundedQueue[Publication]
+    producer: Producer
+    outbox: Outbox
+    refused: RefusedResults
+    forwarder: Forwarder
+    metrics: WorkerMetrics
+    _: KW_ONLY
+    model: str
+    retry: Retry
+    relay_after_s: float
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._chunks = ChunkSender(self.producer, count_dropped=self.metrics.chunk_dropped, retry=self.retry)
+        self._relay_due = self.clock()
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
@@ -136,7 +125,7 @@ class Publisher:
         """What waits. While chunks are under way, their delivery reports are handled every few milliseconds."""
         while self._chunks.has_under_way:
             taken = self.queue.take(MOST_AT_ONCE, min(timeout_s, _LOOK_S))
-            self._producer.poll(0.0)
+            self.producer.poll(0.0)
             timeout_s -= _LOOK_S
             if taken or timeout_s <= 0:
                 return taken
@@ -150,32 +139,32 @@ class Publisher:
 
         def once() -> None:
             messages = [_message(outgoing.message) for outgoing in waiting]
-            reports = deliver(self._producer, messages, is_hurried=self._retry.is_hurried)
+            reports = deliver(self.producer, messages, is_hurried=self.retry.hurry.is_set)
             refused: list[tuple[Outgoing, MessageRefused]] = []
             failed: list[tuple[Outgoing, BrokerError]] = []
             for outgoing, report in zip(list(waiting), reports, strict=True):
                 match report:
                     case None:  # one that is refused ends its job's stream in another way
                         result = outgoing.message
-                        self._topics.works(result.topic)
-                        if final := final_message(result.value, result.headers, self._model):
+                        self.forwarder.topics.works(result.topic)
+                        if final := final_message(result.value, result.headers, self.model):
                             finals.append(final)
                     case MessageRefused():
                         refused.append((outgoing, report))
                     case _:
                         failed.append((outgoing, report))
             waiting[:] = [outgoing for outgoing, _ in (*failed, *refused)]
-            instead = self._refused.settle(refused)
+            instead = self.refused.settle(refused)
             replaced.update({outgoing.message.job_id: outgoing.message.value for outgoing in instead})
             waiting[:] = [*(outgoing for outgoing, _ in failed), *instead]
             for outgoing, error in failed[:1]:
                 if isinstance(error, TopicUnavailable):
-                    self._topics.failed(outgoing.message.topic, error)
-                    self._topics.ensure(outgoing.message.topic)
+                    self.forwarder.topics.failed(outgoing.message.topic, error)
+                    self.forwarder.topics.ensure(outgoing.message.topic)
                 raise error
 
         while waiting:
-            self._retry.until_done("publish", once)
+            self.retry.until_done("publish", once)
         self._chunks.end(finals)
         return replaced
 
@@ -185,8 +174,8 @@ class Publisher:
         A failed job's delivery is finished by the forwarder, with its dead letter.
         """
         ids = {message.id for one in groups if not one.is_repeated for message in one.messages}
-        self._retry.until_done("clear outbox", lambda: self._outbox.delete(ids))
-        self._metrics.answered_again.inc(sum(one.is_repeated for one in groups))
+        self.retry.until_done("clear outbox", lambda: self.outbox.delete(ids))
+        self.metrics.answered_again.inc(sum(one.is_repeated for one in groups))
         for one in groups:
             for trace in one.traces:
                 trace.published()
@@ -196,16 +185,16 @@ class Publisher:
             failed = [*one.failed, *filter(None, found)]
             dead = {id(its.delivery) for its in failed}
             one.intake.finish([delivery for delivery in one.deliveries if id(delivery) not in dead])
-            self._forwarder.put(*failed)
+            self.forwarder.put(*failed)
 
     def _relay_overdue(self) -> None:
         """Publish what was recorded and, by a crash or a broken connection during the commit, never published."""
-        if self._clock() < self._relay_due:
+        if self.clock() < self._relay_due:
             return
-        self._relay_due = self._clock() + self._relay_after_s
+        self._relay_due = self.clock() + self.relay_after_s
         try:
-            rows = self._retry.until_done(
-                "relay", lambda: self._outbox.take_over(older_than_s=self._relay_after_s, limit=RELAY_LIMIT)
+            rows = self.retry.until_done(
+                "relay", lambda: self.outbox.take_over(older_than_s=self.relay_after_s, limit=RELAY_LIMIT)
             )
         except StoreValueRefused as error:
             log.error("not relayed: %s", error.message, extra={"action": "relay_failed"})
@@ -213,11 +202,11 @@ class Publisher:
         if rows:
             results = [Outgoing(message, OnRefusal.SET_ASIDE) for messages in rows.values() for message in messages]
             self._publish(results)
-            self._retry.until_done("clear outbox", lambda: self._outbox.delete(set(rows)))
+            self.retry.until_done("clear outbox", lambda: self.outbox.delete(set(rows)))
             log.info("published %d results recorded earlier", len(results), extra={"action": "outbox_relayed"})
         if len(rows) >= RELAY_LIMIT:
-            self._relay_due = self._clock()  # there may be more
-        self._metrics.set_aside.set(self._retry.until_done("relay", self._outbox.num_set_aside))
+            self._relay_due = self.clock()  # there may be more
+        self.metrics.set_aside.set(self.retry.until_done("relay", self.outbox.num_set_aside))
 
 
 class OnRefusal(StrEnum):
@@ -241,6 +230,7 @@ def _message(result: OutboxMessage) -> KafkaMessage:
     return KafkaMessage(result.topic, result.key, result.value, headers)
 
 
+@dataclass(eq=False)
 class RefusedResults:
     """Settles refused results; `count` is told the code and what was done, of each.
 
@@ -248,12 +238,9 @@ class RefusedResults:
     away the result waits in the outbox, and the others go on.
     """
 
-    def __init__(
-        self, store: RefusedResultStore, count: Callable[[str, str], None], contents: ContentStore | None = None
-    ) -> None:
-        self._store = store
-        self._count = count
-        self._contents = contents
+    store: RefusedResultStore
+    count: Callable[[str, str], None]
+    contents: ContentStore | None = None
 
     def settle(self, refused: Sequence[tuple[Outgoing, MessageRefused]]) -> list[Outgoing]:
         """Record what becomes of them; returns what is to be published instead. Raises StoreError.
@@ -273,10 +260,10 @@ class RefusedResults:
             result = Result.decode(message.value)
         except ValidationError:
             result = None
-        if self._contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
-            return self._moved(outgoing, result, self._contents)
+        if self.contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
+            return self._moved(outgoing, result, self.contents)
         if result is None or outgoing.on_refusal is OnRefusal.SET_ASIDE:
-            if self._store.set_aside(message.id, {job_id: error.message}):
+            if self.store.set_aside(message.id, {job_id: error.message}):
                 self._tell(job_id, error, OnRefusal.SET_ASIDE)
             return None
         failure = Failure(
@@ -286,7 +273,7 @@ class RefusedResults:
         )
         instead = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
         value = result.model_copy(update=instead).encode()
-        if not self._store.replace(message.id, {job_id: value}):
+        if not self.store.replace(message.id, {job_id: value}):
             return None
         self._tell(job_id, error, OnRefusal.REPLACE)
         return Outgoing(message._replace(value=value), OnRefusal.SET_ASIDE)
@@ -299,18 +286,18 @@ class RefusedResults:
             smaller = text_by_reference(result, contents)
         except ContentStoreUnavailable as away:
             log.warning("a result waits: %s", away.message, extra={"action": "result_waits", "job_id": job_id})
-            if self._store.postpone(message.id, [job_id]):
-                self._count(TOO_LARGE, POSTPONED)
+            if self.store.postpone(message.id, [job_id]):
+                self.count(TOO_LARGE, POSTPONED)
             return None
         value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
-        if not self._store.refer(message.id, {job_id: value}, {job_id: url}):
+        if not self.store.refer(message.id, {job_id: value}, {job_id: url}):
             return None
-        self._count(TOO_LARGE, BY_REFERENCE)
+        self.count(TOO_LARGE, BY_REFERENCE)
         return replace(outgoing, message=message._replace(value=value))
 
     def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
         code = _code(error)
-        self._count(code, done.value)
+        self.count(code, done.value)
         told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
         log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
 

@@ -15,7 +15,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -35,7 +35,6 @@ from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import failed_job
 from worker.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
-from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
@@ -72,6 +71,7 @@ class EndedJob:
     outcome: Outcome
 
 
+@dataclass(eq=False)
 class Recorder:
     """Result, counts, status and outbox in one transaction; outcomes whose claim was lost are dropped.
 
@@ -81,38 +81,29 @@ class Recorder:
     for the end; so an outcome waits for its chunks, but not for long: it goes on nevertheless after `MOST_HELD_S`, when
     the worker is told to hurry, and if it is among the oldest when too much is held. Its result then tells of the
     chunks that may be missing.
+
+    `record` writes outcomes as this worker's and returns what is to be published, as OutcomeStore does.
     """
 
-    def __init__(
-        self,
-        record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
-        intake: Intake,
-        leases: LeaseKeeper,
-        publishing: BoundedQueue[Publication],
-        metrics: WorkerMetrics,
-        *,
-        retry: Retry,
-        max_bytes: int,
-        now: Callable[[], datetime],
-        clock: Callable[[], float] = time.monotonic,
-        tracing: Tracing | None = None,
-    ) -> None:
-        """`record` writes outcomes as this worker's and returns what is to be published, as OutcomeStore does."""
-        self._write = record
-        self._intake = intake
-        self._leases = leases
-        self._publishing = publishing
-        self._metrics = metrics
-        self._retry = retry
-        self._now = now
-        self._clock = clock
-        self._tracing = tracing
+    record: Callable[[Sequence[Outcome]], list[OutboxMessage]]
+    intake: Intake
+    leases: LeaseKeeper
+    publishing: BoundedQueue[Publication]
+    metrics: WorkerMetrics
+    _: KW_ONLY
+    retry: Retry
+    max_bytes: int
+    now: Callable[[], datetime]
+    clock: Callable[[], float] = time.monotonic
+    tracing: Tracing | None = None
+
+    def __post_init__(self) -> None:
         self._gathered_at = -math.inf
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=MOST_WAITING,
-            max_bytes=max_bytes,
+            max_bytes=self.max_bytes,
             num_bytes_of=lambda one: len(one.outcome.result),
-            give_up=retry.gives_up,
+            give_up=self.retry.gives_up,
         )
         self._held: list[tuple[float, EndedJob]] = []  # until when each waits for its stream, the oldest first
         self._num_let_go = 0  # those of the group in hand that were held
@@ -131,28 +122,29 @@ class Recorder:
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
-        if (gathering_s := self._gathered_at + GATHER_S - self._clock()) > 0:
-            self._retry.wait(gathering_s)
+        if (gathering_s := self._gathered_at + GATHER_S - self.clock()) > 0:
+            self.retry.hurry.wait(gathering_s)
         if not (group := self._take(timeout_s)):
             return 0
-        self._gathered_at = self._clock()
+        self._gathered_at = self.clock()
         group, messages = self._record(group)
-        self._leases.let_go(one.claimed.job_id for one in group)
+        self.leases.let_go(one.claimed.job_id for one in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
         winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
         self._recorded.extend(one.outcome for one in winners)
+        failed = [failed_job(one.claimed.ready.delivery, one.outcome.result, self.intake) for one in winners]
         recorded = RecordedGroup(
             tuple(messages),
-            tuple(map(_delivery, group)),
-            self._intake,
+            tuple(one.claimed.ready.delivery for one in group),
+            self.intake,
             tuple(one.claimed.job_id for one in group),
-            tuple(filter(None, (failed_job(_delivery(one), one.outcome.result, self._intake) for one in winners))),
-            tuple(self._tracing.recorded(winners)) if self._tracing else (),
+            tuple(filter(None, failed)),
+            tuple(self.tracing.recorded(winners)) if self.tracing else (),
         )
-        self._publishing.put([recorded])
+        self.publishing.put([recorded])
         self._count(winners)
-        self._metrics.fenced.inc(len(group) - len(won))
+        self.metrics.fenced.inc(len(group) - len(won))
         return len(won)
 
     def _take(self, timeout_s: float) -> list[EndedJob]:
@@ -161,7 +153,7 @@ class Recorder:
         max_bytes = MOST_BYTES_AT_ONCE - sum(len(one.outcome.result) for _, one in self._held)
         taken = self._waiting.take(MOST_AT_ONCE - len(self._held), wait_s, max_bytes=max_bytes)
         ready = [one for one in taken if one.claimed.stream is None]
-        until = self._clock() + MOST_HELD_S
+        until = self.clock() + MOST_HELD_S
         streamed = [*self._held, *((until, one) for one in taken if one.claimed.stream is not None)]
         held = self._to_hold(streamed)
         kept = {id(one) for _, one in held}
@@ -173,11 +165,11 @@ class Recorder:
     def _to_hold(self, streamed: Sequence[tuple[float, EndedJob]]) -> list[tuple[float, EndedJob]]:
         """Those whose streams are not settled, as far as there is room for them, the newest before older ones."""
         held: list[tuple[float, EndedJob]] = []
-        num_bytes, now = 0, self._clock()
+        num_bytes, now = 0, self.clock()
         for until, one in reversed(streamed):
             size, stream = len(one.outcome.result), one.claimed.stream
             has_room = not held or (len(held) < MOST_HELD and num_bytes + size <= MOST_HELD_BYTES)
-            if has_room and now < until and stream and not stream.is_settled and not self._retry.gives_up():
+            if has_room and now < until and stream and not stream.is_settled and not self.retry.gives_up():
                 held.append((until, one))
                 num_bytes += size
         return held[::-1]
@@ -191,7 +183,7 @@ class Recorder:
         """
         outcomes = [one.outcome for one in group]
         try:
-            return group, self._retry.until_done("record", lambda: self._write(outcomes))
+            return group, self.retry.until_done("record", lambda: self.record(outcomes))
         except StoreValueRefused as error:
             if len(group) > 1:
                 parts = [self._record([one]) for one in group]
@@ -203,9 +195,9 @@ class Recorder:
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
         claimed = group[0].claimed
         failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
-        failed = EndedJob(claimed, ended(claimed, Status.FAILED, failure, now=self._now()))
+        failed = ended(claimed, Status.FAILED, failure, now=self.now())
         stand_in = [failed.outcome]
-        return [failed], self._retry.until_done("record", lambda: self._write(stand_in))
+        return [failed], self.retry.until_done("record", lambda: self.record(stand_in))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
@@ -213,15 +205,11 @@ class Recorder:
             lane = one.claimed.ready.lane
             by_label.setdefault((lane.task, lane.purpose), []).append(one.outcome)
         for (task, purpose), outcomes in by_label.items():
-            self._metrics.recorded(task, purpose, outcomes)
+            self.metrics.recorded(task, purpose, outcomes)
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
         return [self._recorded.popleft() for _ in range(len(self._recorded))]
-
-
-def _delivery(one: EndedJob) -> Delivery:
-    return one.claimed.ready.delivery
 
 
 def succeeded(
@@ -282,9 +270,9 @@ def succeeded(
     )
 
 
-def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> Outcome:
-    """The outcome of a job that was not decoded to its end."""
-    return _outcome(claimed, status.value, {"error": failure.model_dump(exclude_none=True)}, now=now)
+def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> EndedJob:
+    """A job that was not decoded to its end, with its outcome."""
+    return EndedJob(claimed, _outcome(claimed, status.value, {"error": failure.model_dump(exclude_none=True)}, now=now))
 
 
 def expired(claimed: ClaimedJob) -> Failure:

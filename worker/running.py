@@ -23,7 +23,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from typing import Final
 from uuid import UUID
@@ -334,31 +334,27 @@ class Suspects:
         self._waiting = [ready for ready in self._waiting if not unwanted(ready)]
 
 
+@dataclass(eq=False)
 class Blame:
     """Which of the jobs that failed have failed for good. One thread uses it, the loop's.
 
     After a job failed alone, the engine decodes the beginning of the last job that succeeded here, or a fixed prompt
     before the first one, in the same way. If this test passes, the failure was the job's. If the test fails too,
     nothing is said against the job, and it is tried again.
+
+    `gone` is called with the lanes of jobs that wait in Kafka for their next try.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        running: RunningJobs,
-        retries: JobRetries,
-        *,
-        gone: Callable[[Sequence[LaneKey]], object],
-        now: Callable[[], datetime],
-    ) -> None:
-        """`gone` is called with the lanes of jobs that wait in Kafka for their next try."""
-        self._engine = engine
-        self._running = running
-        self._retries = retries
-        self._gone = gone
-        self._now = now
+    engine: Engine
+    running: RunningJobs
+    retries: JobRetries
+    _: KW_ONLY
+    gone: Callable[[Sequence[LaneKey]], object]
+    now: Callable[[], datetime]
+
+    def __post_init__(self) -> None:
         self._job = Job(job_id=_NAME, task=_NAME, body=Body(prompt=_PROMPT), purpose=Purpose.CONTROL)
-        self._known = engine.prepare(self._job, Sampling(max_tokens=NUM_TOKENS, temperature=0.0))
+        self._known = self.engine.prepare(self._job, Sampling(max_tokens=NUM_TOKENS, temperature=0.0))
         self._num_failed_in_a_row = 0
         self._error = ""
 
@@ -384,7 +380,7 @@ class Blame:
         blamed = []
         for job, error in failed:
             if not self._is_job_to_blame(job.job_id, job.setting):
-                self._running.run_alone_later([job.claimed])
+                self.running.run_alone_later([job.claimed])
             elif not self._is_tried_again(job, failure := recording.failure_of(error)):
                 blamed.append((job, failure))
         return blamed
@@ -414,9 +410,9 @@ class Blame:
         return False
 
     def _is_tried_again(self, job: RunningJob, failure: Failure) -> bool:
-        if not self._retries.put(job.claimed, failure, self._now()):
+        if not self.retries.put(job.claimed, failure, self.now()):
             return False
-        self._gone([job.lane])
+        self.gone([job.lane])
         return True
 
     def _test(self, setting: DraftSetting) -> str | None:
@@ -425,11 +421,11 @@ class Blame:
         decision = Decision(mode, setting.drafter, None, setting.num_draft_tokens, Reason.CONTROL, "self-test")
         sampling = replace(self._known.sampling, max_tokens=min(NUM_TOKENS, self._known.sampling.max_tokens))
         try:
-            self._engine.abandon()
-            self._engine.admit(PreparedJob(self._job, self._known.token_ids, sampling), decision)
-            while self._engine.load().num_running:
+            self.engine.abandon()
+            self.engine.admit(PreparedJob(self._job, self._known.token_ids, sampling), decision)
+            while self.engine.load().num_running:
                 beat()
-                self._engine.step()
+                self.engine.step()
         except Exception as error:
             return reason_of(error)
         return None

@@ -50,7 +50,6 @@ def deliver(
     messages: Sequence[KafkaMessage],
     *,
     is_hurried: Callable[[], bool],
-    clock: Callable[[], float] = time.monotonic,
 ) -> list[DeliveryReport]:
     """Send all of them once and wait until each is acknowledged or has failed; returns a report for each.
 
@@ -58,17 +57,15 @@ def deliver(
     batches, so each message of a refused batch is sent once more by itself: a MessageRefused is about that message
     alone. Raises FatalBrokerError when the client is dead.
     """
-    reports = _once(producer, messages, is_hurried, clock)
+    reports = _once(producer, messages, is_hurried)
     if len(messages) > 1:
         for number, report in enumerate(reports):
             if isinstance(report, MessageRefused):
-                (reports[number],) = _once(producer, [messages[number]], is_hurried, clock)
+                (reports[number],) = _once(producer, [messages[number]], is_hurried)
     return reports
 
 
-def _once(
-    producer: Producer, messages: Sequence[KafkaMessage], is_hurried: Callable[[], bool], clock: Callable[[], float]
-) -> list[DeliveryReport]:
+def _once(producer: Producer, messages: Sequence[KafkaMessage], is_hurried: Callable[[], bool]) -> list[DeliveryReport]:
     told: dict[int, DeliveryReport] = {}
     for number, message in enumerate(messages):
         try:
@@ -87,8 +84,8 @@ def _once(
             break
         except BrokerError as error:
             told[number] = error
-    begun = clock()
-    while len(told) < len(messages) and not (is_hurried() and clock() - begun >= HURRIED_S):
+    begun = time.monotonic()
+    while len(told) < len(messages) and not (is_hurried() and time.monotonic() - begun >= HURRIED_S):
         beat()  # a broker that is away may be away for long
         producer.serve(_SERVE_S)
     # A message that is still under way may yet be stored; what is sent again is the same, byte for byte.

@@ -14,7 +14,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import Final, TypeAlias
 
@@ -143,6 +143,7 @@ class RoundSteering:
         return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
 
 
+@dataclass(eq=False)
 class RequestSteering:
     """Draws the arm of each request when it starts.
 
@@ -150,21 +151,19 @@ class RequestSteering:
     other workers ask the same servers, requests are on trial only where the load of every server is known: in a
     simulation two workers that counted their own requests alone found a speed-up of .77 where there was none, and no
     interval held the truth.
+
+    `num_peers`: other workers that ask the same servers; `is_whole_load_known`: of every server of the fleet.
     """
 
-    def __init__(
-        self,
-        schedule: RequestSchedule,
-        now: Callable[[], datetime],
-        num_peers: Callable[[], int],
-        is_whole_load_known: Callable[[], bool],
-    ) -> None:
-        """`num_peers`: other workers that ask the same servers; `is_whole_load_known`: of every server of the fleet."""
-        self._schedule, self._now = schedule, now
-        self._num_peers, self._is_whole_load_known = num_peers, is_whole_load_known
+    schedule: RequestSchedule
+    now: Callable[[], datetime]
+    num_peers: Callable[[], int]
+    is_whole_load_known: Callable[[], bool]
+
+    def __post_init__(self) -> None:
         self._assigned: dict[str, _Assigned] = {}
         self._tells_rounds: set[str] = set()  # endpoints that told of a request's rounds once
-        self._seen_at = now()
+        self._seen_at = self.now()
         self._is_blind = False
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
@@ -174,7 +173,7 @@ class RequestSteering:
         if not (drafter and num_draft_tokens and _is_free(lane, decision)) or self._lacks_load():
             return decision.setting
         trial = TrialGroup(_subject_of(lane), Treatment(drafter, num_draft_tokens))
-        speculates = self._schedule.start(job_id, trial, self._seen_at)
+        speculates = self.schedule.start(job_id, trial, self._seen_at)
         setting = decision.setting if speculates else DraftSetting()
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
         return setting
@@ -191,22 +190,22 @@ class RequestSteering:
         self._pass_time()
         for generation in step.finished:
             if (assigned := self._assigned.pop(generation.job_id, None)) is not None:
-                self._schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
+                self.schedule.end(generation.job_id, self._facts(generation, assigned), self._seen_at)
         for job_id in (*(failed.job_id for failed in step.failed), *step.interrupted):
             self._leave(job_id)
-        return self._schedule.take()
+        return self.schedule.take()
 
     def close(self) -> Sequence[Slice]:
         """What was counted of requests that ended; those that run are not counted."""
         self._assigned.clear()
-        return self._schedule.close()
+        return self.schedule.close()
 
     def _pass_time(self) -> None:
-        self._seen_at = max(self._now(), self._seen_at)
+        self._seen_at = max(self.now(), self._seen_at)
 
     def _lacks_load(self) -> bool:
         """Whether others send requests to the servers, and nobody says how many."""
-        is_blind = self._num_peers() > 0 and not self._is_whole_load_known()
+        is_blind = self.num_peers() > 0 and not self.is_whole_load_known()
         if is_blind != self._is_blind:
             self._is_blind = is_blind
             if is_blind:
@@ -218,7 +217,7 @@ class RequestSteering:
 
     def _leave(self, job_id: str) -> None:
         if self._assigned.pop(job_id, None) is not None:
-            self._schedule.end(job_id, None, self._seen_at)
+            self.schedule.end(job_id, None, self._seen_at)
 
     def _facts(self, generation: Generation, assigned: _Assigned) -> RequestFacts | None:
         served, num_tokens = generation.served, generation.counts.num_tokens
@@ -227,7 +226,7 @@ class RequestSteering:
         if assigned.setting != DraftSetting(served.drafter, served.num_draft_tokens):
             return None
         load = served.load
-        if load is None or (self._num_peers() and not load.is_whole):
+        if load is None or (self.num_peers() and not load.is_whole):
             return None
         num_rounds = self._num_rounds(served, num_tokens)
         if num_rounds is None:
@@ -286,37 +285,37 @@ def _subject_of(lane: LaneKey) -> str:
     return f"{lane.task} {lane.sampling_bucket}"
 
 
+@dataclass(eq=False)
 class SliceRecorder:
-    """Called with slices, from the thread that writes in the background. Raises StoreError."""
+    """Called with slices, from the thread that writes in the background. Raises StoreError.
 
-    def __init__(
-        self,
-        store: SwitchbackStore,
-        identity: EngineIdentity,
-        revisions: Mapping[str, str],
-        *,
-        owner: str,
-        now: Callable[[], datetime],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`revisions` are those of the drafters, by name."""
-        self._store, self._identity, self._revisions, self._owner = store, identity, revisions, owner
-        self._now, self._clock = now, clock
+    `revisions` are those of the drafters, by name.
+    """
+
+    speedups: SwitchbackStore
+    identity: EngineIdentity
+    revisions: Mapping[str, str]
+    _: KW_ONLY
+    owner: str
+    now: Callable[[], datetime]
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._tasks: set[str] = set()  # with slices since their speed-up was computed
-        self._due = clock()
+        self._due = self.clock()
 
     def store(self, slices: Sequence[Slice]) -> None:
         """Store these, and refresh the speed-ups where that is due."""
         rows = [self._row(one) for one in slices]
-        self._store.add(rows)
+        self.speedups.add(rows)
         self._tasks |= {row.subject.task for row in rows}
-        if self._tasks and self._clock() >= self._due:
-            self._store.refresh(self._now(), self._tasks)
+        if self._tasks and self.clock() >= self._due:
+            self.speedups.refresh(self.now(), self._tasks)
             self._tasks = set()
-            self._due = self._clock() + REFRESH_EVERY_S
+            self._due = self.clock() + REFRESH_EVERY_S
 
     def _row(self, one: Slice) -> SliceRow:
-        drafter, identity = one.treatment.drafter, self._identity
+        drafter, identity = one.treatment.drafter, self.identity
         task, _, sampling_bucket = one.task.partition(" ")  # see _subject_of
         subject = SpeedupSubject(
             task=task,
@@ -326,6 +325,6 @@ class SliceRecorder:
             host=identity.host,
             device=identity.device,
             drafter=drafter,
-            draft_revision=self._revisions[drafter],
+            draft_revision=self.revisions[drafter],
         )
-        return SliceRow(subject, replace(one, task=task), self._owner)
+        return SliceRow(subject, replace(one, task=task), self.owner)

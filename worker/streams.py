@@ -117,7 +117,7 @@ class ChunkSender:
         self._again.clear()
 
         def once() -> None:
-            reports = deliver(self._producer, waiting, is_hurried=self._retry.is_hurried)
+            reports = deliver(self._producer, waiting, is_hurried=self._retry.hurry.is_set)
             late: list[tuple[KafkaMessage, BrokerError]] = []
             for chunk, told in zip(waiting, reports, strict=True):
                 if self._may_arrive(told):

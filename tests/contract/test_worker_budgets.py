@@ -11,7 +11,7 @@ import pytest
 
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.store.budgets import BudgetStore
+from alphaloop.store.budgets import BudgetStore, BudgetSums
 from alphaloop.store.database import Database
 from tests.fixtures.deciding_worker import (
     Worker,
@@ -151,7 +151,7 @@ def test_a_decision_between_a_write_and_its_end_counts_once(database: Database) 
     store, first = worker.store, worker.store.open("code", "greedy")
     held = [store.keep("code", "greedy", replace(first, balance=8.0, accrued=8.0))]
 
-    def decide_meanwhile(budgets: BudgetStore, *args: Any) -> ExplorationBudget:
+    def decide_meanwhile(budgets: BudgetStore, *args: Any) -> BudgetSums:
         held.append(store.keep("code", "greedy", held[-1].paid(1.0)))
         return add(budgets, *args)
 

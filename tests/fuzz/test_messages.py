@@ -106,7 +106,7 @@ class Reader:
             answered=len(claims.answered),
         )
         for claimed in claims.to_decode:
-            outcome = recording.ended(claimed, Status.CANCELLED, cancelled(), now=NOW)
+            outcome = recording.ended(claimed, Status.CANCELLED, cancelled(), now=NOW).outcome
             assert Result.decode(outcome.result).job_id == claimed.job_id
         for ready, error in claims.refused:
             assert isinstance(error, JobConflict)

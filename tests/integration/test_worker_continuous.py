@@ -269,7 +269,7 @@ def test_no_queue_holds_more_bytes_than_it_may_but_for_one_job(worker_settings: 
             held = sum(ready.num_bytes for _, ready in parts.feed._held)
             now = {
                 "buffered": parts.intake._lanes[False].num_bytes,
-                "waiting": parts.feed._queue.load(is_high=False)[1] + held,
+                "waiting": parts.feed.queue.load(is_high=False)[1] + held,
                 "claimed": parts.feed.ready.num_bytes,
             }
             most.update({name: max(most[name], now[name]) for name in now})

@@ -34,7 +34,7 @@ def run_two(worker: RunningWorker, engine: SteppedEngine) -> None:
 def hand_over_everything(worker: RunningWorker) -> None:
     """Have the group revoke all partitions of a worker that goes on."""
     intake = worker.worker.intake
-    number, source = intake.assignment_number, cast(Consumer, intake._source)
+    number, source = intake.assignment_number, cast(Consumer, intake.source)
 
     def unsubscribe_and_poll(timeout_s: float) -> Record | None:
         """In the thread that polls, because the client's call waits for the callback that runs there."""

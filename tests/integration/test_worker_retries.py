@@ -123,7 +123,7 @@ def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Se
     def refuse(task: str) -> None:
         raise BrokerError("creating topics: not authorized")
 
-    running.worker.retries._ensure_topics = refuse
+    running.worker.retries.ensure_topics = refuse
     running.start()
     try:
         client.send("code", [asking("bad one", job_id="bad"), *GOOD])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -72,6 +72,7 @@ def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int)
     return EngineConditions(free, engine.unserved(jobs), memory.left_elsewhere(num_running, longest, widest))
 
 
+@dataclass(eq=False)
 class Decider:
     """Decides jobs that are admitted together.
 
@@ -79,31 +80,27 @@ class Decider:
     is what is left of the task's budget.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        evidence_cache: EvidenceCache,
-        choices: ChoiceLog,
-        budgets: Budgets,
-        *,
-        costs: KnownCosts,
-        limits: PolicyLimits,
-        now: Callable[[], datetime],
-        note: Callable[[Snapshot], None] | None = None,
-    ) -> None:
-        self._engine = engine
-        self._evidence_cache = evidence_cache
-        self._now = now
+    engine: Engine
+    evidence_cache: EvidenceCache
+    choices: ChoiceLog
+    budgets: Budgets
+    _: KW_ONLY
+    costs: KnownCosts
+    limits: PolicyLimits
+    now: Callable[[], datetime]
+    note: Callable[[Snapshot], None] | None = None
+
+    def __post_init__(self) -> None:
         self.session = DecisionSession(
-            engine.identity.target_revision,
-            engine.identity.engine,
-            Posteriors(evidence_cache, limits),
-            choices=choices,
-            budgets=budgets,
-            costs=lambda: costs.table,
+            self.engine.identity.target_revision,
+            self.engine.identity.engine,
+            Posteriors(self.evidence_cache, self.limits),
+            choices=self.choices,
+            budgets=self.budgets,
+            costs=lambda: self.costs.table,
             drafters=self._drafters,
-            num_slots=num_slots(engine),
-            note=note,
+            num_slots=num_slots(self.engine),
+            note=self.note,
         )
 
     def decide_each(
@@ -126,8 +123,8 @@ class Decider:
             [facts_of(job) for job in jobs],
             task.rules(),
             num_running=num_running,
-            now=self._now(),
-            conditions=conditions_of(self._engine, jobs, num_running),
+            now=self.now(),
+            conditions=conditions_of(self.engine, jobs, num_running),
             decision_id=decision_id,
         )
 
@@ -145,8 +142,8 @@ class Decider:
 
     def _drafters(self) -> list[DrafterState]:
         return [
-            replace(drafter, is_stale=self._evidence_cache.is_stale(drafter.name, drafter.revision))
-            for drafter in self._engine.drafters
+            replace(drafter, is_stale=self.evidence_cache.is_stale(drafter.name, drafter.revision))
+            for drafter in self.engine.drafters
         ]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime, timedelta
 from heapq import nlargest
 from typing import Final, NamedTuple
@@ -87,40 +88,35 @@ class _Known(NamedTuple):
     num_jobs: int
 
 
+@dataclass(eq=False)
 class EvidenceCache:
     """Rows of acceptance_state for one target, one engine and this worker's drafters, which drafts are stale, and how
     expectations compared with what was measured.
 
     An `EvidenceSource`. `refresh` reads changes from the database, and `take` is given the rows that this worker's own
     outcomes changed, both from any thread. Everything else answers from memory.
+
+    `pairs` reads those of this target, engine and device that were closed after a moment, or all. Without it, no
+    expectation is corrected.
     """
 
-    def __init__(
-        self,
-        store: AcceptanceStateStore,
-        registry: DraftRegistry,
-        *,
-        target_revision: str,
-        engine: str,
-        drafters: Mapping[str, str],
-        half_life: timedelta,
-        pairs: Callable[[datetime | None], Sequence[ExpectationPair]] | None = None,
-    ) -> None:
-        """`pairs` reads those of this target, engine and device that were closed after a moment, or all.
+    store: AcceptanceStateStore
+    registry: DraftRegistry
+    _: KW_ONLY
+    target_revision: str
+    engine: str
+    drafters: Mapping[str, str]
+    half_life: timedelta
+    pairs: Callable[[datetime | None], Sequence[ExpectationPair]] | None = None
 
-        Without it, no expectation is corrected.
-        """
-        self._store = store
-        self._registry = registry
-        self._read_pairs = pairs
-        self._errors = None if pairs is None else ExpectationErrors(half_life)
+    def __post_init__(self) -> None:
+        self._errors = None if self.pairs is None else ExpectationErrors(self.half_life)
         self._newest_pair: datetime | None = None
-        self._served = (target_revision, engine, dict(drafters))
         self._lock = threading.RLock()
         self._seen: int | None = None
         self._stale: frozenset[tuple[str, str]] = frozenset()
         self._unread: dict[Place, list[StateRow]] = {}  # as they were read: most tasks are never asked for
-        self._opened = EvidenceSnapshot(half_life, errors=self._errors)
+        self._opened = EvidenceSnapshot(self.half_life, errors=self._errors)
         self._known: dict[EvidenceKey, _Known] = {}  # of what is in the snapshot
 
     def refresh(self) -> None:
@@ -128,11 +124,10 @@ class EvidenceCache:
 
         Raises StoreError, and the cache stays as it was.
         """
-        target_revision, engine, drafters = self._served
-        stale = frozenset(self._registry.stale(target_revision))
-        read = self._store.read(target_revision, engine, drafters, since=self._seen)
-        if self._read_pairs is not None and self._errors is not None:
-            pairs = self._read_pairs(self._newest_pair)
+        stale = frozenset(self.registry.stale(self.target_revision))
+        read = self.store.read(self.target_revision, self.engine, self.drafters, since=self._seen)
+        if self.pairs is not None and self._errors is not None:
+            pairs = self.pairs(self._newest_pair)
             self._errors.add(pairs)
             self._newest_pair = max((pair.computed_at for pair in pairs), default=self._newest_pair)
         with self._lock:

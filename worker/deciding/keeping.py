@@ -10,16 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 from alphaloop.errors import StoreError
-from alphaloop.store.budgets import BudgetStore, BudgetSubject
+from alphaloop.store.budgets import BudgetStore, BudgetSubject, BudgetSums
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
 from alphaloop.store.traffic import TrafficStore
@@ -32,41 +32,39 @@ log = logging.getLogger(__name__)
 _Subject: TypeAlias = tuple[str, str]  # task, sampling bucket
 
 
+@dataclass(eq=False)
 class StoredChoices:
     """A `ChoiceLog` for one engine. A log that cannot be written does not stop decoding.
 
     `write` does the writing or queues it; a queued choice counts as logged, because the queue tries again.
     """
 
-    def __init__(
-        self,
-        changes: DecisionLog,
-        identity: EngineIdentity,
-        owner: str,
-        *,
-        write: Write = lambda what, act: act(),
-    ) -> None:
-        self._changes, self._identity, self._owner = changes, identity, owner
-        self._write = write
+    changes: DecisionLog
+    identity: EngineIdentity
+    owner: str
+    _: KW_ONLY
+    write: Write = lambda what, act: act()
+
+    def __post_init__(self) -> None:
         self._begun_with: dict[_Subject, DraftSetting | None] = {}
 
     def last_choice(self, task: str, sampling_bucket: str) -> DraftSetting | None:
         """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
-        identity, subject = self._identity, (task, sampling_bucket)
+        identity, subject = self.identity, (task, sampling_bucket)
         if subject not in self._begun_with:
-            self._begun_with[subject] = self._changes.last_choice(
+            self._begun_with[subject] = self.changes.last_choice(
                 task, identity.target_revision, identity.device, sampling_bucket
             )
         return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
-        identity = self._identity
+        identity = self.identity
         subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
         try:
-            self._write(
+            self.write(
                 "change of choice",
-                lambda: self._changes.record_change(*subject, key.load, decision, self._owner),
+                lambda: self.changes.record_change(*subject, key.load, decision, self.owner),
             )
         except StoreError as error:
             log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
@@ -78,27 +76,10 @@ class StoredChoices:
 ACCRUED_EVERY_S: Final = 60.0
 
 
-class _Sums(NamedTuple):
-    """What the database holds of a budget, or a change of it."""
-
-    balance: float = 0.0
-    accrued: float = 0.0
-    spent: float = 0.0
-
-    @classmethod
-    def of(cls, budget: ExplorationBudget) -> _Sums:
-        return cls(budget.balance, budget.accrued, budget.spent)
-
-    def plus(self, other: _Sums) -> _Sums:
-        return _Sums(*(mine + its for mine, its in zip(self, other, strict=True)))
-
-    def minus(self, other: _Sums) -> _Sums:
-        return _Sums(*(mine - its for mine, its in zip(self, other, strict=True)))
+_NOTHING: Final = BudgetSums()
 
 
-_NOTHING: Final = _Sums()
-
-
+@dataclass(eq=False)
 class SharedBudgets:
     """A session's `BudgetStore`. The session's thread owns it; `prepare` and what `write` is given may run in others.
 
@@ -110,28 +91,24 @@ class SharedBudgets:
     again with the next decision.
     """
 
-    def __init__(
-        self,
-        store: BudgetStore,
-        history: TrafficStore,
-        evidence_cache: EvidenceCache,
-        identity: EngineIdentity,
-        drafters: Mapping[str, str],
-        *,
-        write: Write = lambda what, act: act(),
-        accrued_every_s: float = ACCRUED_EVERY_S,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._write, self._accrued_every_s, self._clock = write, accrued_every_s, clock
-        self._store, self._history, self._evidence_cache = store, history, evidence_cache
-        self._identity, self._drafters = identity, drafters
+    store: BudgetStore
+    history: TrafficStore
+    evidence_cache: EvidenceCache
+    identity: EngineIdentity
+    drafters: Mapping[str, str]
+    _: KW_ONLY
+    write: Write = lambda what, act: act()
+    accrued_every_s: float = ACCRUED_EVERY_S
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._prepared: dict[_Subject, ExplorationBudget] = {}
-        self._handed_over: dict[_Subject, _Sums] = {}  # of the session's budget, what `write` was given
+        self._handed_over: dict[_Subject, BudgetSums] = {}  # of the session's budget, what `write` was given
         self._due: dict[_Subject, float] = {}
         self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
-        self._unwritten: dict[_Subject, _Sums] = {}  # what is being written among it
-        self._stored: dict[_Subject, _Sums] = {}  # as a write left them, until the session has seen them
+        self._unwritten: dict[_Subject, BudgetSums] = {}  # what is being written among it
+        self._stored: dict[_Subject, BudgetSums] = {}  # as a write left them, until the session has seen them
         self._failed: set[_Subject] = set()
 
     def prepare(self, task: str, sampling_bucket: str) -> None:
@@ -142,44 +119,43 @@ class SharedBudgets:
         """The task's budget. Without `prepare` it is read now, which may raise StoreError."""
         subject = task, sampling_bucket
         budget = self._prepared.pop(subject, None) or self._read(*subject)
-        self._handed_over[subject] = _Sums.of(budget)
+        self._handed_over[subject] = BudgetSums.of(budget)
         return budget
 
     def keep(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
         """The budget after a decision, with the changes of other workers that a write has brought since the last."""
         subject = task, sampling_bucket
         has_spent = budget.spent != self._handed_over[subject].spent
-        if has_spent or subject in self._failed or self._clock() >= self._due.get(subject, 0.0):
+        if has_spent or subject in self._failed or self.clock() >= self._due.get(subject, 0.0):
             return self.save(*subject, budget)
         return self._with_others(subject, budget)
 
     def save(self, task: str, sampling_bucket: str, budget: ExplorationBudget) -> ExplorationBudget:
         """As `keep`, but what changed is handed over in any case."""
-        subject, sums = (task, sampling_bucket), _Sums.of(budget)
+        subject, sums = (task, sampling_bucket), BudgetSums.of(budget)
         change = sums.minus(self._handed_over[subject])
         with self._lock:
             self._unwritten[subject] = self._unwritten.get(subject, _NOTHING).plus(change)
             is_to_write = self._unwritten[subject] != _NOTHING
             self._failed.discard(subject)
         self._handed_over[subject] = sums
-        self._due[subject] = self._clock() + self._accrued_every_s
+        self._due[subject] = self.clock() + self.accrued_every_s
         if is_to_write:
-            self._write("exploration budget", partial(self._add, subject))
+            self.write("exploration budget", partial(self._add, subject))
         return self._with_others(subject, budget)
 
     def _read(self, task: str, sampling_bucket: str) -> ExplorationBudget:
         last_used = {
-            name: self._evidence_cache.last_used(Place(task, name, revision))
-            for name, revision in self._drafters.items()
+            name: self.evidence_cache.last_used(Place(task, name, revision)) for name, revision in self.drafters.items()
         }
         unseen = {
-            name: float(self._history.num_jobs_since(task, sampling_bucket, moment))
+            name: float(self.history.num_jobs_since(task, sampling_bucket, moment))
             for name, moment in last_used.items()
             if moment is not None
         }
-        saved = self._store.read(self._row_of((task, sampling_bucket)))
+        saved = self.store.read(self._row_of((task, sampling_bucket)))
         # A budget that was stored has had its first credit.
-        return replace(saved or ExplorationBudget(), unseen=unseen or None if saved is None else unseen)
+        return ExplorationBudget(*(saved or _NOTHING), unseen=unseen or None if saved is None else unseen)
 
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
@@ -188,7 +164,7 @@ class SharedBudgets:
             if change == _NOTHING:  # the write before took it along
                 return
             try:
-                row = self._store.add(self._row_of(subject), ExplorationBudget(), ExplorationBudget(*change))
+                sums = self.store.add(self._row_of(subject), change)
             except StoreError as error:
                 log.warning("budget not stored: %s", error.message, extra={"action": "budget_not_stored"})
                 with self._lock:
@@ -196,7 +172,7 @@ class SharedBudgets:
             else:
                 with self._lock:
                     self._unwritten[subject] = self._unwritten[subject].minus(change)
-                    self._stored[subject] = _Sums.of(row)
+                    self._stored[subject] = sums
 
     def _with_others(self, subject: _Subject, budget: ExplorationBudget) -> ExplorationBudget:
         """`budget` as the last write found it in the database, and what this session has changed since."""
@@ -204,13 +180,13 @@ class SharedBudgets:
             if (stored := self._stored.pop(subject, None)) is None:
                 return budget
             handed_over = stored.plus(self._unwritten[subject])
-        sums = _Sums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
+        sums = BudgetSums.of(budget).minus(self._handed_over[subject]).plus(handed_over)
         self._handed_over[subject] = handed_over
         return replace(budget, **sums._asdict())
 
     def _row_of(self, subject: _Subject) -> BudgetSubject:
         task, sampling_bucket = subject
-        return BudgetSubject(task, self._identity.target_revision, self._identity.device, sampling_bucket)
+        return BudgetSubject(task, self.identity.target_revision, self.identity.device, sampling_bucket)
 
 
 #: Snapshots are written so often at most: many decisions share a transaction.

@@ -6,6 +6,7 @@ It is read with a consumer of its own, so that a full buffer of jobs delays no c
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final, Literal
 
@@ -22,35 +23,28 @@ _MOST_AT_ONCE: Final = 100
 _IDLE_WAIT_S: Final = 0.2
 
 
+@dataclass(eq=False)
 class ControlReader:
     """Stores each cancellation, which notifies all workers, and applies it in this worker at once."""
 
-    def __init__(
-        self,
-        intake: Intake,
-        store: JobStore,
-        *,
-        cancel_here: Callable[[str], None],
-        refuse: Callable[[Delivery, MessageError], None],
-        retry: Retry,
-    ) -> None:
-        self._intake = intake
-        self._store = store
-        self._cancel_here = cancel_here
-        self._refuse = refuse
-        self._retry = retry
+    intake: Intake
+    store: JobStore
+    _: KW_ONLY
+    cancel_here: Callable[[str], None]
+    refuse: Callable[[Delivery, MessageError], None]
+    retry: Retry
 
     def turn(self) -> None:
         """Read what has come. A message that is no cancellation becomes a dead letter."""
-        for delivery in self._intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
+        for delivery in self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
             try:
                 job_id = parse_cancellation(delivery.record.value).job_id
             except MessageError as error:
-                self._refuse(delivery, error)
+                self.refuse(delivery, error)
                 continue
-            self._retry.until_done("cancel", partial(self._store.request_cancel, job_id))
-            self._cancel_here(job_id)
-            self._intake.finish([delivery])
+            self.retry.until_done("cancel", partial(self.store.request_cancel, job_id))
+            self.cancel_here(job_id)
+            self.intake.finish([delivery])
 
 
 class Cancellation(BaseModel):

@@ -199,10 +199,9 @@ class HandingOver:
     owner would otherwise wait for a job that may take long.
     """
 
-    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit_s: float) -> None:
         """A rebalance waits up to `limit_s`."""
         self._limit_s = limit_s
-        self._clock = clock
         self._owed: set[DeliveryKey] = set()
         self._leaving: frozenset[TopicPartition] = frozenset()
         self._overdue: frozenset[DeliveryKey] = frozenset()
@@ -232,9 +231,9 @@ class HandingOver:
 
         `may_wait` is asked ten times a second.
         """
-        until = self._clock() + self._limit_s
+        until = time.monotonic() + self._limit_s
         with self._changed:
-            while self._owed_now() and self._clock() < until and may_wait():
+            while self._owed_now() and time.monotonic() < until and may_wait():
                 self._changed.wait(_WAIT_S)
             overdue = self._owed_now()
             self._overdue |= overdue

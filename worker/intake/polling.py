@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -63,34 +64,27 @@ def open_intake(
     )
 
 
+@dataclass(eq=False)
 class Intake:
-    """Deliveries out, completions in. `take` is called from one thread, `finish` and `wake` from any."""
+    """Deliveries out, completions in. `take` is called from one thread, `finish` and `wake` from any.
 
-    def __init__(
-        self,
-        source: Consumer,
-        patterns: Sequence[str],
-        *,
-        limits: WorkerSettings,
-        most_message_bytes: int,
-        now: Callable[[], datetime],
-        hand_over_s: float = 0.0,
-        commit_interval_s: float = COMMIT_INTERVAL_S,
-        max_distance: int = MAX_WATERMARK_DISTANCE,
-        name: str = "intake",
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """The limits hold for each lane; `now` says when retries are due.
+    The limits hold for each lane; `now` says when retries are due. A message has about `most_message_bytes` at most. A
+    rebalance waits up to `hand_over_s` for running jobs.
+    """
 
-        A message has about `most_message_bytes` at most. A rebalance waits up to `hand_over_s` for running jobs.
-        """
-        self._source = source
-        self._patterns = patterns
-        self._limits = limits
-        self._commit_interval_s, self._max_distance = commit_interval_s, max_distance
-        self._clock = clock
-        self._now = now
-        self._most_message_bytes = most_message_bytes
+    source: Consumer
+    patterns: Sequence[str]
+    _: KW_ONLY
+    limits: WorkerSettings
+    most_message_bytes: int
+    now: Callable[[], datetime]
+    hand_over_s: float = 0.0
+    commit_interval_s: float = COMMIT_INTERVAL_S
+    max_distance: int = MAX_WATERMARK_DISTANCE
+    name: str = "intake"
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
         #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
         #: member's assignment, until one joins again.
@@ -102,21 +96,21 @@ class Intake:
         self._lanes = {is_high: self._lane() for is_high in (True, False)}
         self._is_taking = True
         self._finished: SimpleQueue[Sequence[Delivery]] = SimpleQueue()
-        self.handing_over = HandingOver(hand_over_s)  #: what is owed when partitions leave
-        self._last_commit = self._last_poll = clock()
-        self.thread = BackgroundThread(name, self._turn, on_failure=self.wake, at_end=self._leave)
+        self.handing_over = HandingOver(self.hand_over_s)  #: what is owed when partitions leave
+        self._last_commit = self._last_poll = self.clock()
+        self.thread = BackgroundThread(self.name, self._turn, on_failure=self.wake, at_end=self._leave)
 
     def _lane(self) -> BoundedQueue[Delivery]:
         return BoundedQueue(
-            max_items=self._limits.max_buffered,
-            max_bytes=self._limits.max_buffered_bytes,
+            max_items=self.limits.max_buffered,
+            max_bytes=self.limits.max_buffered_bytes,
             num_bytes_of=lambda delivery: delivery.num_bytes,
             give_up=lambda: True,  # the thread must go on polling, and keeps the bounds by pausing partitions
         )
 
     def start(self) -> None:
         """Subscribe and begin to poll."""
-        self._source.subscribe(self._patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self.source.subscribe(self.patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
         self.thread.start()
 
     def take(self, limit: int, timeout_s: float, *, is_high: bool = False) -> list[Delivery]:
@@ -176,7 +170,7 @@ class Intake:
     @property
     def poll_age_s(self) -> float:
         """Seconds since the consumer was last polled."""
-        return self._clock() - self._last_poll
+        return self.clock() - self._last_poll
 
     @property
     def is_assigned(self) -> bool:
@@ -199,36 +193,36 @@ class Intake:
                 self._drain_finished()
                 self._commit_finished(self._partitions.values())
         finally:
-            self._source.close()
+            self.source.close()
 
     def _turn(self) -> None:
-        records = self._source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
-        self._last_poll = self._clock()
+        records = self.source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
+        self._last_poll = self.clock()
         self._hand_out(records)
         self._drain_finished()
         if self._told_ids:
             ids, self._told_ids = self._told_ids, {}
-            self._source.note_ids(ids)
-        self._source.renew_if_made_anew()
+            self.source.note_ids(ids)
+        self.source.renew_if_made_anew()
         self._pause_and_resume()
-        if self._clock() - self._last_commit >= self._commit_interval_s:
-            self._last_commit = self._clock()
+        if self.clock() - self._last_commit >= self.commit_interval_s:
+            self._last_commit = self.clock()
             # Only while every polled message is delivered: the watermark would pass over a message that is not.
-            for partition, position in self._source.positions(list(self._partitions)).items():
+            for partition, position in self.source.positions(list(self._partitions)).items():
                 self._partitions[partition].watermark.pass_over(position)
             self._commit_finished(self._partitions.values())
 
     def _num_wanted(self) -> int:
         """As many messages as find room in either lane, however large they are; one at least, as polls must go on."""
-        room = min(lane.num_fitting(self._most_message_bytes) for lane in self._lanes.values())
+        room = min(lane.num_fitting(self.most_message_bytes) for lane in self._lanes.values())
         return max(1, min(room, MOST_AT_ONCE))
 
     def _hand_out(self, records: Sequence[Record]) -> None:
         """Put those of the messages, and of earlier ones of retry topics, that are due into their lanes."""
-        found, at_s = [], self._clock()
+        found, at_s = [], self.clock()
         for record in records:
             held = self._partitions.get(record.topic_partition)
-            if held is not None and (delivery := held.deliver(record, self._now, at_s)) is not None:
+            if held is not None and (delivery := held.deliver(record, self.now, at_s)) is not None:
                 found.append(delivery)
         for held in self._partitions.values():
             if held.not_due:
@@ -248,13 +242,13 @@ class Intake:
         has_room = {is_high: lane.is_half_free for is_high, lane in self._lanes.items()}
         pause, resume = [], []
         for partition, held in self._partitions.items():
-            must_wait = held.watermark.distance >= self._max_distance or bool(held.not_due)
+            must_wait = held.watermark.distance >= self.max_distance or bool(held.not_due)
             must_wait = must_wait or not self._is_taking or partition.topic in self._held_topics
             if not held.is_paused and (is_full[held.is_high] or must_wait):
                 pause.append(partition)
             elif held.is_paused and has_room[held.is_high] and not must_wait:
                 resume.append(partition)
-        for chosen, act, state in ((pause, self._source.pause, True), (resume, self._source.resume, False)):
+        for chosen, act, state in ((pause, self.source.pause, True), (resume, self.source.resume, False)):
             if chosen:
                 act(chosen)
                 for partition in chosen:
@@ -266,7 +260,7 @@ class Intake:
         if not wanted:
             return
         try:
-            self._source.commit({held.partition: offset for held, offset in wanted})
+            self.source.commit({held.partition: offset for held, offset in wanted})
         except BrokerError as error:
             # What is not committed is read again and answered from the record: late, never wrong.
             log.warning("offsets not committed: %s", error, extra={"action": "commit_failed"})
@@ -332,20 +326,19 @@ class TopicWatch:
         ask: Callable[[Collection[str]], Mapping[str, str]],
         *,
         every_s: float = TOPIC_CHECK_S,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`ask` gives ids by topic and raises BrokerError."""
         self._intakes, self._ask = intakes, ask
-        self._every_s, self._clock = every_s, clock
-        self._due = clock()
+        self._every_s = every_s
+        self._due = time.monotonic()
         self._assignments: list[int] = []
 
     def check(self) -> None:
         """Ask if that is due: after each assignment, and each `every_s`."""
         assignments = [intake.assignment_number for intake in self._intakes]
-        if self._clock() < self._due and assignments == self._assignments:
+        if time.monotonic() < self._due and assignments == self._assignments:
             return
-        self._due, self._assignments = self._clock() + self._every_s, assignments
+        self._due, self._assignments = time.monotonic() + self._every_s, assignments
         topics = set().union(*(intake.topics for intake in self._intakes))
         try:
             ids = self._ask(topics)

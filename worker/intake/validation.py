@@ -9,7 +9,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -79,11 +79,6 @@ class ReadyJob:
         object.__setattr__(self, "num_bytes", num_bytes)
         object.__setattr__(self, "job", self.prepared.job)
 
-    @property
-    def is_high(self) -> bool:
-        """Whether it goes before others of its task."""
-        return self.delivery.is_high
-
 
 @dataclass(frozen=True, slots=True)
 class PromptElsewhere:
@@ -104,46 +99,33 @@ def no_references(reference: ContentReference, field: str) -> None:
     )
 
 
+@dataclass(eq=False)
 class Validation:
-    """Reads deliveries. An unknown task makes it read the task list again, because the task may be new."""
+    """Reads deliveries. An unknown task makes it read the task list again, because the task may be new.
 
-    def __init__(
-        self,
-        engine: Engine,
-        tasks: Mapping[str, TaskSettings],
-        *,
-        reread_tasks: Callable[[], Mapping[str, TaskSettings]],
-        limits: WorkerSettings,
-        cluster: str,
-        keeps_apart: Callable[[str, str], bool] = lambda task, segment: True,
-        is_probe: Callable[[str, bytes], bool] = lambda job_id, payload_sha256: True,
-        check_reference: Callable[[ContentReference, str], None] = no_references,
-    ) -> None:
-        """Nothing is read yet.
+    `tasks` are those known so far, `reread_tasks` gives those known now. `cluster` is the id of the Kafka cluster.
+    `keeps_apart` says whether a task's segment has evidence of its own. `is_probe` says whether the scheduler recorded
+    a probe or control of this job_id and payload. `check_reference` raises InvalidField where this worker does not
+    follow the reference in that field.
+    """
 
-        Args:
-            engine: what prepares the prompts.
-            tasks: the tasks known at first.
-            reread_tasks: the tasks known now.
-            limits: bounds of a message.
-            cluster: the id of the Kafka cluster.
-            keeps_apart: whether a task's segment has evidence of its own.
-            is_probe: whether the scheduler recorded a probe or control of this job_id and payload.
-            check_reference: raises InvalidField where this worker does not follow the reference in that field.
-        """
-        self._engine = engine
-        self._tasks = self._with_defaults(tasks)
-        self._reread_tasks = reread_tasks
-        self._limits = limits
-        self._cluster = cluster
-        self._keeps_apart = keeps_apart
-        self._is_probe = is_probe
-        self._check_reference = check_reference
+    engine: Engine
+    tasks: Mapping[str, TaskSettings]
+    _: KW_ONLY
+    reread_tasks: Callable[[], Mapping[str, TaskSettings]]
+    limits: WorkerSettings
+    cluster: str
+    keeps_apart: Callable[[str, str], bool] = lambda task, segment: True
+    is_probe: Callable[[str, bytes], bool] = lambda job_id, payload_sha256: True
+    check_reference: Callable[[ContentReference, str], None] = no_references
+
+    def __post_init__(self) -> None:
+        self.tasks = self._with_defaults(self.tasks)
 
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
         record = delivery.record
-        return Origin(self._cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
+        return Origin(self.cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
     def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
         """Raises MessageError."""
@@ -155,23 +137,23 @@ class Validation:
             delivery.record.value,
             self.origin(delivery),
             task=task,
-            max_bytes=self._limits.max_job_bytes,
-            ignored=self._limits.ignored_body_fields,
+            max_bytes=self.limits.max_job_bytes,
+            ignored=self.limits.ignored_body_fields,
         )
         digest = payload_digest(job)
-        if job.purpose is not Purpose.TRAFFIC and not self._is_probe(job.job_id, digest):
+        if job.purpose is not Purpose.TRAFFIC and not self.is_probe(job.job_id, digest):
             raise InvalidField(
                 f"expected a {job.purpose.value} that the scheduler recorded, found none with this job_id and payload",
                 field="purpose",
                 hint="leave the field out: only the scheduler sends probes and controls",
             )
-        served = self._engine.identity.target
+        served = self.engine.identity.target
         if job.body.model not in (None, served):
             raise InvalidField(
                 f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
             )
         if job.body_ref is not None:
-            self._check_reference(job.body_ref, "body_ref")
+            self.check_reference(job.body_ref, "body_ref")
             return PromptElsewhere(delivery, job, job.body_ref, digest)
         return self._ready(delivery, job, digest, settings)
 
@@ -186,18 +168,18 @@ class Validation:
         return self._ready(waiting.delivery, with_prompt(job, content), digest, settings)
 
     def _ready(self, delivery: Delivery, job: Job, digest: bytes, settings: TaskSettings) -> ReadyJob:
-        prepared = self._engine.prepare(job, sampling_of(job, settings))
-        if job.segment and not self._keeps_apart(job.task, job.segment):
+        prepared = self.engine.prepare(job, sampling_of(job, settings))
+        if job.segment and not self.keeps_apart(job.task, job.segment):
             prepared = replace(prepared, is_pooled=True)
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
         return ReadyJob(delivery, prepared, digest, lane)
 
     def task(self, name: str) -> TaskSettings:
         """The settings of a task that a job was read for."""
-        return self._tasks[name]
+        return self.tasks[name]
 
     def _with_defaults(self, tasks: Mapping[str, TaskSettings]) -> dict[str, TaskSettings]:
-        defaults = self._engine.sampling_defaults
+        defaults = self.engine.sampling_defaults
         return {name: defaults.applied_to(task) for name, task in tasks.items()}
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
@@ -213,15 +195,15 @@ class Validation:
         return next((one for one in patterns if any(covers(one, text) for text in texts)), "")
 
     def _settings_of(self, task: str) -> TaskSettings:
-        if task not in self._tasks:
-            self._tasks.update(self._with_defaults(self._reread_tasks()))
-        if task not in self._tasks:
+        if task not in self.tasks:
+            self.tasks = {**self.tasks, **self._with_defaults(self.reread_tasks())}
+        if task not in self.tasks:
             raise UnknownTask(
                 f"expected a task of configs/tasks.toml, found {task[:100]!r}",
                 field="task",
-                hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self._tasks))}",
+                hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self.tasks))}",
             )
-        return self._tasks[task]
+        return self.tasks[task]
 
 
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
@@ -270,6 +252,7 @@ def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal])
     return None
 
 
+@dataclass(eq=False)
 class Fetching:
     """Reads messages, and the prompts of those whose prompts lie outside Kafka. One thread owns it, the feed's.
 
@@ -277,23 +260,17 @@ class Fetching:
 
     A store that is away is asked again until it answers: nothing is claimed yet, so that costs the jobs no try. A
     prompt that is missing or altered is the job's own failure.
+
+    `wake` is called from the reading threads each time that a prompt is there.
     """
 
-    def __init__(
-        self,
-        contents: ContentStore | None,
-        validation: Validation,
-        *,
-        num_at_once: int = NUM_AT_ONCE,
-        retry: Retry,
-        wake: Callable[[], object],
-    ) -> None:
-        """`wake` is called from the reading threads each time that a prompt is there."""
-        self._contents = contents
-        self._validation = validation
-        self._num_at_once = num_at_once
-        self._retry = retry
-        self._wake = wake
+    contents: ContentStore | None
+    validation: Validation
+    _: KW_ONLY
+    retry: Retry
+    wake: Callable[[], object]
+
+    def __post_init__(self) -> None:
         self._waiting: deque[PromptElsewhere] = deque()
         self._num_running = 0
         self._done: SimpleQueue[tuple[PromptElsewhere, bytes | Failure | None]] = SimpleQueue()
@@ -304,7 +281,7 @@ class Fetching:
 
     def read(self, delivery: Delivery, refused: list[Refusal]) -> ReadyJob | None:
         """The job of a message; None where its prompt is read later, or where it is no job, and then in `refused`."""
-        found = _read(delivery, partial(self._validation.read, delivery), refused)
+        found = _read(delivery, partial(self.validation.read, delivery), refused)
         if not isinstance(found, PromptElsewhere):
             return found
         self._waiting.append(found)
@@ -319,11 +296,11 @@ class Fetching:
         ready: list[ReadyJob] = []
         refused: list[Refusal] = []
         for waiting, content in self._arrived():
-            found = _read(waiting.delivery, partial(self._validation.with_prompt, waiting, content), refused)
+            found = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
             if found is not None:
                 ready.append(found)
                 room_bytes -= found.num_bytes
-        while self._waiting and self._num_running < self._num_at_once and room_bytes > 0:
+        while self._waiting and self._num_running < NUM_AT_ONCE and room_bytes > 0:
             waiting = self._waiting.popleft()
             self._num_running += 1
             room_bytes -= waiting.reference.num_bytes
@@ -345,13 +322,13 @@ class Fetching:
     def _fetch(self, waiting: PromptElsewhere) -> None:
         """Read one prompt; of a worker that ends meanwhile there is none, and Kafka delivers the job again."""
         self._done.put((waiting, self._read(waiting.reference)))
-        self._wake()
+        self.wake()
 
     def _read(self, reference: ContentReference) -> bytes | Failure | None:
-        assert self._contents is not None  # noqa: S101 - without a store, validation refuses references
-        contents = self._contents
+        assert self.contents is not None  # noqa: S101 - without a store, validation refuses references
+        contents = self.contents
         try:
-            return self._retry.until_done("read a prompt", lambda: contents.read(reference))
+            return self.retry.until_done("read a prompt", lambda: contents.read(reference))
         except ContentStoreUnavailable:
             return None
         except (ContentError, InvalidField) as error:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
@@ -91,28 +91,22 @@ def turns(
             yield BlockTurn(block, repeat, blocks[block], tuple(rng.sample(every, len(every))))
 
 
+@dataclass(eq=False)
 class Runner:
     """Drives the engine. `should_stop` is asked between two steps."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        prepared: Sequence[PreparedJob],
-        *,
-        should_stop: Callable[[], bool] = lambda: False,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._engine = engine
-        self._prepared = prepared
-        self._should_stop = should_stop
-        self._clock = clock
+    engine: Engine
+    prepared: Sequence[PreparedJob]
+    _: KW_ONLY
+    should_stop: Callable[[], bool] = lambda: False
+    clock: Callable[[], float] = time.perf_counter
 
     def warm_up(self, block: Sequence[int], candidates: Sequence[Candidate]) -> None:
         """Decode shortly in every way, so that no measured time includes a device's first pass of a shape.
 
         Raises Interrupted or DecodeFailed.
         """
-        jobs = [self._prepared[number] for number in block]
+        jobs = [self.prepared[number] for number in block]
         short = [
             replace(job, sampling=replace(job.sampling, max_tokens=min(job.sampling.max_tokens, WARM_UP_TOKENS)))
             for job in jobs
@@ -144,28 +138,29 @@ class Runner:
         waiting = list(jobs)
         steps: list[Step] = []
         found: dict[str, Generation] = {}
-        began = self._clock()
+        began = self.clock()
         try:
             while waiting or len(found) < len(jobs):
-                while waiting and self._engine.has_room(waiting[0]):
-                    self._engine.admit(waiting.pop(0), candidate.decision)
-                if self._should_stop():
+                while waiting and self.engine.has_room(waiting[0]):
+                    self.engine.admit(waiting.pop(0), candidate.decision)
+                if self.should_stop():
                     raise Stopped
-                steps.append(step := self._engine.step())
+                steps.append(step := self.engine.step())
                 found |= {generation.job_id: generation for generation in step.finished}
                 for failed in step.failed:
                     raise DecodeFailed(failed.error.message, hint=failed.error.hint)
                 waiting += [job for job in jobs if job.job.job_id in step.interrupted]
         except (Stopped, DecodeFailed):
-            self._engine.abandon()
+            self.engine.abandon()
             raise
-        wall_s = self._clock() - began
+        wall_s = self.clock() - began
         return [found[job.job.job_id] for job in jobs], steps, wall_s
 
     def _observe(self, turn: BlockTurn, candidate: Candidate) -> Observation:
-        generations, steps, wall_s = self.decode([self._prepared[number] for number in turn.prompts], candidate)
+        generations, steps, wall_s = self.decode([self.prepared[number] for number in turn.prompts], candidate)
         numbered = tuple(zip(turn.prompts, generations, strict=True))
-        return Observation(candidate, turn.block, turn.repeat, numbered, times_of(steps), wall_s)
+        times = sum(map(_times_of, steps), start=RoundTimes())
+        return Observation(candidate, turn.block, turn.repeat, numbered, times, wall_s)
 
 
 class Stopped(Exception):
@@ -211,12 +206,7 @@ class Measurements:
         return [item for observation in self.of(candidate) for item in observation.generations]
 
 
-def times_of(steps: Iterable[Step]) -> RoundTimes:
-    """The times of these steps, added up."""
-    return sum(map(_times_of_step, steps), start=RoundTimes())
-
-
-def _times_of_step(step: Step) -> RoundTimes:
+def _times_of(step: Step) -> RoundTimes:
     if step.num_prefill_tokens:
         return RoundTimes(reading_s=step.wall_s)
     return RoundTimes(

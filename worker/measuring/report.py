@@ -202,11 +202,6 @@ class CandidateEvidence:
         """Its draft length."""
         return self.own.candidate.num_draft_tokens
 
-    @property
-    def drafter(self) -> str:
-        """Its drafter's name."""
-        return self.own.candidate.drafter or ""
-
 
 def reasons(evidence: CandidateEvidence, *, ships: bool = False) -> Iterator[tuple[str, str]]:
     """The name and sentence of every reason that the figures support.
@@ -356,8 +351,8 @@ def nothing_proposed(e: CandidateEvidence) -> str | None:
     if share <= MOSTLY or not e.own.acceptance.num_rounds:
         return None
     return (
-        f"{e.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither the prompts nor "
-        f"themselves."
+        f"{e.own.candidate.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither "
+        f"the prompts nor themselves."
     )
 
 

@@ -11,7 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from alphaloop.commands import AdvanceEvent, MeasureOrder, StageEvent, Tell
@@ -19,7 +19,7 @@ from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Purpose
-from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, Exactness, ShipVerdict, min_values
+from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, ShipVerdict, min_values
 from alphaloop.payoff.report import Footprint, Report, Setup, best_of
 from alphaloop.settings import Settings, TaskSettings
 from worker.engine import Engine, PreparedJob
@@ -122,14 +122,9 @@ class MeasuringPlan:
     seed: int
 
     @property
-    def num_blocks(self) -> int:
-        """Batches of prompts."""
-        return -(-len(self.prepared) // self.batch)
-
-    @property
     def num_turns(self) -> int:
         """How often every candidate has a batch to decode."""
-        return self.num_blocks * self.num_repeats
+        return -(-len(self.prepared) // self.batch) * self.num_repeats
 
     @property
     def num_texts(self) -> int:
@@ -148,36 +143,33 @@ def refuse_few(num_prompts: int, batch: int, num_candidates: int) -> None:
         )
 
 
+@dataclass(eq=False)
 class MeasuringSession:
     """Runs a plan, and tells its stages and the texts done."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        plan: MeasuringPlan,
-        *,
-        should_stop: Callable[[], bool],
-        tell: Tell = lambda event: None,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
-        self._engine = engine
-        self._plan = plan
-        self._runner = Runner(engine, plan.prepared, should_stop=should_stop, clock=clock)
-        self._tell = tell
-        self.measured = Measurements([VANILLA, *plan.candidates])
+    engine: Engine
+    plan: MeasuringPlan
+    _: KW_ONLY
+    should_stop: Callable[[], bool]
+    tell: Tell = lambda event: None
+    clock: Callable[[], float] = time.perf_counter
+
+    def __post_init__(self) -> None:
+        self._runner = Runner(self.engine, self.plan.prepared, should_stop=self.should_stop, clock=self.clock)
+        self.measured = Measurements([VANILLA, *self.plan.candidates])
         self.failure: DecodeFailed | None = None  #: what ended it early
 
     def run(self) -> None:
         """Warm up and measure, until done, told to stop, or a step fails; `measured` holds what was finished."""
-        plan = self._plan
+        plan = self.plan
         rng = random.Random(plan.seed)
         blocks = divide(len(plan.prepared), plan.batch, rng)
         try:
-            self._tell(StageEvent(name="warming up"))
+            self.tell(StageEvent(name="warming up"))
             self._runner.warm_up(blocks[0], plan.candidates)
-            self._tell(StageEvent(name="measuring", total=plan.num_texts))
+            self.tell(StageEvent(name="measuring", total=plan.num_texts))
             order = turns(blocks, plan.candidates, plan.num_repeats, rng)
-            self._runner.run(order, self.measured, lambda num: self._tell(AdvanceEvent(num=num)))
+            self._runner.run(order, self.measured, lambda num: self.tell(AdvanceEvent(num=num)))
         except Stopped:
             self.measured.is_interrupted = True
         except DecodeFailed as error:
@@ -186,22 +178,12 @@ class MeasuringSession:
 
     def report(self, records: DrafterRecords, footprint: Callable[[], Footprint], notes: Sequence[str]) -> Report:
         """Compare the texts, look into temperature where prompts are sampled, and judge. There must be a turn."""
-        self._tell(StageEvent(name="comparing texts"))
-        exactness = self._exactness()
-
-        def made(greedy: Mapping[str, GreedySample]) -> Report:
-            return report_of(
-                self._setup(), self.measured, exactness, greedy, records, footprint(), notes, self._plan.num_turns
-            )
-
-        report = made({})
-        greedy = self._greedy(report)
-        return made(greedy) if greedy else report
-
-    def _setup(self) -> Setup:
-        plan = self._plan
-        return Setup(
-            identity=self._engine.identity,
+        self.tell(StageEvent(name="comparing texts"))
+        plan, measured, identity = self.plan, self.measured, self.engine.identity
+        check, truths = ExactnessCheck(self._runner, plan.prepared, identity.dtype), measured.generations(VANILLA)
+        exactness = {c: check.compare(truths, measured.generations(c)) for c in plan.candidates}
+        setup = Setup(
+            identity=identity,
             num_prompts=len(plan.prepared),
             prompt_tokens=statistics.median(job.num_prompt_tokens for job in plan.prepared),
             max_tokens=max(job.sampling.max_tokens for job in plan.prepared),
@@ -212,19 +194,21 @@ class MeasuringSession:
             seed=plan.seed,
         )
 
-    def _exactness(self) -> dict[Candidate, Exactness]:
-        check = ExactnessCheck(self._runner, self._plan.prepared, self._engine.identity.dtype)
-        truths = self.measured.generations(VANILLA)
-        return {c: check.compare(truths, self.measured.generations(c)) for c in self._plan.candidates}
+        def made(greedy: Mapping[str, GreedySample]) -> Report:
+            return report_of(setup, measured, exactness, greedy, records, footprint(), notes, plan.num_turns)
+
+        report = made({})
+        greedy = self._greedy(report)
+        return made(greedy) if greedy else report
 
     def _greedy(self, report: Report) -> dict[str, GreedySample]:
         """By drafter with nothing to ship, some of the sampled prompts decoded greedy at its best k."""
         seen = dict.fromkeys(number for number, _ in self.measured.generations(VANILLA))
-        prepared = self._plan.prepared
+        prepared = self.plan.prepared
         sampled = [number for number in seen if prepared[number].sampling.temperature > 0][:NUM_GREEDY]
         if not sampled or self.measured.is_interrupted:
             return {}
-        self._tell(StageEvent(name="sampling against greedy"))
+        self.tell(StageEvent(name="sampling against greedy"))
         jobs = [
             replace(prepared[number], sampling=replace(prepared[number].sampling, temperature=0.0))
             for number in sampled

@@ -40,8 +40,8 @@ class ServerClient:
     """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
 
     def __init__(self, endpoint: EndpointSettings, *, context_length: int | None = None) -> None:
-        self.endpoint, self._context_length = endpoint, context_length
-        self._model = endpoint.model or ""
+        self.endpoint, self.context_length = endpoint, context_length
+        self.model = endpoint.model or ""  #: that is asked for
         self._http = HttpSession(endpoint)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(endpoint, shows_key=False)
@@ -71,12 +71,12 @@ class ServerClient:
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_text is not None
-        body = body_of(endpoint.kind, self._model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
+        body = body_of(endpoint.kind, self.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
         reader = ReplyReader(
             endpoint.kind,
-            self._model,
+            self.model,
             sampling.max_tokens,
-            self._context_length,
+            self.context_length,
             endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
         )
         began = time.perf_counter()
@@ -99,7 +99,7 @@ class ServerClient:
         """
         if self.endpoint.kind != "vllm":
             return None
-        body = tokenize_body_of(self._model, job)
+        body = tokenize_body_of(self.model, job)
         async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count

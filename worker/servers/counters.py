@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Final, TypeAlias
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -71,9 +71,9 @@ class Counting:
         """
         if (slices := self._slices.get(name)) is None:
             return None
-        is_text = reply is not None and reply.num_tokens > 0
-        due = slices.ended(Answered(reply.num_prompt_tokens, reply.num_tokens) if reply and is_text else None)
-        if due is None or (is_text and name not in self._failing):
+        num_tokens = reply.num_tokens if reply else 0
+        due = slices.ended(reply.num_prompt_tokens if reply else 0, num_tokens)
+        if due is None or (num_tokens and name not in self._failing):
             return due
         reading = asyncio.create_task(self.read(name, due))
         self._readings.add(reading)
@@ -108,26 +108,17 @@ class Counting:
 SliceKey: TypeAlias = tuple[str, str, str, str]
 
 
-class Answered(NamedTuple):
-    """A request that ended well."""
-
-    num_prompt_tokens: int
-    num_tokens: int  #: of the text
-
-
 @dataclass(slots=True)
 class SliceEnd:
     """A slice; once it is handed out the server is idle, and its counters are to be read."""
 
     key: SliceKey | None
     since: Counters | None  #: None: the reading only begins the next slice
-    answered: list[Answered] = field(default_factory=list)
+    num_requests: int = 0
+    num_prompt_tokens: int = 0  #: of all
+    num_tokens: int = 0  #: of all texts
+    prompt_bucket: str | None = None  #: of all prompts
     turn: int = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all texts."""
-        return sum(one.num_tokens for one in self.answered)
 
 
 class CounterSlices:
@@ -150,25 +141,28 @@ class CounterSlices:
         self._num_in_flight += 1
         self._turn += 1
 
-    def ended(self, answered: Answered | None) -> SliceEnd | None:
-        """A request ended; None: it failed or was given up. The counters are due if it was the last.
+    def ended(self, num_prompt_tokens: int = 0, num_tokens: int = 0) -> SliceEnd | None:
+        """A request ended; without tokens it failed or was given up. The counters are due if it was the last.
 
         Requests of one slice also have prompts of one bucket.
         """
         self._num_in_flight -= 1
-        found = self._open
-        if answered is not None:
-            found.answered.append(answered)
-        if answered is None or len({prompt_bucket(one.num_prompt_tokens) for one in found.answered}) > 1:
+        found, bucket = self._open, prompt_bucket(num_prompt_tokens)
+        if not num_tokens or found.prompt_bucket not in (None, bucket):
             found.since = None
+        found.prompt_bucket = bucket
+        found.num_requests += 1
+        found.num_prompt_tokens += num_prompt_tokens
+        found.num_tokens += num_tokens
         found.turn = self._turn
         return None if self._num_in_flight else found
 
     def is_early(self, due: SliceEnd, found: Counters) -> bool:
-        """Whether another reading may show more."""
-        if due.turn != self._turn or due.since is None:
+        """Whether `found` may lack some of the requests, which ended a moment ago: another reading may show more."""
+        if due.turn != self._turn or (since := due.since) is None:
             return False
-        return lags(due.since, found, len(due.answered), due.num_tokens)
+        has_requests = found.num_requests - since.num_requests >= due.num_requests
+        return not (has_requests and found.num_tokens - since.num_tokens >= due.num_tokens) or found.num_present > 0
 
     def read(self, due: SliceEnd, found: Counters) -> SliceCounts | None:
         """The counters as they were read for `due`: what the slice says; None where it says nothing."""
@@ -177,11 +171,10 @@ class CounterSlices:
         self._idle = found
         if due.since is None:
             return None
-        num, num_tokens = len(due.answered), due.num_tokens
-        counts = counts_between(due.since, found, num, num_tokens, self._k)
+        counts = counts_between(due.since, found, due.num_requests, due.num_tokens, self._k)
         if counts is None:
             return None
-        return SliceCounts(num, sum(one.num_prompt_tokens for one in due.answered), num_tokens, counts)
+        return SliceCounts(due.num_requests, due.num_prompt_tokens, due.num_tokens, counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +212,6 @@ async def ask_counters(client: ServerClient) -> Counters:
     return Counters.of_page((await client.page(client.endpoint.metrics_url or "")).decode(errors="replace"))
 
 
-def lags(before: Counters, after: Counters, num_requests: int, num_tokens: int) -> bool:
-    """Whether `after` may lack some of our `num_requests`, which ended a moment ago."""
-    has_requests = after.num_requests - before.num_requests >= num_requests
-    return not (has_requests and after.num_tokens - before.num_tokens >= num_tokens) or after.num_present > 0
-
-
 def counts_between(
     before: Counters, after: Counters, num_requests: int, num_tokens: int, num_draft_tokens: int
 ) -> AcceptanceCounts | None:
@@ -235,11 +222,10 @@ def counts_between(
     anything else meanwhile, was started again, or counts what cannot be.
     """
     # Counters that fell were not all of ours: a new server would have to begin at zero, as `before` then did too.
-    is_ours = (after.num_requests - before.num_requests, after.num_tokens - before.num_tokens) == (
-        num_requests,
-        num_tokens,
-    )
-    if not is_ours or before.num_present or after.num_present or len(before.accepts) != len(after.accepts):
+    num_moved = after.num_requests - before.num_requests, after.num_tokens - before.num_tokens
+    if num_moved != (num_requests, num_tokens) or before.num_present or after.num_present:
+        return None
+    if len(before.accepts) != len(after.accepts):
         return None
     accepts = tuple(now - then for then, now in zip(before.accepts, after.accepts, strict=True))
     num_drafts = after.num_drafts - before.num_drafts

@@ -30,11 +30,6 @@ class DraftCounts:
 NOTHING = DraftCounts("nothing")
 
 
-def doubtful(granularity: Granularity, doubt: str) -> DraftCounts:
-    """Counts that contradict themselves or the text."""
-    return DraftCounts(granularity, doubt=doubt)
-
-
 def of_vanilla(granularity: Granularity, num_tokens: int) -> DraftCounts:
     """A text of `num_tokens` without a draft: a round a token, and the first pass where there is no text."""
     num_rounds = max(1, num_tokens)
@@ -46,7 +41,7 @@ def of_vanilla(granularity: Granularity, num_tokens: int) -> DraftCounts:
 def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int) -> DraftCounts:
     """Exact counts by position, from the rounds that drafted, in their order."""
     if len(drafted) != len(accepted):
-        return doubtful("rounds", f"{len(drafted)} rounds drafted, {len(accepted)} were verified")
+        return DraftCounts("rounds", doubt=f"{len(drafted)} rounds drafted, {len(accepted)} were verified")
     if not drafted:
         return of_vanilla("rounds", num_tokens)
     num_vanilla, num_cut = _rest(len(accepted), sum(accepted), num_tokens)
@@ -58,7 +53,7 @@ def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int
             cut = num_cut if number == len(accepted) else 0
             counts = counts.with_round(proposed, taken, num_emitted=taken + 1 - cut)
     except InconsistentCounts as error:
-        return doubtful("rounds", f"for {num_tokens} tokens: {error.message}")
+        return DraftCounts("rounds", doubt=f"for {num_tokens} tokens: {error.message}")
     return DraftCounts("rounds", sum(drafted), sum(accepted), counts, max(drafted))
 
 
@@ -72,16 +67,14 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
     longest = len(histogram) - 1
     num_accepted = sum(length * rounds for length, rounds in enumerate(histogram))
     if sum(histogram) != num_rounds or num_accepted > num_proposed:
-        return doubtful(
-            "lengths",
-            f"{num_rounds} rounds drafted {num_proposed} tokens, but {sum(histogram)} accepted {num_accepted} of them",
-        )
+        why = f"{num_rounds} rounds drafted {num_proposed} tokens, but {sum(histogram)} accepted {num_accepted} of them"
+        return DraftCounts("lengths", doubt=why)
     if not num_rounds:
         return of_vanilla("lengths", num_tokens)
     num_vanilla, num_cut = _rest(num_rounds, num_accepted, num_tokens)
     drafted = max(-(-num_proposed // num_rounds), *(i for i, rounds in enumerate(histogram) if rounds))
     if num_cut > longest:
-        return doubtful("lengths", f"{num_cut} of the tokens that {num_rounds} rounds yield are missing")
+        return DraftCounts("lengths", doubt=f"{num_cut} of the tokens that {num_rounds} rounds yield are missing")
     if num_proposed != num_rounds * longest:
         return DraftCounts("lengths", num_proposed, num_accepted, longest_draft=drafted)
     reached = tuple(accumulate(reversed(histogram)))[::-1]  # rounds that accepted at least 0, 1, 2 … tokens
@@ -95,7 +88,7 @@ def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, n
             accepts=reached[1:],
         )
     except InconsistentCounts as error:
-        return doubtful("lengths", f"for {num_tokens} tokens: {error.message}")
+        return DraftCounts("lengths", doubt=f"for {num_tokens} tokens: {error.message}")
     return DraftCounts("lengths", num_proposed, num_accepted, counts, drafted)
 
 
@@ -104,8 +97,8 @@ def from_sums(num_proposed: int, num_accepted: int, num_tokens: int) -> DraftCou
     if not num_proposed:
         return of_vanilla("sums", num_tokens)
     if num_accepted > num_proposed or num_accepted > num_tokens:
-        return doubtful(
-            "sums", f"{num_accepted} of {num_proposed} drafted tokens were accepted, for {num_tokens} tokens"
+        return DraftCounts(
+            "sums", doubt=f"{num_accepted} of {num_proposed} drafted tokens were accepted, for {num_tokens} tokens"
         )
     return DraftCounts("sums", num_proposed, num_accepted)
 

@@ -51,7 +51,7 @@ from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
-from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
+from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
 from worker.servers.testing import Tests, Timing, why_not
 
 log = logging.getLogger(__name__)
@@ -126,8 +126,7 @@ class ServerEngine(Engine):
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
-        self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`
-        self._in_line = InLine()
+        self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
         most = sum(server.max_requests for server in self._servers)
         self._num_slots = most if num_slots is None else min(num_slots, most)
         self._thread = thread
@@ -140,7 +139,6 @@ class ServerEngine(Engine):
             Tests(self._clients, fleet, known),
             self._tokens,
             tell=self._arrivals.put,
-            tell_line=self._take_line,
             clock=time.perf_counter,
         )
         self._loads = LoadWatch(self._clients, fleet, clock=time.perf_counter)
@@ -265,7 +263,7 @@ class ServerEngine(Engine):
 
     def load(self) -> Load:
         """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""
-        running, in_line = self._running, self._in_line
+        running, in_line = self._running, self._sending.in_line
         waiting, absent = (
             frozenset(job_id for job_id in one if job_id in running) for one in (in_line.waiting, in_line.absent)
         )
@@ -311,11 +309,6 @@ class ServerEngine(Engine):
                     found.append(one)
                 one = self._arrivals.get_nowait()
         return found
-
-    def _take_line(self, in_line: InLine) -> None:
-        """Another number of slots is free now, so `step` ends."""
-        self._in_line = in_line
-        self.wake()
 
 
 async def _ask_all(

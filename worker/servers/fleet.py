@@ -19,7 +19,6 @@ from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, Member, SuspectCounts
 from worker.servers.health import (
     ASKS_AGAIN_S,
-    DEATHS_ALONE_TO_BLAME,
     Alone,
     Deaths,
     FailureVerdict,
@@ -41,7 +40,6 @@ class Fleet:
         *,
         clock: Callable[[], float],
         rng: Random,
-        deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME,
     ) -> None:
         self.servers: Final = {server.name: server for server in servers}
         self.members: Final = {server.name: Member(server, clock=clock, rng=rng) for server in servers}
@@ -50,7 +48,7 @@ class Fleet:
         self._alone = Alone(self.members, clock=clock, rng=rng)
         self._deaths = Deaths(self.members, clock=clock)
         self._num_killers = 0
-        self.suspicion: Final = Suspicion(self._deaths, deaths_alone_to_blame=deaths_alone_to_blame)
+        self.suspicion: Final = Suspicion(self._deaths)
 
     def choose(
         self,

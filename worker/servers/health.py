@@ -59,7 +59,7 @@ _FAILED_TO_BLAME: Final = 3
 _DEATHS_TO_BE_ALONE: Final = 2
 _OUTAGES_TO_BE_ALONE: Final = 10
 _OUTAGES_ALONE_TO_BLAME: Final = 3
-DEATHS_ALONE_TO_BLAME: Final = 2
+_DEATHS_ALONE_TO_BLAME: Final = 2
 _MOST_RECORDS: Final = 10_000
 #: Endpoints that go away within this time of each other did so at once: a test may take as long until it is given up.
 _AT_ONCE_S: Final = 90.0
@@ -101,8 +101,8 @@ class _Record:
 class Suspicion:
     """The failures of jobs that have not ended. One thread uses it."""
 
-    def __init__(self, deaths: Deaths, *, deaths_alone_to_blame: int = DEATHS_ALONE_TO_BLAME) -> None:
-        self._deaths, self._deaths_alone_to_blame = deaths, deaths_alone_to_blame
+    def __init__(self, deaths: Deaths) -> None:
+        self._deaths = deaths
         self._records: dict[str, _Record] = {}
 
     @property
@@ -156,14 +156,14 @@ class Suspicion:
         alone = [death for death, was_alone in record.deaths if was_alone]
         outages = [death for death in alone if self._deaths.is_outage(death)]
         num_counted = len(alone) - len(outages)
-        if num_counted < self._deaths_alone_to_blame and len(outages) < _OUTAGES_ALONE_TO_BLAME:
+        if num_counted < _DEATHS_ALONE_TO_BLAME and len(outages) < _OUTAGES_ALONE_TO_BLAME:
             return self._next_try(record, error)
         killed = RequestKillsServer(
             f"{len(alone)} times a server died while it worked on this request alone: "
             f"{', '.join(sorted({death.endpoint for death in alone}))}",
             hint="read the server's own log at that time, and report the request to its makers",
         )
-        return FailureVerdict("blame", killed, is_final=num_counted >= self._deaths_alone_to_blame)
+        return FailureVerdict("blame", killed, is_final=num_counted >= _DEATHS_ALONE_TO_BLAME)
 
     def _of_failures(self, record: _Record, endpoint: str, error: AlphaloopError) -> FailureVerdict:
         """The server is well."""

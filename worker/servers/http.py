@@ -108,8 +108,9 @@ class HttpSession:
         )
 
     async def close(self) -> None:
-        """Close its connections."""
-        await self._session.close()
+        """Close its connections; none was opened if nothing was asked."""
+        if "_session" in self.__dict__:
+            await self._session.close()
 
     @asynccontextmanager
     async def asked(self, method: str, url: str, body: Body | None = None) -> AsyncIterator[Content]:

@@ -69,8 +69,7 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
     endpoint = endpoint.model_copy(update={"answer_s": max(endpoint.answer_s, _LEAST_ANSWER_S)})
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
-        version = await client.version()
-    async with _AskingClient(endpoint.model_copy(update={"model": card.id})) as client:
+        client.model, version = card.id, await client.version()
         answers = [await client.answer(prompt) for prompt in PROMPTS]
         places = asyncio.Semaphore(endpoint.max_requests)
 
@@ -206,7 +205,7 @@ class _AskingClient(ServerClient):
     async def _answer(self, prompt: str) -> Answer:
         endpoint = self.endpoint
         job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, self._model, job, GREEDY, stream=False)
+        body: RequestBody = body_of(endpoint.kind, self.model, job, GREEDY, stream=False)
         if self._num_likeliest:
             body["logprobs"] = self._num_likeliest
         async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:

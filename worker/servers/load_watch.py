@@ -34,17 +34,10 @@ _LLAMA: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 class LoadWatch:
     """The pages of all servers of a fleet. One event loop uses it."""
 
-    def __init__(
-        self,
-        clients: Mapping[str, ServerClient],
-        fleet: Fleet,
-        *,
-        clock: Callable[[], float],
-        every_s: float = EVERY_S,
-    ) -> None:
+    def __init__(self, clients: Mapping[str, ServerClient], fleet: Fleet, *, clock: Callable[[], float]) -> None:
         has_choice = len({route for server in fleet.servers.values() for route in server.routes}) > 1
         self._clients = dict(clients) if has_choice else {}
-        self._fleet, self._clock, self._every_s = fleet, clock, every_s
+        self._fleet, self._clock = fleet, clock
         self._failing: set[str] = set()
 
     async def run(self) -> None:
@@ -53,7 +46,7 @@ class LoadWatch:
 
     async def _watch(self, name: str) -> None:
         while True:
-            began_s, pause_s = self._clock(), self._every_s
+            began_s, pause_s = self._clock(), EVERY_S
             if self._fleet.is_load_wanted():
                 pause_s = await self._ask(name)
             await asyncio.sleep(max(0.0, pause_s - (self._clock() - began_s)))
@@ -76,7 +69,7 @@ class LoadWatch:
         if name in self._failing:
             self._failing.discard(name)
             log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
-        return self._every_s
+        return EVERY_S
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
         if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
@@ -85,7 +78,7 @@ class LoadWatch:
             self._failing.add(name)
             extra = {"action": "load_not_told", "endpoint": name, "code": error.code}
             log.info("%s does not tell its load: %s", name, error.message, extra=extra)
-        return self._every_s if isinstance(error, ServerUnavailable) else SELDOM_S
+        return EVERY_S if isinstance(error, ServerUnavailable) else SELDOM_S
 
 
 async def ask_num_present(client: ServerClient) -> int | None:

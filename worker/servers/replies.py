@@ -234,7 +234,7 @@ def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tok
         rounds = draft_counts.from_rounds(told.drafted, told.accepted, num_tokens)
         sums = num_proposed, told.num_accepted
         if rounds.doubt is None and (rounds.num_proposed, rounds.num_accepted) != sums:
-            return draft_counts.doubtful("rounds", f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
+            return DraftCounts("rounds", doubt=f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
         return rounds
     if histogram is None:
         return draft_counts.from_sums(num_proposed, told.num_accepted, num_tokens)
@@ -251,7 +251,7 @@ def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tok
         k = num_drafted if num_draft_tokens is None else num_draft_tokens
         if rest or k > num_drafted or len(histogram) > k + 1:
             found = f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}"
-            return draft_counts.doubtful("lengths", f"{found}: drafts are not of {k} tokens")
+            return DraftCounts("lengths", doubt=f"{found}: drafts are not of {k} tokens")
         # Its list ends at the longest that was accepted.
         histogram, num_proposed = (*histogram, *(0,) * (k + 1 - len(histogram))), num_rounds * k
     return draft_counts.from_lengths(histogram, num_proposed, num_tokens, num_rounds)

@@ -94,14 +94,6 @@ def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
     return {}
 
 
-def _vllm(sampling: Sampling) -> Body:
-    return {"top_k": sampling.top_k} | _of_both(sampling)
-
-
-def _sglang(sampling: Sampling) -> Body:
-    return {"top_k": sampling.top_k or -1} | _of_both(sampling)
-
-
 def _of_both(sampling: Sampling) -> Body:
     return {
         "min_p": sampling.min_p,
@@ -156,8 +148,8 @@ def _refuse(whose: str, unknown: Mapping[str, object]) -> None:
 
 
 _ADDED: Final[Mapping[ServerKind, Callable[[Sampling], Body]]] = {
-    "vllm": _vllm,
-    "sglang": _sglang,
+    "vllm": lambda sampling: {"top_k": sampling.top_k} | _of_both(sampling),
+    "sglang": lambda sampling: {"top_k": sampling.top_k or -1} | _of_both(sampling),
     "llama_cpp": _llama_cpp,
     "tensorrt_llm": _tensorrt_llm,
     "openai": _openai,

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -43,36 +43,30 @@ _AROUND_A_MESSAGE: Final = 5
 _Asked: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
 
 
+@dataclass(eq=False)
 class Sending:
-    """The requests that are in line or on their way."""
+    """The requests that are in line or on their way.
 
-    def __init__(
-        self,
-        clients: Mapping[str, ServerClient],
-        fleet: Fleet,
-        tests: Tests,
-        tokens: TokenEstimate,
-        *,
-        tell: Callable[[Arrival], None],
-        tell_line: Callable[[InLine], None],
-        clock: Callable[[], float],
-    ) -> None:
-        """`tell` and `tell_line` take what is new from the loop's thread."""
-        self._clients = clients
-        self._fleet = fleet
-        self._tokens = tokens
-        self._tell = tell
-        self._tell_line = tell_line
-        self._clock = clock
+    `tell` takes what is new from the loop's thread; None: only `in_line` is.
+    """
+
+    clients: Mapping[str, ServerClient]
+    fleet: Fleet
+    tests: Tests
+    tokens: TokenEstimate
+    _: KW_ONLY
+    tell: Callable[[Arrival | None], None]
+    clock: Callable[[], float]
+
+    def __post_init__(self) -> None:
+        self.in_line = InLine()  #: any thread may read it
         self._line: list[ServerRequest] = []
-        self._told = InLine()
         self._on_their_way: set[ServerRequest] = set()
-        self._tests = tests
-        self._counting = Counting(clients)
+        self._counting = Counting(self.clients)
 
     def put(self, request: ServerRequest) -> None:
         """Let it wait for its endpoint; a job that left after a failure goes on as it would have here."""
-        if (standing := self._fleet.suspicion.standing(request.job_id)) is not None:
+        if (standing := self.fleet.suspicion.standing(request.job_id)) is not None:
             request.avoid, request.must_be_alone = standing.avoid, standing.action == "alone"
         self._line.append(request)
         self._dispatch()
@@ -80,7 +74,7 @@ class Sending:
     def drop(self, request: ServerRequest) -> None:
         """Forget a request and close its connection, so that its server aborts it."""
         request.is_dropped = True
-        self._fleet.suspicion.forget(request.job_id)
+        self.fleet.suspicion.forget(request.job_id)
         if request in self._line:
             self._line.remove(request)
         # A task that is cancelled before its first step never runs: it would not give its place back.
@@ -96,15 +90,15 @@ class Sending:
         """Drop all of them and end all tests; nothing is asked any more once it returns."""
         on_their_way = [request.task for request in self._on_their_way if request.task is not None]
         self.drop_all()
-        await asyncio.gather(*on_their_way, self._tests.end(), return_exceptions=True)
+        await asyncio.gather(*on_their_way, self.tests.end(), return_exceptions=True)
 
     async def watch(self) -> None:
         """Test endpoints when they are due, and send what waits for them; runs until it is cancelled."""
         while True:
-            for name in self._fleet.due_tests():
-                self._tests.begin(name)
+            for name in self.fleet.due_tests():
+                self.tests.begin(name)
             self._dispatch()
-            next_s = self._fleet.next_change_s()
+            next_s = self.fleet.next_change_s()
             await asyncio.sleep(_LOOK_EVERY_S if next_s is None else min(_LOOK_EVERY_S, max(0.0, next_s)))
 
     def _dispatch(self) -> None:
@@ -115,7 +109,7 @@ class Sending:
             asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
             name = None
             if asked not in refused:
-                name = self._fleet.choose(
+                name = self.fleet.choose(
                     request.drafter,
                     is_bound=request.is_bound,
                     avoid=request.avoid,
@@ -126,7 +120,7 @@ class Sending:
                 refused.add(asked)
                 waiting.append(request)
                 continue
-            flight = self._fleet.began(
+            flight = self.fleet.began(
                 name,
                 drafter=request.drafter,
                 num_draft_tokens=request.num_draft_tokens,
@@ -135,12 +129,11 @@ class Sending:
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
         self._line = waiting
-        in_line = self._in_line()
-        if in_line != self._told:
-            self._told = in_line
-            self._tell_line(in_line)
+        if (in_line := self._find_in_line()) != self.in_line:
+            self.in_line = in_line
+            self.tell(None)
 
-    def _in_line(self) -> InLine:
+    def _find_in_line(self) -> InLine:
         """Of those that wait, which endpoints may not take all: the fleet is asked once for each route."""
         by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
         for request in self._line:
@@ -149,12 +142,12 @@ class Sending:
         absent = [
             job_ids
             for (drafter, is_bound, barred), job_ids in by_route.items()
-            if self._fleet.is_away(drafter, is_bound=is_bound, barred=barred)
+            if self.fleet.is_away(drafter, is_bound=is_bound, barred=barred)
         ]
         return InLine(frozenset().union(*by_route.values()), frozenset().union(*absent))
 
     async def _send(self, request: ServerRequest, flight: Flight) -> None:
-        name, sent_at = flight.endpoint, self._clock()
+        name, sent_at = flight.endpoint, self.clock()
         outcome: Reply | AlphaloopError | None = None
         request.is_begun = True
         self._counting.began(name, request.prepared)
@@ -169,16 +162,16 @@ class Sending:
                 log.error("a request failed", exc_info=error, extra={"action": "request_raised", "endpoint": name})
                 outcome = ServerFailed(f"asking the server failed: {reason_of(error)}")
             finally:
-                ended_at, landing = self._clock(), self._fleet.ended(flight)
+                ended_at, landing = self.clock(), self.fleet.ended(flight)
                 due = self._counting.ended(name, outcome if isinstance(outcome, Reply) else None)
             if isinstance(outcome, AlphaloopError):
                 await self._after(request, flight, outcome)
             else:
-                self._fleet.members[name].succeeded()
-                self._fleet.suspicion.forget(request.job_id)
-                self._tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
+                self.fleet.members[name].succeeded()
+                self.fleet.suspicion.forget(request.job_id)
+                self.tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 length = self._length_of(flight, outcome)
-                drafter = None if length == 0 else self._fleet.servers[name].drafter
+                drafter = None if length == 0 else self.fleet.servers[name].drafter
                 found = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
@@ -199,13 +192,13 @@ class Sending:
         told = None if asked is None else why_not_obeyed(reply, asked)
         if told is None:
             return asked
-        self._fleet.switches(name, False)
+        self.fleet.switches(name, False)
         log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
         return None
 
     async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
-        client, prepared = self._clients[name], request.prepared
+        client, prepared = self.clients[name], request.prepared
         on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
         ask = partial(client.complete, prepared.job, on_text=on_text, num_draft_tokens=num_draft_tokens)
         try:
@@ -224,13 +217,13 @@ class Sending:
 
     async def _after(self, request: ServerRequest, flight: Flight, error: AlphaloopError) -> None:
         """What follows a failure: another endpoint, a turn alone, or the job's end."""
-        name, fleet = flight.endpoint, self._fleet
+        name, fleet = flight.endpoint, self.fleet
         fleet.failed(name, error)
         self._dispatch()  # others need not wait for the test
-        test = await self._tests.of(name) if fleet.needs_test(flight, error) else None
+        test = await self.tests.of(name) if fleet.needs_test(flight, error) else None
         verdict = fleet.judge(request.job_id, flight, error, test)
         while verdict is None:  # not known until tests of other endpoints have ended
-            await self._tests.next_end()
+            await self.tests.next_end()
             verdict = fleet.judge(request.job_id, flight, error, test)
         is_blamed = verdict.action == "blame"
         if is_blamed and isinstance(error, RequestRefused) and self._has_other_route(request, name):
@@ -252,14 +245,14 @@ class Sending:
 
         A server that drafts may refuse settings that the same server without drafts takes.
         """
-        servers = self._fleet.servers
+        servers = self.fleet.servers
         request.barred |= {other for other, server in servers.items() if server.drafter == servers[name].drafter}
         left = [other for other in servers if other not in request.barred]
-        return any(not request.is_bound or request.drafter in self._fleet.members[other].routes for other in left)
+        return any(not request.is_bound or request.drafter in self.fleet.members[other].routes for other in left)
 
     def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
         if not request.is_dropped:
-            self._tell(Arrival(request, what))
+            self.tell(Arrival(request, what))
 
 
 @dataclass(slots=True, eq=False)

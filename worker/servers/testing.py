@@ -101,11 +101,12 @@ class Tests:
         await self._ended.wait()
 
     async def _test(self, name: str) -> AlphaloopError | None:
-        was_down = self._is_down(name)
+        circuit = self._fleet.members[name].circuit
+        was_down = circuit.state == "down"
         try:
             await _is_well(self._clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
-            was_down = was_down or self._is_down(name)
+            was_down = was_down or circuit.state == "down"
             told = await self._changed(name) if was_down else None
             if was_down and self._fleet.servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
@@ -123,15 +124,12 @@ class Tests:
             if told is not None:
                 hint = "start the worker again to take the new server in"
                 log.error("endpoint %s came back as another: %s; %s", name, told, hint, extra=_extra(name))
-                self._fleet.members[name].circuit.retire(f"it came back as another server: {told}")
+                circuit.retire(f"it came back as another server: {told}")
             return None
         finally:
             del self._running[name]
             self._ended.set()
             self._ended = asyncio.Event()
-
-    def _is_down(self, name: str) -> bool:
-        return any(status.name == name and status.state == "down" for status in self._fleet.statuses())
 
     async def _look_again(self, name: str) -> None:
         """See whether it follows requests that want no drafts: that is part of how a server was started."""
@@ -285,20 +283,20 @@ _Found: TypeAlias = tuple[Verdict, str]
 
 async def check_server(endpoint: EndpointSettings) -> ServerCheck:
     """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
+    pieces: list[str] = []
     async with ServerClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
+        client.model, client.context_length = card.id, card.context_length
         version = await client.version()
-    asked = endpoint.model_copy(update={"model": card.id})
-    pieces: list[str] = []
-    async with ServerClient(asked, context_length=card.context_length) as client:
         whole = await client.complete(_JOB, _GREEDY)
         streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
         ending = _ending(whole)
         stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
-        may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         load = await _load(client)
-        is_set = endpoint.switches_drafts
-        switching = {"switch": _switching(await why_not(client), is_set=is_set)} if may_switch else {}
+        may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
+        why = await why_not(client) if may_switch else None
+        counters = await _counters(client) if endpoint.metrics_url is not None else None
+    first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
     found: dict[str, _Found] = {
         "server": ("ok", f"{endpoint.kind} {version}")
         if version is not None
@@ -306,23 +304,19 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         "model": ("ok", f"{card.id}, {card.context_length} tokens of context")
         if card.context_length is not None
         else ("warning", f"{card.id}; the server does not say how long its context is"),
-        "text": ("ok", _told_times(streamed)),
+        "text": ("ok", f"{streamed.num_tokens} tokens in {streamed.wall_s:.2f} s{first}"),
         "stream": _stream(whole, streamed, len(pieces)),
         "counts": _counts(endpoint.kind, whole.drafts),
         "load": load,
-        **switching,
     }
-    if endpoint.metrics_url is not None:
-        found["counters"] = await _counters(asked)
+    if may_switch:
+        found["switch"] = _switching(why, is_set=endpoint.switches_drafts)
+    if counters is not None:
+        found["counters"] = counters
     if stopped is not None:
         found["stop"] = _stop(whole, stopped, ending)
     findings = tuple(CheckFinding(name, *told) for name, told in found.items())
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, findings)
-
-
-def _told_times(reply: Reply) -> str:
-    first = "" if reply.first_text_s is None else f", the first after {reply.first_text_s:.2f} s"
-    return f"{reply.num_tokens} tokens in {reply.wall_s:.2f} s{first}"
 
 
 def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> _Found:
@@ -358,10 +352,9 @@ async def _load(client: ServerClient) -> _Found:
     return "warning", f"how many requests it has is not told{why}; {_LOAD_HINTS[client.endpoint.kind]}"
 
 
-async def _counters(endpoint: EndpointSettings) -> _Found:
+async def _counters(client: ServerClient) -> _Found:
     try:
-        async with ServerClient(endpoint) as client:
-            found = await ask_counters(client)
+        found = await ask_counters(client)
     except ServerError as error:
         return "warning", f"not read: {error.message}"
     return "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"

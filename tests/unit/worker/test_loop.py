@@ -222,7 +222,7 @@ def test_what_waits_is_given_back_where_a_suspect_waits_until_this_worker_has_no
     turning.turn(2)
     assert (turning.released, turning.feed.aside.keys()) == ([], {"a", "gone"})
     turning.intake.leaving = {gone.ready.delivery}
-    turning.feed.num_suspects = 1
+    turning.feed.suspects = ["a suspect"]
     turning.turn()
     assert [*map(sorted, turning.released)] == [["a", "gone"]]
     assert turning.feed.again == ["a"], "the other one's partition went to another worker"

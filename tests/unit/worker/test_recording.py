@@ -194,7 +194,7 @@ def unacknowledged(one: Recording) -> dict[str, int | None]:
 
 def cancelled(claimed: ClaimedJob) -> EndedJob:
     """The job with a real result."""
-    return EndedJob(claimed, recording.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW))
+    return recording.ended(claimed, Status.CANCELLED, Failure(code="c", message="told"), now=NOW)
 
 
 def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,9 @@ from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching, ReadyJob
+from worker.intake.validation import NUM_AT_ONCE, Fetching, ReadyJob
 
 ROOM = 1 << 20
-NUM_AT_ONCE = 2
 
 
 class Contents:
@@ -54,7 +53,6 @@ class Feeding:
         self.fetching = Fetching(
             self.contents,  # type: ignore[arg-type]
             validation(tasks=tasks, check_reference=self.contents.store.check),
-            num_at_once=NUM_AT_ONCE,
             retry=Retry(self.hurry),
             wake=self._woken,
         )

@@ -13,7 +13,7 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.errors import ReplyInvalid
 from tests.fixtures.inference_server import MetricsPage
 from worker.engine import SliceCounts
-from worker.servers.counters import Answered, Counters, CounterSlices, SliceEnd, SliceKey, counts_between, lags
+from worker.servers.counters import Counters, CounterSlices, SliceEnd, SliceKey, counts_between
 
 K = 4
 START = Counters(5, 300, 40, 160, (20, 10, 5, 1))
@@ -92,10 +92,11 @@ def test_whatever_else_the_server_did_nothing_is_known(before: Counters, after: 
 
 
 def test_a_reading_before_the_server_has_counted_is_early() -> None:
-    assert not lags(START, END, 3, 22)
+    slices, due = CounterSlices(K), SliceEnd(None, START, num_requests=3, num_tokens=22)
+    assert not slices.is_early(due, END)
     for early in (replace(END, num_requests=7), replace(END, num_tokens=321), replace(END, num_present=1)):
-        assert lags(START, early, 3, 22)
-    assert not lags(START, replace(END, num_requests=9), 3, 22)  # no later reading takes another's request away
+        assert slices.is_early(due, early)
+    assert not slices.is_early(due, replace(END, num_requests=9)), "no later reading takes another's request away"
 
 
 def test_counters_of_all_engines_are_one() -> None:
@@ -190,14 +191,14 @@ class World:
 
     def end(self, *, fails: bool) -> None:
         asked = self.ours.pop(self.rng.randrange(len(self.ours)))
-        answered = None if fails else Answered(asked.num_prompt_tokens, asked.num_tokens)
+        answered = (0, 0) if fails else (asked.num_prompt_tokens, asked.num_tokens)
         if fails and self.rng.random() < 0.5:
             self.count(asked, self.rng.randint(0, 2), is_ended=self.rng.random() < 0.5)
         elif self.rng.random() < 0.3:
             self.late.append(asked)
         else:
             self.count(asked, len(asked.rounds), is_ended=True)
-        if due := self.slices.ended(answered):
+        if due := self.slices.ended(*answered):
             self.due.append((due, tuple(self.since_idle)))
 
     def read(self) -> None:
@@ -268,13 +269,13 @@ def test_no_key_is_credited_with_counts_of_another_and_none_of_strangers(tasks: 
 def test_another_key_ends_the_slice_without_a_word(other: SliceKey) -> None:
     slices = CounterSlices(SLICE_K)
     slices.began(key("before"))
-    due = slices.ended(None)
+    due = slices.ended()
     assert due is not None
     assert due.since is None
     assert slices.read(due, Counters(0, 0, 0, 0, (0, 0))) is None
     for one in (key(), other, key()):
         slices.began(one)
-    *early, due = [slices.ended(Answered(5, 4)) for _ in range(3)]
+    *early, due = [slices.ended(5, 4) for _ in range(3)]
     assert early == [None, None], "only the last leaves the server idle"
     assert due is not None
     assert due.since is None

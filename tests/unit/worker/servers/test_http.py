@@ -17,6 +17,7 @@ from alphaloop.messages import Origin, Purpose, parse_job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
+from worker.servers.client import ServerClient
 from worker.servers.http import endpoint_of, events
 from worker.servers.request_body import body_of, path_of
 
@@ -62,6 +63,16 @@ def test_a_key_that_no_header_can_hold_is_refused(key: str) -> None:
 
 def test_the_key_is_never_shown() -> None:
     assert "hunter2" not in repr(endpoint_of("http://gpu", "vllm", "m", SecretStr("hunter2")))
+
+
+def test_a_client_that_asked_nothing_has_nothing_to_close(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiohttp.ClientSession", lambda **_: pytest.fail("a session was opened"))
+
+    async def close() -> None:
+        async with ServerClient(endpoint_of("http://gpu", "vllm", "m")):
+            pass
+
+    asyncio.run(close())
 
 
 STREAM = (

@@ -7,6 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeAlias
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -153,7 +154,7 @@ class World:
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
         self.fleet = Fleet(servers, clock=self.clock, rng=Random(0))
-        self.watch = LoadWatch(self.clients, self.fleet, clock=self.clock, every_s=0.0)
+        self.watch = LoadWatch(self.clients, self.fleet, clock=self.clock)
 
     @property
     def plain(self) -> Telling:
@@ -168,7 +169,8 @@ class World:
                 await asyncio.sleep(0)
             watching.cancel()
 
-        asyncio.run(watch())
+        with patch("worker.servers.load_watch.EVERY_S", 0.0):
+            asyncio.run(watch())
 
     def others(self) -> list[float | None]:
         return [status.num_others for status in self.fleet.statuses()]

@@ -42,10 +42,15 @@ class Servers:
             self.fleet,
             cast(Any, self),
             TokenEstimate(),
-            tell=self.events.append,
-            tell_line=self.lines.append,
+            tell=self.told,
             clock=self.clock,
         )
+
+    def told(self, arrival: Arrival | None) -> None:
+        if arrival is None:
+            self.lines.append(self.sending.in_line)
+        else:
+            self.events.append(arrival)
 
     async def complete(
         self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None], num_draft_tokens: int | None
