@@ -31,8 +31,9 @@ from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
+from tests.fixtures.postgres import count
 from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
-from tests.fixtures.worker import Client, RunningWorker, changed
+from tests.fixtures.worker import Client, RunningWorker, changed, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -170,7 +171,8 @@ def run_until(
                 for task, values in by_task.items():
                     client.send(task, values)
                 another_worker(database, rng, num_sent, engine)
-                client.results(num_sent)
+                ended = "jobs WHERE outcome IS NOT NULL AND job_id NOT LIKE 'other-%'"
+                until(lambda: count(database, ended) == num_sent, "all jobs have ended")  # noqa: B023
                 is_stale = num_sent // CHUNK % 4 == 0
                 status = DraftStatus.STALE if is_stale else DraftStatus.ACTIVE
                 registry.set_status("draft", "r1", engine.identity.target_revision, status, "a test")
