@@ -15,14 +15,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerError, TopicUnavailable
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
-from tests.fixtures.broker import intake_of, send, settings_for
+from tests.fixtures.broker import committed, intake_of, send, settings_for
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.control import ControlReader
@@ -70,11 +69,7 @@ class Cluster:
 
     def committed(self, group_id: str, topic: str) -> list[int | None]:
         """What the group has committed of each partition."""
-        reader = Consumer(self.kafka, group_id=group_id)
-        try:
-            return list(reader.committed([TopicPartition(topic, 0), TopicPartition(topic, 1)]).values())
-        finally:
-            reader.close()
+        return committed(self.kafka, group_id, TopicPartition(topic, 0), TopicPartition(topic, 1))
 
 
 class ImpatientProducer:
