@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -58,13 +59,6 @@ def join(consumer: Consumer, topic: str) -> None:
     until(lambda: not consumer.poll(0.1) and len(consumer.assignment()) == 2, "it has both partitions")
 
 
-def poll_for(consumer: Consumer, within_s: float) -> None:
-    """Poll until something is raised, or the time is up."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        consumer.poll(0.2)
-
-
 def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
     own_kafka: EmbeddedKafka, own_settings: KafkaSettings, fresh_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,14 +66,7 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
     kafka = own_settings
     ensure_topics(kafka, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
-    producer, consumer = Producer(kafka), Consumer(kafka, group_id=fresh_prefix)
-    read: list[int] = []
-
-    def read_on(reader: Consumer) -> None:
-        if (record := reader.poll(0.2)) is not None:
-            read.append(int(record.value or b""))
-
-    try:
+    with closing(Producer(kafka)) as producer, closing(Consumer(kafka, group_id=fresh_prefix)) as consumer:
         consumer.assign_from([topic], at="earliest")
         for i in range(2000):
             producer.send(topic, key=None, value=b"%d" % i)
@@ -91,33 +78,33 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
             producer.send(topic, key=None, value=b"%d" % i)
         with pytest.raises(DeliveryFailed, match=rf"500 to {topic} not acknowledged within 2 s"):
             producer.flush(2)
-        deadline = time.monotonic() + 60
-        while sum("no broker answers" in message for message in caplog.messages) < 2:
-            read_on(consumer)
-            assert time.monotonic() < deadline
+        read: list[int] = []
+
+        def take(reader: Consumer) -> int:
+            """How much has been read."""
+            read.extend(int(record.value or b"") for record in reader.poll_many(500, 0.2))
+            return len(read)
+
+        def num_losses() -> int:
+            return sum("no broker answers" in message for message in caplog.messages)
+
+        until(lambda: take(consumer) >= 0 and num_losses() >= 2, "both clients tell the loss")
         with pytest.raises(BrokerUnavailable, match="no broker answers now"):
             consumer.commit({TopicPartition(topic, 0): 1})
         with pytest.raises(BrokerUnavailable):
             consumer.bounds([topic])[TopicPartition(topic, 0)]
         assert settings_for(own_kafka.start()) == kafka, "the address survives"
         producer.flush(60)  # what was waiting is delivered, once
-        deadline = time.monotonic() + 60
-        while len(read) < 2500 and time.monotonic() < deadline:
-            read_on(consumer)
-        read_on(consumer)
+        until(lambda: take(consumer) >= 2500, "everything is read")
+        take(consumer)
         assert sorted(read) == list(range(2500)), "the client that lived through it goes on"
         assert consumer.committed(committed) == committed
         read.clear()
-        newcomer = Consumer(kafka, group_id=fresh_prefix)
-        newcomer.assign_from([topic], at="earliest")
-        while len(read) < 2500 and time.monotonic() < deadline:
-            read_on(newcomer)
-        read_on(newcomer)
-        newcomer.close()
+        with closing(Consumer(kafka, group_id=fresh_prefix)) as newcomer:
+            newcomer.assign_from([topic], at="earliest")
+            until(lambda: take(newcomer) >= 2500, "everything is read")
+            take(newcomer)
         assert sorted(read) == list(range(2500)), "everything is in the broker, once"
-    finally:
-        consumer.close()
-        producer.close()
     lost = [message for message in caplog.messages if "no broker answers" in message]
     back = [message for message in caplog.messages if "answers again" in message]
     # One for each of the two clients; on a busy machine a broker that starts may be found and lost a few times more.
@@ -140,7 +127,6 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
     ensure_topics(kafka.model_copy(update={"request_timeout_s": 30.0}), [fresh_prefix])
     partition = TopicPartition(jobs_topic(fresh_prefix), 0)
     consumer = Consumer(kafka, group_id=fresh_prefix)
-    deadline = time.monotonic() + 60
     try:
         join(consumer, partition.topic)
         assert own_kafka.pid is not None
@@ -153,12 +139,15 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
             consumer.commit({partition: 1})
         assert time.monotonic() - begun < kafka.session_timeout_ms / 1000, "for which the client itself would block"
         os.kill(own_kafka.pid, signal.SIGCONT)
-        while True:
+
+        def commits() -> bool:
             consumer.poll(0.1)
-            assert time.monotonic() < deadline
             with contextlib.suppress(BrokerError):
                 consumer.commit({partition: 2})
-                break
+                return True
+            return False
+
+        until(commits, "a commit succeeds")
         assert consumer.committed([partition]) == {partition: 2}
     finally:
         if own_kafka.pid is not None:
@@ -169,7 +158,8 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
 def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
     ensure_topics(kafka_settings, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
-    slow = Consumer(kafka_settings.model_copy(update={"extra": {"max.poll.interval.ms": 6000}}), group_id=fresh_prefix)
+    hasty = {"session_timeout_ms": 3000, "extra": {"max.poll.interval.ms": 3000}}
+    slow = Consumer(kafka_settings.model_copy(update=hasty), group_id=fresh_prefix)
     heir = Consumer(kafka_settings, group_id=fresh_prefix)
     lost: list[TopicPartition] = []
     revoked_late: list[TopicPartition] = []
@@ -185,17 +175,12 @@ def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: Kafk
 
     try:
         slow.subscribe([topic], on_assign=lambda _: None, on_revoke=commit_as_always, on_lost=lost.extend)
-        deadline = time.monotonic() + 60
-        while len(slow.assignment()) < 2:
-            slow.poll(0.1)
-            assert time.monotonic() < deadline
+        until(lambda: not slow.poll(0.1) and len(slow.assignment()) == 2, "it has both partitions")
         join(heir, topic)
         with pytest.raises(StaleAssignment):
             slow.commit({TopicPartition(topic, 0): 1})
         assert lost == revoked_late == [], "nobody has told this member yet: only the broker knows"
-        while len(lost) + len(revoked_late) < 2:
-            slow.poll(0.1)
-            assert time.monotonic() < deadline
+        until(lambda: not slow.poll(0.1) and len(lost) + len(revoked_late) == 2, "it is told of both")
         # The partition that was to move when the second member came is still handed over by on_revoke.
         assert (len(revoked_late), len(lost)) == (1, 1)
         assert refused == revoked_late
@@ -207,51 +192,43 @@ def test_a_member_that_did_not_poll_may_not_commit_any_more(kafka_settings: Kafk
 def test_a_message_over_the_topics_limit_is_refused(kafka_settings: KafkaSettings, fresh_prefix: str) -> None:
     ensure_topics(kafka_settings, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
-    producer = Producer(kafka_settings)
     outcomes: list[BrokerError | None] = []
-    try:
+    with closing(Producer(kafka_settings)) as producer:
         fits, too_large = b"\x00" * (1 << 20), bytes(range(251)) * (kafka_settings.max_message_bytes // 251 + 100)
         producer.send(topic, key=None, value=fits, on_delivery=outcomes.append)
         producer.flush(30)
         assert outcomes == [None]
         with pytest.raises(MessageTooLarge, match="MSG_SIZE_TOO_LARGE"):
             producer.send(topic, key=None, value=too_large * 2)
-    finally:
-        producer.close()
 
 
 def test_a_topic_that_is_not_there_fails_the_flush_and_names_it(
     kafka_settings: KafkaSettings, fresh_prefix: str
 ) -> None:
+    topic, outcomes = jobs_topic(fresh_prefix), list[BrokerError | None]()
     impatient = kafka_settings.model_copy(update={"extra": {"delivery.timeout.ms": 1500}})
-    producer = Producer(impatient)
-    outcomes: list[BrokerError | None] = []
-    try:
-        producer.send(jobs_topic(fresh_prefix), key=None, value=b"1")
-        with pytest.raises(DeliveryFailed, match=rf"1 to {jobs_topic(fresh_prefix)} refused; first reason"):
+    with closing(Producer(impatient)) as producer:
+        producer.send(topic, key=None, value=b"1")
+        with pytest.raises(DeliveryFailed, match=rf"1 to {topic} refused; first reason"):
             producer.flush(30)
         producer.flush(1)  # what was reported is not reported again
-        producer.send(jobs_topic(fresh_prefix), key=None, value=b"1", on_delivery=outcomes.append)
+        producer.send(topic, key=None, value=b"1", on_delivery=outcomes.append)
         producer.flush(30)  # nor is what was told to who sent it
         (outcome,) = outcomes
         assert isinstance(outcome, BrokerError)
-    finally:
-        producer.close()
 
 
 def test_what_a_callback_raises_comes_out_of_poll_and_the_assignment_stands(
     kafka_settings: KafkaSettings, fresh_prefix: str
 ) -> None:
     ensure_topics(kafka_settings, [fresh_prefix])
+    topic = jobs_topic(fresh_prefix)
 
     def refuse(_: object) -> None:
         raise LookupError("of the application")
 
-    consumer = Consumer(kafka_settings, group_id=fresh_prefix)
-    consumer.subscribe([jobs_topic(fresh_prefix)], on_assign=refuse, on_revoke=lambda _: None, on_lost=lambda _: None)
-    try:
+    with closing(Consumer(kafka_settings, group_id=fresh_prefix)) as consumer:
+        consumer.subscribe([topic], on_assign=refuse, on_revoke=lambda _: None, on_lost=lambda _: None)
         with pytest.raises(LookupError, match="of the application"):
-            poll_for(consumer, 60)
+            until(lambda: consumer.poll(0.2) is not None, "the callback raises")
         assert len(consumer.assignment()) == 2
-    finally:
-        consumer.close()

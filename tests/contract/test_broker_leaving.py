@@ -9,12 +9,11 @@ import pytest
 
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka import consumer as module
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.broker import Member, pump
+from tests.fixtures.broker import Member, committed, pump
 
 pytestmark = pytest.mark.kafka
 
@@ -65,9 +64,7 @@ def test_a_member_hands_its_partitions_over_and_commits_before_the_close(
     assert member.inside == [("assign", False), ("revoke", False)]
     member.consumer.close()
     assert len(member.inside) == 2, "once is enough"
-    reader = Consumer(kafka_settings, group_id=name)
-    assert reader.committed(sorted(partitions)) == dict.fromkeys(partitions, 1)
-    reader.close()
+    assert committed(kafka_settings, name, *partitions) == [1, 1]
 
 
 def test_a_member_closed_in_the_middle_of_a_rebalance_leaves_first(kafka_settings: KafkaSettings, name: str) -> None:

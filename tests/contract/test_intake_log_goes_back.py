@@ -10,11 +10,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.kafka.client import client_config
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import TopicIds
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.broker import intake_of, send
+from tests.fixtures.broker import committed, intake_of, send
 from tests.fixtures.worker import until
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, TopicWatch
@@ -54,11 +53,7 @@ class Topic:
 
     def committed(self) -> int | None:
         """The offset that the group named like the topic has committed."""
-        reader = Consumer(self._kafka, group_id=self.name)
-        try:
-            return reader.committed([self.partition])[self.partition]
-        finally:
-            reader.close()
+        return committed(self._kafka, self.name, self.partition)[0]
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import pytest
 from alphaloop.kafka import backlog
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topics
@@ -25,7 +24,7 @@ from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
-from tests.fixtures.broker import intake_of
+from tests.fixtures.broker import intake_of, lag
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
 
@@ -97,15 +96,6 @@ def jobs(*names: str) -> list[bytes]:
     return [json.dumps({"job_id": name, "prompt": "p"}).encode() for name in names]
 
 
-def group_lag(kafka: KafkaSettings, partition: TopicPartition) -> int:
-    """What KEDA and exporters show: offsets between the committed one and the end."""
-    reader = Consumer(kafka, group_id=kafka.group_id)
-    try:
-        return reader.bounds([partition.topic])[partition][1] - (reader.committed([partition])[partition] or 0)
-    finally:
-        reader.close()
-
-
 def number_of(kafka: KafkaSettings) -> int:
     return unfinished(kafka)[kafka.group_id].num_messages
 
@@ -114,7 +104,7 @@ def test_an_aborted_transaction_leaves_nothing_that_waits(
     kafka: KafkaSettings, transactions: Transactions, partition: TopicPartition, intake: Intake
 ) -> None:
     transactions.abort(partition, jobs(*map(str, range(150))))
-    until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0", WAIT_S)
+    until(lambda: lag(kafka, kafka.group_id, partition) == 0, "the group's lag is 0", WAIT_S)
     transactions.commit(partition, jobs("a", "b"))
     transactions.abort(partition, jobs("c"))
     taken = []
@@ -122,9 +112,9 @@ def test_an_aborted_transaction_leaves_nothing_that_waits(
         taken += intake.take(10, WAIT_S)
     assert [json.loads(one.record.value or b"")["job_id"] for one in taken] == ["a", "b"]
     intake.finish(taken[1:])
-    assert group_lag(kafka, partition) > 0, "the first one still runs"
+    assert lag(kafka, kafka.group_id, partition) > 0, "the first one still runs"
     intake.finish(taken[:1])
-    until(lambda: group_lag(kafka, partition) == 0, "the group's lag is 0 again", WAIT_S)
+    until(lambda: lag(kafka, kafka.group_id, partition) == 0, "the group's lag is 0 again", WAIT_S)
 
 
 def test_messages_are_counted_and_not_offsets(

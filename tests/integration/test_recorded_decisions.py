@@ -32,7 +32,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
 from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
-from tests.fixtures.worker import Client, RunningWorker, changed
+from tests.fixtures.worker import Client, RunningWorker, changed, until
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,13 +48,16 @@ class MixedEngine(FakeEngine):
 
     def __init__(self, seed: int) -> None:
         super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0, seed=seed)
+        self.num_finished = 0
         self._rng = random.Random(seed)
 
     def step(self) -> Step:
         """A round as slow as the host is now."""
         is_slow = self.num_steps // 150 % 4 == 3
         self._slowness = (3.0 if is_slow else 1.0) * self._rng.uniform(0.9, 1.1)
-        return super().step()
+        step = super().step()
+        self.num_finished += len(step.finished)
+        return step
 
     def _round(self, sequence: Any) -> int:
         prepared = sequence.prepared
@@ -157,9 +160,10 @@ def run_until(
     decided: dict[UUID, tuple[Decision, ...]] = {}
     num_sent = 0
     for part in range(1, restarts + 2):
+        num_before = num_sent
         with deciding(settings, part, decided) as worker:
             engine = worker.worker.engine
-            assert isinstance(engine, FakeEngine)
+            assert isinstance(engine, MixedEngine)
             while len(decided) < num_decisions * part / (restarts + 1):
                 by_task: dict[str, list[bytes]] = {}
                 for _ in range(CHUNK):
@@ -170,7 +174,8 @@ def run_until(
                 for task, values in by_task.items():
                     client.send(task, values)
                 another_worker(database, rng, num_sent, engine)
-                client.results(num_sent)
+                until(lambda: engine.num_finished == num_sent - num_before, "all jobs are decoded")  # noqa: B023
+                until(lambda: not worker.worker.num_unpublished, "their results are published")
                 is_stale = num_sent // CHUNK % 4 == 0
                 status = DraftStatus.STALE if is_stale else DraftStatus.ACTIVE
                 registry.set_status("draft", "r1", engine.identity.target_revision, status, "a test")

@@ -1,35 +1,47 @@
 """The worker never waits for its slowest job: slots are filled at once, and results, cancellations and stops too."""
 
 from __future__ import annotations
-
-import json
-import threading
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from datetime import UTC, datetime, timedelta
-
-import pytest
-from sqlalchemy import Connection, text
-
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
-from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.topics import CONTROL, RESULTS
-from alphaloop.messages import Result, Status
+from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import Result
+from alphaloop.messages import Status
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from sqlalchemy import Connection
+from sqlalchemy import text
 from tests.fakes import FakeEngine
+from tests.fixtures.broker import committed
+from tests.fixtures.broker import lag
 from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, by_id, changed, running_worker, until
+from tests.fixtures.worker import Client
+from tests.fixtures.worker import RunningWorker
+from tests.fixtures.worker import SteppedEngine
+from tests.fixtures.worker import by_id
+from tests.fixtures.worker import changed
+from tests.fixtures.worker import running_worker
+from tests.fixtures.worker import until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
+import json
+import pytest
+import threading
+
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
+CODE = TopicPartition("jobs.code", 0)
 LONG = 2000  #: tokens, and rounds, of a job that is still running whenever a test looks
 
 
@@ -89,27 +101,12 @@ def results_of(client: Client, *job_ids: str) -> dict[str, Result]:
     return by_id(client.read([RESULTS], lambda records: set(job_ids) <= by_id(records).keys()))
 
 
-def committed(settings: Settings, topic: str = "jobs.code") -> int | None:
-    """The offset from which the next worker reads partition 0."""
-    consumer = Consumer(settings.kafka, group_id=settings.kafka.group_id)
-    try:
-        return consumer.committed([TopicPartition(topic, 0)])[TopicPartition(topic, 0)]
-    finally:
-        consumer.close()
-
-
-def lag(settings: Settings) -> int:
-    """Of partition 0, as KEDA's scaler computes it with `offsetResetPolicy: earliest` (configs/kubernetes/keda)."""
-    consumer = Consumer(settings.kafka, group_id="unused")
-    try:
-        _, end = consumer.bounds(["jobs.code"])[TopicPartition("jobs.code", 0)]
-    finally:
-        consumer.close()
-    return end - (committed(settings) or 0)
-
-
 def test_the_lag_counts_jobs_that_run_so_no_worker_that_decodes_seems_idle(worker_settings: Settings) -> None:
-    """The long job holds the offset, so what ended behind it counts too: the lag errs on the side of more workers."""
+    """The long job holds the offset, so what ended behind it counts too: the lag errs on the side of more workers.
+
+    It is computed as KEDA's scaler does with `offsetResetPolicy: earliest` (configs/kubernetes/keda).
+    """
+    kafka = worker_settings.kafka
     client, engine = Client(worker_settings), SteppedEngine(num_slots=2)
     shorts = {"short-0", "short-1"}
     client.send("code", [job("long", LONG), *map(job, sorted(shorts))], partition=0)
@@ -120,9 +117,9 @@ def test_the_lag_counts_jobs_that_run_so_no_worker_that_decodes_seems_idle(worke
             engine.allow()
             engine.wait_at_round()
         results_of(client, *shorts)
-        assert lag(worker_settings) == 3
+        assert lag(kafka, kafka.group_id, CODE) == 3
     results_of(client, "long")
-    assert lag(worker_settings) == 0
+    assert lag(kafka, kafka.group_id, CODE) == 0
 
 
 def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_the_slowest(
@@ -188,7 +185,8 @@ def test_a_stop_decodes_what_runs_and_gives_back_what_was_claimed_ahead(
     results = results_of(client, *started)
     assert {name: result.status for name, result in results.items()} == dict.fromkeys(started, Status.SUCCEEDED)
     assert count(database, "jobs WHERE owner IS NOT NULL") == 0
-    assert committed(worker_settings) == 4
+    kafka = worker_settings.kafka
+    assert committed(kafka, kafka.group_id, CODE) == [4]
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         results = results_of(client, *names)
     ahead = claimed - set(started)
