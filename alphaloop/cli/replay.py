@@ -15,15 +15,15 @@ from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import out, paragraph, print_json, progress, table
 from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given, total
-from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given, total
+from alphaloop.deciding.snapshot import JobsAlike, Snapshot
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import HISTORY
 from alphaloop.messages import Purpose
 from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
-from alphaloop.store.snapshots import JobsAlike, SnapshotStore
+from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.wording import named
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
@@ -220,8 +220,7 @@ def _compare(
         if number is None or not past.is_whole:
             found.left_out["their snapshot had no room for all drafters and groups of jobs"] += its.num_jobs
             continue
-        decoded = Decoded(its.setting, its.num_jobs, its.num_tokens, its.num_prompt_tokens, its.device_s)
-        compared = pricing.compare(past, past.groups[number], decoded, decisions[number].setting)
+        compared = pricing.compare(past, past.groups[number], its, decisions[number].setting)
         if compared is None:
             found.left_out[_NO_COST] += its.num_jobs
             continue

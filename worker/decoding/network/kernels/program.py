@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -19,24 +18,17 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from worker.decoding.network.kernels.compiling import array, kernel
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
+from worker.decoding.network.kernels.threads import Kernel, arguments, team_functions
 
 
-class _At(IntEnum):
-    """Where the arguments lie."""
-
-    TAKEN = 0
-    CALLS = 1  #: int64 [calls, 2]: addresses of a kernel and of its arguments
-    NUM_CALLS = 2
-
-
+@arguments
 class _Arguments(ctypes.Structure):
-    """The arguments by name, in lower case."""
+    taken: int
+    calls: int  #: int64 [calls, 2]: addresses of a kernel and of its arguments
+    num_calls: int
 
-    _fields_: ClassVar = argument_fields(_At)
 
-
-_NUM_ARGUMENTS: Final = len(_At)
+_LAYOUT: Final = np.dtype(_Arguments)
 
 
 class Program:
@@ -67,11 +59,11 @@ def _runner() -> Callable[[Any], None]:
     thread, _, wait_for_all = team_functions()
 
     def run(address: Any) -> None:
-        a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
-        calls = array(a[_At.CALLS], (a[_At.NUM_CALLS], 2), np.int64)
+        a = numba.carray(address, (1,), _LAYOUT)[0]
+        calls = array(a.calls, (a.num_calls, 2), np.int64)
         if thread() == 0:
             for number in range(len(calls)):
-                array(calls[number, 1], (1,), np.int64)[0] = 0  # TAKEN
+                array(calls[number, 1], (1,), np.int64)[0] = 0  # taken
         wait_for_all()
         for number in range(len(calls)):
             _call(calls[number, 0], calls[number, 1])
