@@ -203,9 +203,9 @@ def _linear_tile(tile: Tile, *, by_pairs: bool, prefetches: bool = False, least_
             def compute_rows(rows: int) -> None:
                 sums = new_sums(builder, tile, rows)
                 with _if_given(builder, bias):
-                    _add_bias(builder, sums, bias)
+                    _add(builder, sums, bias, like(stride, 0))  # the same for all rows
                 with _if_given(builder, held):
-                    _add_held(builder, sums, held, stride)
+                    _add(builder, sums, held, stride)
                 prefetched = ahead if prefetches else None
                 num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
                 add_products(
@@ -234,15 +234,10 @@ def _if_given(builder: Any, address: Any) -> Any:
     return builder.if_then(builder.icmp_signed("!=", address, like(address, 0)))
 
 
-def _add_bias(builder: Any, sums: Sums, bias: Any) -> None:
-    by_register = {register: _floats_at(builder, bias, like(bias, register * LANES)) for _, register in sums}
-    for (_, register), total in sums.items():
-        builder.store(builder.fadd(builder.load(total), by_register[register]), total)
-
-
-def _add_held(builder: Any, sums: Sums, held: Any, stride: Any) -> None:
+def _add(builder: Any, sums: Sums, added: Any, stride: Any) -> None:
     for place, total in sums.items():
-        builder.store(builder.fadd(builder.load(total), _floats_at(builder, held, _at(builder, place, stride))), total)
+        floats = _floats_at(builder, added, _at(builder, place, stride))
+        builder.store(builder.fadd(builder.load(total), floats), total)
 
 
 def _write(builder: Any, sums: Sums, y: Any, stride: Any) -> None:
