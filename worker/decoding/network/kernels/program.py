@@ -45,13 +45,12 @@ class Program:
         """One more call. Its arguments have to be those of no other call."""
         self.calls.append((kernel, arguments))
 
-    def run(self, num_calls: int | None = None) -> None:
-        """The first calls, or all. Whatever arguments point to has to live until this returns."""
+    def run(self, num_calls: int) -> None:
+        """The first calls. Whatever arguments point to has to live until this returns."""
         if len(self._addresses) != len(self.calls):
             rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.calls]
             self._addresses = np.array(rows, np.int64)
-        num = len(self.calls) if num_calls is None else num_calls
-        _runner()(_Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
+        _runner()(_Arguments(calls=self._addresses.ctypes.data, num_calls=num_calls), torch.get_num_threads())
 
 
 @kernel
