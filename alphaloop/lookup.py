@@ -103,7 +103,7 @@ class EarlierResults:
         self._tokens.extend(token_ids)
         self._tokens.append(_END)
         self._lengths.append(num_tokens)
-        self._index.advance_apart(len(self._tokens))
+        self._index.advance(len(self._tokens), is_apart=True)
 
     def continuations(
         self, suffix: Sequence[int], num_tokens: int, end: int | None = None
@@ -221,16 +221,23 @@ class SuffixIndex:
         self._latest: dict[int, int] = {}
         self._before = array("q")
 
-    def advance(self, end: int) -> None:
+    def advance(self, end: int, *, is_apart: bool = False) -> None:
         """Enter the tokens up to `end`, and every n-gram among those that this call enters or that goes on into them.
 
-        A text that searches itself leaves its last token out: nothing stands behind it.
+        A text that searches itself leaves its last token out: nothing stands behind it. `is_apart`: as a text of its
+        own, so no n-gram begins in the tokens before it.
         """
-        self._enter(len(self._before), end, 0)
-
-    def advance_apart(self, end: int) -> None:
-        """Enter the tokens up to `end` as a text of its own: no n-gram begins in the tokens before it."""
-        self._enter(len(self._before), end, len(self._before))
+        tokens, n, latest = self._tokens, self._min_ngram, self._latest
+        before, dropped = self._before, self._num_dropped
+        begin = len(before)
+        first = begin if is_apart else 0
+        for place in range(begin, end):
+            if place + 1 - n < first:
+                before.append(-1)
+                continue
+            key = hash(tuple(tokens[place + 1 - n : place + 1]))
+            before.append(latest.get(key, -1))
+            latest[key] = place + dropped
 
     def drop(self, num_tokens: int) -> None:
         """Forget the first `num_tokens`, whole texts of their own; the owner removes them from the tokens next."""
@@ -266,19 +273,3 @@ class SuffixIndex:
                 found.append((length, place + 1))
             place = before[place] - dropped
         return found
-
-    def _enter(self, begin: int, end: int, first: int) -> None:
-        tokens, n, latest, before, dropped = (
-            self._tokens,
-            self._min_ngram,
-            self._latest,
-            self._before,
-            self._num_dropped,
-        )
-        for place in range(begin, end):
-            if place + 1 - n < first:
-                before.append(-1)
-                continue
-            key = hash(tuple(tokens[place + 1 - n : place + 1]))
-            before.append(latest.get(key, -1))
-            latest[key] = place + dropped

@@ -30,7 +30,7 @@ from alphaloop.deciding.goodput import DrafterState, JobSize, Shares
 from alphaloop.deciding.job_facts import PolicyLimits, TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior
-from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
 
 _NUM_DRAWS: Final = 200
@@ -139,17 +139,6 @@ def total(tasks: Iterable[Compared]) -> Compared:
     return sum(tasks, start=Compared())
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Jobs of one group of a snapshot that were decoded alike."""
-
-    was: DraftSetting
-    num_jobs: int
-    num_tokens: int
-    num_prompt_tokens: int
-    device_s: float
-
-
 class Pricing:
     """Prices settings from snapshots. All random numbers come from `seed`."""
 
@@ -157,27 +146,27 @@ class Pricing:
         self._seed = seed
         self._drawn: dict[tuple[str, str], Draws] = {}
 
-    def compare(self, past: Snapshot, group: Group, jobs: Decoded, would: DraftSetting) -> Compared | None:
+    def compare(self, past: Snapshot, group: Group, jobs: JobsAlike, would: DraftSetting) -> Compared | None:
         """Jobs that were decoded in one way and would have been in another; None where a cost is not known."""
-        was_s, would_s = (self._seconds(past, group, jobs, setting) for setting in (jobs.was, would))
+        was_s, would_s = (self._seconds(past, group, jobs, setting) for setting in (jobs.setting, would))
         if was_s is None or would_s is None:
             return None
-        is_untested = would != jobs.was and not _is_tested(past, would)
+        is_untested = would != jobs.setting and not _is_tested(past, would)
         return Compared(
             jobs.num_jobs,
             jobs.num_tokens,
-            jobs.num_jobs * (jobs.was == would),
+            jobs.num_jobs * (jobs.setting == would),
             jobs.device_s,
             was_s[0],
             would_s[0],
             jobs.num_tokens * is_untested,
             was_s[1],
             would_s[1],
-            Counter({(jobs.was, would): jobs.num_tokens}),
+            Counter({(jobs.setting, would): jobs.num_tokens}),
         )
 
     def _seconds(
-        self, past: Snapshot, group: Group, jobs: Decoded, setting: DraftSetting
+        self, past: Snapshot, group: Group, jobs: JobsAlike, setting: DraftSetting
     ) -> tuple[float, Draws] | None:
         """Seconds of the device, and the same for every draw; None without a cost."""
         costs, prompt = past.costs, jobs.num_prompt_tokens / jobs.num_jobs

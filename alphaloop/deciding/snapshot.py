@@ -111,6 +111,21 @@ class Snapshot:
         return replace(self, context=context, groups=groups, drafters=tuple(drafters))
 
 
+@dataclass(frozen=True, slots=True)
+class JobsAlike:
+    """Jobs of one decision that share a key and were decoded alike."""
+
+    segment: str
+    prompt_bucket: str
+    purpose: str
+    setting: DraftSetting
+    draft_revision: str
+    num_jobs: int
+    num_tokens: int
+    num_prompt_tokens: int
+    device_s: float
+
+
 def objective_of(rules: TaskRules, deadline_ms: float | None) -> Objective:
     """The task's target, else the earliest deadline of the jobs, else throughput.
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Select, Text, cast, func, select
 
 from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.snapshot import SessionFacts, Snapshot, decode
+from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Database, of_row
 from alphaloop.store.exchange import RowSet
@@ -51,21 +51,6 @@ class StoredSnapshot:
 
     snapshot: Snapshot
     facts: SessionFacts
-
-
-@dataclass(frozen=True, slots=True)
-class JobsAlike:
-    """Jobs of one decision that share a key and were decoded alike."""
-
-    segment: str
-    prompt_bucket: str
-    purpose: str
-    setting: DraftSetting
-    draft_revision: str
-    num_jobs: int
-    num_tokens: int
-    num_prompt_tokens: int
-    device_s: float
 
 
 class SnapshotStore:

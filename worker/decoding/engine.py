@@ -25,12 +25,7 @@ from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSe
 from worker.decoding.device import Placement, available_bytes, is_out_of_memory, pass_bytes
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.measuring import (
-    measure_draft_ms,
-    measure_draft_prefill_ms,
-    measure_target_ms,
-    measure_target_prefill_ms,
-)
+from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
 from worker.decoding.models import Target, load_target
 from worker.decoding.network.kv_layout import BLOCK
 from worker.decoding.network.language_model import PREFILL_CHUNK
@@ -71,19 +66,12 @@ def load_engine(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
     """
     placement = Placement.of(models)
     target = load_target(models.target, placement)
-    drafters: dict[str, Drafter] = {}
-    draft_models = DraftModels(
-        {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)},
-        models.target,
-        target,
-        placement=placement,
-        num_slots=num_slots,
-    )
-    for name, settings in models.drafters.items():
-        if isinstance(settings, LookupDrafterSettings):
-            drafters[name] = LookupDrafter(name, settings)
-        else:
-            drafters[name] = draft_models.load(name)
+    of_models = {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)}
+    draft_models = DraftModels(of_models, models.target, target, placement=placement, num_slots=num_slots)
+    drafters: dict[str, Drafter] = {
+        name: LookupDrafter(name, one) if isinstance(one, LookupDrafterSettings) else draft_models.load(name)
+        for name, one in models.drafters.items()
+    }
     own = target.model.kv_shape.bytes_per_token
     drafted = sum(
         drafter.bytes_per_token
@@ -407,13 +395,13 @@ class TransformersEngine:
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
-            return measure_target_ms(self._target, batch, width, context, num_samples)
+            return measure_pass_ms(self._target.model, batch, width, context, num_samples)
         return measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
         if drafter is None:
-            return measure_target_prefill_ms(self._target, num_tokens, num_samples)
+            return measure_prefill_ms(self._target.model, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
 
     def wake(self) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 import torch
 
 from alphaloop.errors import DecodeFailed
-from worker.decoding.models import Target
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import best_tokens
 from worker.decoding.network.passes import Read
@@ -24,24 +23,21 @@ from worker.engine import Sampling
 _NUM_WARM_UP: Final = 1
 _GREEDY: Final = Sampling(max_tokens=1, temperature=0.0)
 _NO_TASK: Final = ""  # what is measured is remembered for no task
-_PASS_CONTEXT: Final = 128
-_NUM_PASS_WARM_UP: Final = 3
-_NUM_PASS_SAMPLES: Final = 25
 
 
 @torch.inference_mode()
-def measure_target_ms(target: Target, batch: int, width: int, context: int, num_samples: int) -> float:
+def measure_pass_ms(model: LanguageModel, batch: int, width: int, context: int, num_samples: int) -> float:
     """Median milliseconds of a pass of `width` columns for `batch` sequences, with its greedy verification."""
     generator = torch.Generator().manual_seed(batch * 1000 + width)
-    context = min(context, target.identity.context_length - width)
-    token_ids = torch.randint(0, target.model.num_rows, (batch, width), generator=generator)
-    cache = target.model.new_cache(batch)
+    context = min(context, model.num_positions - width)
+    token_ids = torch.randint(0, model.num_rows, (batch, width), generator=generator)
+    cache = model.new_cache(batch)
     rows = [cache.acquire() for _ in range(batch)]
     texts: list[list[int]] = token_ids.tolist()
     reads = [Read(row, tokens, num_logits=width) for row, tokens in zip(rows, texts, strict=True)]
 
     def one_pass() -> None:
-        best, _ = best_tokens(target.model.read(cache, reads))
+        best, _ = best_tokens(model.read(cache, reads))
         for row, tokens in enumerate(texts):
             verify_greedy(best[row * width : (row + 1) * width], tokens[1:])
 
@@ -55,15 +51,15 @@ def measure_target_ms(target: Target, batch: int, width: int, context: int, num_
 
 
 @torch.inference_mode()
-def measure_target_prefill_ms(target: Target, num_tokens: int, num_samples: int) -> float:
+def measure_prefill_ms(model: LanguageModel, num_tokens: int, num_samples: int) -> float:
     """Median milliseconds to read a prompt of `num_tokens` into an empty slot, until its first token is known."""
     generator = torch.Generator().manual_seed(num_tokens)
-    prompt = torch.randint(0, target.model.num_rows, (num_tokens,), generator=generator).tolist()
-    cache = target.model.new_cache(1)
+    prompt = torch.randint(0, model.num_rows, (num_tokens,), generator=generator).tolist()
+    cache = model.new_cache(1)
 
     def one_prefill() -> None:
         slot = cache.acquire()
-        int(target.model.prefill(cache, slot, prompt).argmax())  # reading the result waits for the GPU
+        int(model.prefill(cache, slot, prompt).argmax())  # reading the result waits for the GPU
         cache.release(slot)
 
     with _measuring(f"a prompt of {num_tokens} tokens"):
@@ -112,26 +108,6 @@ def measure_draft_prefill_ms(drafter: Drafter, num_tokens: int, num_samples: int
 
     with _measuring(f"how {drafter.state.name} reads {num_tokens} tokens"):
         return _median_ms(one_prefill, num_samples, num_warm_up=0)
-
-
-@torch.inference_mode()
-def measure_passes_ms(models: Sequence[Any]) -> list[float]:
-    """Median milliseconds of one token at batch 1 behind 128 others, best token included, for each model.
-
-    Takes over the models as the engine does, so they cannot be used afterwards.
-    """
-    return [_pass_ms(LanguageModel(model, _PASS_CONTEXT + 1)) for model in models]
-
-
-def _pass_ms(model: LanguageModel) -> float:
-    cache = model.new_cache(1)
-    # Reading empty keys takes as long as reading others.
-    cache.lengths[cache.acquire()] = _PASS_CONTEXT
-
-    def one_pass() -> None:
-        model.read(cache, [Read(0, [0], num_logits=1)]).argmax(dim=-1).tolist()
-
-    return _median_ms(one_pass, _NUM_PASS_SAMPLES, num_warm_up=_NUM_PASS_WARM_UP)
 
 
 @contextmanager

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -85,13 +86,12 @@ class OpenDrafters:
 
         Then the sequences that asked have lost it. Raises a fault of the device.
         """
-        try:
-            answers = arrived(self._drafters[drafter].propose(asks), target.device)
-            _check(asks, answers, target.model.vocabulary_size)
-        except Exception as error:
-            asked = {ask.job_id for ask in asks}
-            self.failed(drafter, "propose", error, [one for one in self._admitted() if one.job_id in asked])
-            return None
+        answers = None
+        asking = (one for one in self._admitted() if one.job_id in {ask.job_id for ask in asks})
+        with self._guarding(drafter, "propose", asking):
+            proposals = arrived(self._drafters[drafter].propose(asks), target.device)
+            _check(asks, proposals, target.model.vocabulary_size)
+            answers = proposals
         return answers
 
     def redraft(self, sequence: Sequence, drafter: DrafterState | None, num_draft_tokens: int) -> None:
@@ -104,10 +104,16 @@ class OpenDrafters:
         """Close the drafter of a sequence: the next round that asks opens it again, and it reads the text anew."""
         is_open, sequence.is_open = sequence.is_open, False
         if is_open and sequence.drafter is not None:
-            try:
+            with self._guarding(sequence.drafter.name, "close", [sequence]):
                 self._drafters[sequence.drafter.name].close(sequence.job_id)
-            except Exception as error:
-                self.failed(sequence.drafter.name, "close", error, [sequence])
+
+    @contextmanager
+    def _guarding(self, drafter: str, doing: str, sequences: Iterable[Sequence] = ()) -> Iterator[None]:
+        """Whatever a drafter raises inside, from its method `doing`, is its failure."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(drafter, doing, error, sequences)
 
     def failed(self, drafter: str, doing: str, error: Exception, sequences: Iterable[Sequence] = ()) -> None:
         """A drafter raised `error` from its method `doing`: `sequences` go on without it.
@@ -151,10 +157,8 @@ class OpenDrafters:
         """
         for name, drafter in self._drafters.items():
             if isinstance(drafter, LookupDrafter) and name not in self.ended:
-                try:
+                with self._guarding(name, "remember", [sequence]):
                     drafter.remember(sequence.task, sequence.output)
-                except Exception as error:
-                    self.failed(name, "remember", error, [sequence])
         for counts in sequence.counts.drafted:
             if counts.drafter not in sequence.lost_drafters:
                 self._num_in_a_row[counts.drafter] = 0
@@ -162,24 +166,18 @@ class OpenDrafters:
     def clear(self) -> None:
         """Forget every sequence, and the memory of draft models with them."""
         for name, drafter in self._drafters.items():
-            try:
+            with self._guarding(name, "clear"):
                 drafter.clear()
-            except Exception as error:
-                self.failed(name, "clear", error)
 
     def _open(self, sequence: Sequence) -> None:
         if sequence.drafter is None:
             return
         drafter = self._drafters[sequence.drafter.name]
-        try:
-            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
-        except Exception as error:
-            sequence.is_open = True  # whatever it holds of the sequence by now is closed
-            self.failed(sequence.drafter.name, "open", error, [sequence])
-            return
-        sequence.is_open = True
         if sequence.task and isinstance(drafter, DraftModelDrafter):
             sequence.counts.sharing[sequence.drafter.name] = (drafter.min_probability, drafter.shared_weights)
+        sequence.is_open = True  # also where it fails: whatever it holds of the sequence by then is closed
+        with self._guarding(sequence.drafter.name, "open", [sequence]):
+            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
 
     def _give_up(self, sequence: Sequence, drafter: str) -> None:
         sequence.lost_drafters.add(drafter)
@@ -200,10 +198,8 @@ class OpenDrafters:
         )
         for sequence in self._admitted():
             self._give_up(sequence, drafter)
-        try:
+        with self._guarding(drafter, "clear"):
             self._drafters[drafter].clear()
-        except Exception as failure:
-            self.failed(drafter, "clear", failure)
 
 
 def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int) -> None:
@@ -267,15 +263,13 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
     Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
     of proposing, because another placement of the draft would not have it.
     """
-    far = [index for index, one in enumerate(proposals) if one.q is not None and one.q.device != device]
+    far = {index: q for index, one in enumerate(proposals) if (q := one.q) is not None and q.device != device}
     found = list(proposals)
-    if not far:
-        return found
-    leaving = [q for index in far if (q := proposals[index].q) is not None]
-    # One copy: token by token and job by job there would be dozens.
-    crossed = torch.cat(leaving).to(device)
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    for index, q in zip(far, torch.split(crossed, [len(q) for q in leaving]), strict=True):
-        found[index] = replace(proposals[index], q=q)
+    if far:
+        # One copy: token by token and job by job there would be dozens.
+        crossed = torch.cat([*far.values()]).to(device)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        for index, q in zip(far, torch.split(crossed, [len(q) for q in far.values()]), strict=True):
+            found[index] = replace(proposals[index], q=q)
     return found

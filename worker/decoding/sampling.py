@@ -71,8 +71,6 @@ class TokenChooser:
         """
         if self.is_greedy:
             return scores.argmax(dim=-1)
-        if not self.is_reproducible:
-            raise ValueError("a job without a seed has no token that follows from its scores")
         return _perturbed_tokens(scores, self.sampling, [self.noise_key(position) for position in positions])
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:

@@ -96,7 +96,9 @@ class Shadows:
         """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
         if not sequence.task:
             return
-        for name, drafter in self._lookups():
+        for name, drafter in self._drafters.items():
+            if not isinstance(drafter, LookupDrafter) or name in self._ended:
+                continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
             uniform = (key_of("shadow", sequence.job_id, name) + 2**63) / 2**64
@@ -149,8 +151,13 @@ class Shadows:
 
     def _takes_round(self, reading: _Reading) -> bool:
         """Count a round; False where none is left for now. One that raises ends its reading."""
+        sequence = reading.sequence
         try:
-            return reading.take_round()
+            return reading.rounds.take_round(
+                sequence.text,
+                has_ended=sequence.finish_reason is not None,
+                is_first_drafted=sequence.is_first_drafted,
+            )
         except Exception as error:
             reading.has_failed = True
             if reading in self._readings:
@@ -163,13 +170,6 @@ class Shadows:
         for reading in dropped:
             self._readings.remove(reading)
         return dropped
-
-    def _lookups(self) -> list[tuple[str, LookupDrafter]]:
-        return [
-            (name, one)
-            for name, one in self._drafters.items()
-            if isinstance(one, LookupDrafter) and name not in self._ended
-        ]
 
 
 @dataclass(slots=True)
@@ -204,15 +204,6 @@ class _Reading:
         """Whether the run's own counts say less."""
         state = self.drafter.state
         return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
-
-    def take_round(self) -> bool:
-        """Count a round; False where none is left for now."""
-        sequence = self.sequence
-        return self.rounds.take_round(
-            sequence.text,
-            has_ended=sequence.finish_reason is not None,
-            is_first_drafted=sequence.is_first_drafted,
-        )
 
     @property
     def shadow(self) -> ShadowCounts:

@@ -13,8 +13,8 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, tokens_per_round
-from alphaloop.deciding.replay import Compared, Decoded, Pricing, Replay, Rules, group_of, is_given
-from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given
+from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
 from tests.fixtures.deciding import inferred, some_snapshot, under
 
@@ -109,7 +109,8 @@ def compared(posterior: Posterior, was: DraftSetting, would: DraftSetting, seed:
     """Ten jobs of 60 tokens, alone."""
     snapshot = some_snapshot(groups=[Group(1, {"lookup": posterior}, "", "<=256")], prompt_tokens=None)
     snapshot = replace(snapshot, context=replace(snapshot.context, num_running=1))
-    found = Pricing(seed).compare(snapshot, snapshot.groups[0], Decoded(was, 10, 600, 200, 10.0), would)
+    jobs = JobsAlike("", "<=256", Purpose.TRAFFIC, was, "", 10, 600, 200, 10.0)
+    found = Pricing(seed).compare(snapshot, snapshot.groups[0], jobs, would)
     assert found is not None
     return found
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from alphaloop.deciding.goodput import DrafterState
 from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.proposal import Ask, Proposal
@@ -27,12 +26,8 @@ class LookupDrafter:
             task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
             for task in settings.remember_tasks
         }
-        self._state = settings.state(name, _revision(settings))
-
-    @property
-    def state(self) -> DrafterState:
-        """Its name, revision and longest draft."""
-        return self._state
+        self.state = settings.state(name, _revision(settings))
+        self.shadow_share = settings.shadow_share  #: most of a text's decoding time that scoring it may take
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
         """The sequence wants drafts from now on; `text` is prompt and output, a live list that grows."""
@@ -51,11 +46,6 @@ class LookupDrafter:
     def clear(self) -> None:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
         self._open.clear()
-
-    @property
-    def shadow_share(self) -> float:
-        """Most device time that scoring texts may take, as a share of their decoding time."""
-        return self._settings.shadow_share
 
     def num_remembered(self, task: str) -> int:
         """Tokens of the task's results remembered so far, dropped ones among them: marks a moment for `rereading`."""

@@ -38,7 +38,7 @@ class LanguageModel:
     def __init__(self, model: Any, num_positions: int) -> None:
         """Takes over `model`. If the model can be fused, its layers are emptied. Raises UnsupportedModel."""
         self.config = model.config
-        self._num_positions = num_positions
+        self.num_positions = num_positions  #: tokens of the longest text
         self.device: torch.device = model.device
         self.vocabulary_size: int = model.get_output_embeddings().weight.shape[0]
         self.num_rows: int = model.get_input_embeddings().weight.shape[0]  #: tokens that can be read
@@ -58,7 +58,7 @@ class LanguageModel:
 
     def new_cache(self, num_slots: int, *, max_bytes: int | None = None) -> SlotCache:
         """An empty cache for this model."""
-        shape, most = self._network.kv_shape, self._num_positions
+        shape, most = self._network.kv_shape, self.num_positions
         return SlotCache(shape, num_slots, self.device, max_bytes=max_bytes, most_positions=most)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor:

@@ -439,13 +439,11 @@ class _Mapped:
 
 
 def _map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapped | None:
-    """Zeros of this process alone, on a CPU; None where the system has not so many addresses."""
-    memory = _mapped(math.prod(shape) * dtype.itemsize)
-    return None if memory is None else _Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)
+    """Zeros on a CPU; None where the system has not so many addresses.
 
-
-def _mapped(num_bytes: int) -> mmap.mmap | None:
-    """Memory of this process alone: the system gives shared memory no huge pages unless told to. None: not enough."""
+    Of this process alone: the system gives shared memory no huge pages unless told to.
+    """
+    num_bytes = math.prod(shape) * dtype.itemsize
     try:
         memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE)
     except OSError as error:
@@ -455,4 +453,4 @@ def _mapped(num_bytes: int) -> mmap.mmap | None:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+    return _Mapped(torch.frombuffer(memory, dtype=dtype).view(shape), memory)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import random
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from worker.decoding.training.recipe import Recipe
 
 _BETAS: Final = (0.9, 0.95)
 _MAX_NORM: Final = 1.0
+_SAVE_INTERVAL_S: Final = 30.0
 # `model.layers.7.…` of Llama, Qwen, Gemma, Mistral …, `transformer.h.7.…` of GPT-2.
 _LAYER: Final = re.compile(r"^.*\.(?:layers|h)\.(\d+)\..+$")
 #: Ridge, in units of the mean variance of a coordinate.
@@ -218,23 +220,23 @@ class Distillation:
         self._optimiser = torch.optim.AdamW(
             self._parameters.values(), lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
         )
-        self._epochs = [make_batches(lessons, recipe, epoch) for epoch in range(recipe.num_epochs)]
-        self.num_steps = sum(map(len, self._epochs))
+        epochs = range(recipe.num_epochs)
+        self._schedule = [batch for epoch in epochs for batch in make_batches(lessons, recipe, epoch)]
+        self.num_steps = len(self._schedule)
         self.step = 0
         self.loss = math.nan
         if state_file.exists():
             self._restore()
 
-    def run(
-        self, should_save: Callable[[], bool], should_stop: Callable[[], bool], on_step: Callable[[], None]
-    ) -> bool:
+    def run(self, should_stop: Callable[[], bool], on_step: Callable[[], None]) -> bool:
         """Train to the end; False if stopped before. In both cases the state is on disk afterwards."""
-        schedule = [batch for epoch in self._epochs for batch in epoch]
+        saved = time.monotonic()
         while self.step < self.num_steps and not should_stop():
-            self._take_step(schedule[self.step])
+            self._take_step(self._schedule[self.step])
             on_step()
-            if should_save():
+            if time.monotonic() - saved > _SAVE_INTERVAL_S:
                 self.save()
+                saved = time.monotonic()
         self.save()
         return self.step == self.num_steps
 

@@ -29,8 +29,9 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.engine import load_engine
-from worker.decoding.measuring import measure_passes_ms
+from worker.decoding.measuring import measure_pass_ms
 from worker.decoding.models import end_tokens, load_weights
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template
 from worker.decoding.sources import find_weights
 from worker.decoding.text_facts import text_config
@@ -59,7 +60,8 @@ from worker.decoding.training.distil import (
 from worker.decoding.training.recipe import Recipe
 
 _JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
-_SAVE_INTERVAL_S: Final = 30.0
+_PASS_CONTEXT: Final = 128  #: tokens before the one whose pass is timed
+_NUM_PASSES: Final = 25
 _FORMAT: Final = 2  #: of a run's folder
 
 
@@ -188,16 +190,8 @@ class TrainingRun:
         columns = columns_of(token_ids, self._vocabulary)
         training = Distillation(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
         if training.step < training.num_steps:
-            saved = time.monotonic()
-
-            def should_save() -> bool:
-                nonlocal saved
-                is_due = time.monotonic() - saved > _SAVE_INTERVAL_S
-                saved = time.monotonic() if is_due else saved
-                return is_due
-
             with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
-                if not training.run(should_save, self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
+                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
                     return None
         return training.trained()
 
@@ -221,7 +215,8 @@ class TrainingRun:
             by_task, total = judge(draft, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
         # The last use of both, because measuring takes over the models.
-        target_ms, draft_ms = measure_passes_ms([self._target, draft])
+        models = (LanguageModel(model, _PASS_CONTEXT + 1) for model in (self._target, draft))
+        target_ms, draft_ms = (measure_pass_ms(model, 1, 1, _PASS_CONTEXT, _NUM_PASSES) for model in models)
         return DraftJudgement(
             num_draft_tokens=_JUDGED_LENGTH,
             by_task=by_task,

@@ -12,7 +12,7 @@ from torch import Tensor
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import LookupDrafterSettings, TargetSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_target_ms
+from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms
 from worker.decoding.models import load_target
 from worker.decoding.network.passes import Read
 from worker.decoding.network.slots import SlotCache
@@ -48,5 +48,5 @@ def test_a_pass_is_timed_over_keys_that_were_written(
         "worker.decoding.network.slots.zeros", lambda shape, dtype, _, **__: torch.full(shape, torch.nan, dtype=dtype)
     )
     monkeypatch.setattr(target.model, "read", watched)
-    measure_target_ms(target, 4, 2, 100, 1)
+    measure_pass_ms(target.model, 4, 2, 100, 1)
     assert are_written == [True, True]

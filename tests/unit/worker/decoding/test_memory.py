@@ -8,7 +8,6 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -38,20 +37,6 @@ def write(root: Path, files: dict[str, str]) -> Path:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     return root
-
-
-def config(**found: Any) -> Any:
-    made = SimpleNamespace(num_hidden_layers=30, num_attention_heads=9, hidden_size=576, **found)
-    made.get_text_config = lambda: made
-    return made
-
-
-def test_keys_and_values_of_a_position() -> None:
-    assert KvShape.of(config(num_key_value_heads=3), torch.bfloat16).bytes_per_token == 2 * 30 * 3 * 64 * 2
-    assert (
-        KvShape.of(config(num_key_value_heads=3, head_dim=128), torch.float32).bytes_per_token == 2 * 30 * 3 * 128 * 4
-    )
-    assert KvShape.of(config(), torch.bfloat16).bytes_per_token == 2 * 30 * 9 * 64 * 2
 
 
 TWO: Final = ("", "memory.max", "memory.current", "inactive_file")

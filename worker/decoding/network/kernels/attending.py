@@ -30,13 +30,15 @@ _NEVER: Final = -1e30
 
 
 def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`attend(qkv, query, keys, values, block_bytes, ahead, length, positions, ancestry, window, scaling, seen)`.
+    """`attend(qkv, query, keys, values, block_bytes, ahead, sight, scaling, seen)`.
 
     For one read. `block_bytes` and `ahead` mean something to `attend_by_tile` only, which is called in the same way.
 
     Its tokens are the rows of `qkv`, whose queries of the key head begin at number `query`, and of `seen`, which is
-    written from there on. They lie behind `length` others at `positions`; token i sees the tokens of the read whose
-    bits are set in ancestry[i]. keys, values: [positions, head_dim].
+    written from there on. keys, values: [positions, head_dim].
+
+    `sight` says what they see: (length, positions, ancestry, window). They lie behind `length` others at `positions`;
+    token i sees the tokens of the read whose bits are set in ancestry[i], and no further back than `window` if any.
     """
     score, mix = _score_keys(numbers, head_dim, num_shared), _mix_values(numbers, head_dim, num_shared)
     load, store = numbers.load, numbers.store
@@ -44,26 +46,13 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
 
     @compiled
     def attend(
-        qkv: Any,
-        query: Any,
-        keys: Any,
-        values: Any,
-        block_bytes: Any,
-        ahead: Any,
-        length: Any,
-        positions: Any,
-        ancestry: Any,
-        window: Any,
-        scaling: Any,
-        seen: Any,
+        qkv: Any, query: Any, keys: Any, values: Any, block_bytes: Any, ahead: Any, sight: Any, scaling: Any, seen: Any
     ) -> None:
-        total = length + len(positions)
-        queries, mixed, scores = (
-            np.empty(size, np.float32),
-            np.empty(size, np.float32),
-            np.empty(num_shared * total, np.float32),
-        )
-        for token in range(len(positions)):
+        num_tokens = len(sight[1])
+        total = sight[0] + num_tokens
+        queries, mixed = np.empty(size, np.float32), np.empty(size, np.float32)
+        scores = np.empty(num_shared * total, np.float32)
+        for token in range(num_tokens):
             asked, written = qkv[token, query:], seen[token, query:]
             for d in range(size):
                 queries[d] = load(asked[d])
@@ -71,7 +60,7 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
             end = total
             for shared in range(num_shared):
                 row = scores[shared * total : (shared + 1) * total]
-                end = _hide(row, length, positions[token], ancestry[token], positions, window)
+                end = _hide(row, token, sight)
                 _soften(row, end, scaling)
             mix(scores, total, values, end, mixed)
             for d in range(size):
@@ -81,9 +70,10 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
 
 
 @compiled
-def _hide(scores: Any, length: Any, position: Any, seen: Any, positions: Any, window: Any) -> Any:
-    """Overwrite the scores of what is not seen; returns how many keys end with the last one seen."""
-    end = length
+def _hide(scores: Any, token: Any, sight: Any) -> Any:
+    """Overwrite a token's scores of what it does not see; returns how many keys end with the last one that it sees."""
+    length, positions, ancestry, window = sight
+    position, seen, end = positions[token], ancestry[token], length
     for column in range(len(positions)):
         is_near = window == 0 or position - positions[column] < window
         if (seen >> np.uint64(column)) & np.uint64(1) and is_near:
@@ -169,21 +159,10 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
 
     @compiled
     def attend(
-        qkv: Any,
-        query: Any,
-        keys: Any,
-        values: Any,
-        block_bytes: Any,
-        ahead: Any,
-        length: Any,
-        positions: Any,
-        ancestry: Any,
-        window: Any,
-        scaling: Any,
-        seen: Any,
+        qkv: Any, query: Any, keys: Any, values: Any, block_bytes: Any, ahead: Any, sight: Any, scaling: Any, seen: Any
     ) -> None:
-        num_tokens, rows = len(positions), min(len(positions), together) * num_shared
-        num = (length + num_tokens + PAIR_BLOCK - 1) // PAIR_BLOCK
+        num_tokens = len(sight[1])
+        rows, num = min(num_tokens, together) * num_shared, (sight[0] + num_tokens + PAIR_BLOCK - 1) // PAIR_BLOCK
         queries, sums = np.empty(rows * head_dim, np.uint16), np.empty(rows * head_dim, np.float32)
         scores, weights = np.empty(rows * num * PAIR_BLOCK, np.float32), np.empty(rows * num * PAIR_BLOCK, np.uint16)
         totals = np.empty(rows, np.float32)
@@ -192,7 +171,7 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
             gather(qkv, first, end - first, query, queries)
             rows = (end - first) * num_shared
             score(np.int64(keys.ctypes.data), block_bytes, np.int64(values.ctypes.data), queries, rows, num, scores)
-            weigh(scores, num * PAIR_BLOCK, first, end, length, positions, ancestry, window, scaling, weights, totals)
+            weigh(scores, num * PAIR_BLOCK, first, end, sight, scaling, weights, totals)
             mix(np.int64(values.ctypes.data), block_bytes, ahead, weights, rows, num, sums)
             write(sums, totals, first, end - first, query // size, seen)
 
@@ -200,30 +179,19 @@ def attend_by_tile(head_dim: int, num_shared: int) -> Callable[..., None]:
 
 
 def _weigh_tile(num_shared: int) -> Callable[..., None]:
-    """`weigh(scores, num, first, end, length, positions, ancestry, window, scaling, weights, totals)`.
+    """`weigh(scores, num, first, end, sight, scaling, weights, totals)`.
 
-    `num`: keys of a row. The tile's tokens are `first` to `end` of those at `positions`. Weights are e^score, 0 for
+    `num`: keys of a row. The tile's tokens are `first` to `end` of those of `sight`. Weights are e^score, 0 for
     what is not seen; totals: their sums before they are rounded. Scores of what is not seen are overwritten.
     """
 
     @compiled
-    def weigh(
-        scores: Any,
-        num: Any,
-        first: Any,
-        end: Any,
-        length: Any,
-        positions: Any,
-        ancestry: Any,
-        window: Any,
-        scaling: Any,
-        weights: Any,
-        totals: Any,
-    ) -> None:
+    def weigh(scores: Any, num: Any, first: Any, end: Any, sight: Any, scaling: Any, weights: Any, totals: Any) -> None:
+        length, positions, _, window = sight
         for row in range((end - first) * num_shared):
             token = first + row // num_shared
             found, weighed = scores[row * num : (row + 1) * num], weights[row * num : (row + 1) * num]
-            num_seen = _hide(found, length, positions[token], ancestry[token], positions, window)
+            num_seen = _hide(found, token, sight)
             # Summed up from the first key of the window on.
             oldest = min(length, max(0, positions[token] - window + 1)) if window else 0
             _clear(weighed[:oldest])
@@ -285,7 +253,7 @@ def _score_blocks(head_dim: int) -> Callable[..., None]:
     Keys and values are those of one head in a slot, in pairs (`network.kv_layout`), at the address of a block and at
     those `block_bytes` bytes further on each. What lies `ahead` is read next.
     """
-    multiply, together = multiplication(_KEYS, head_dim, by_pairs=True), _KEYS.num_rows
+    multiply, together = multiplication(_KEYS, head_dim, _KEYS.num_outputs), _KEYS.num_rows
     half = head_dim // 2
 
     @compiled
@@ -306,7 +274,7 @@ def _mix_blocks(head_dim: int) -> Callable[..., None]:
     """`mix(values, block_bytes, ahead, weights, rows, num_blocks, out)`: out [rows, head_dim], sums of values."""
     # As many registers of elements side by side as divide a head, whose size is a multiple of 32.
     tile = Tile(4 if head_dim % 64 == 0 else 2)
-    multiply = multiplication(tile, PAIR_BLOCK, by_pairs=True, num_outputs=head_dim)
+    multiply = multiplication(tile, PAIR_BLOCK, head_dim)
     together, width = tile.num_rows, tile.num_outputs
 
     @compiled

@@ -10,8 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -23,60 +22,50 @@ from worker.decoding.network.kernels.attending import (
     attends_in_tiles,
     tokens_together,
 )
-from worker.decoding.network.kernels.compiling import array, compiled, float_of, inlined, kernel, take
+from worker.decoding.network.kernels.compiling import array, compiled, inlined, kernel, take
 from worker.decoding.network.kernels.numbers import NUMBERS, Numbers
-from worker.decoding.network.kernels.threads import argument_fields
+from worker.decoding.network.kernels.threads import arguments
 from worker.decoding.network.kv_layout import PAIR_BLOCK
 
 
-class AttentionAt(IntEnum):
-    """Where a layer's arguments lie: addresses, numbers, and float64s by their bits."""
-
-    TAKEN = 0
-    QKV = 1  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
-    HELD = 2  #: keys and values of all slots; in pairs where reads attend in tiles
-    SEEN = 3  #: [tokens, queries, head_dim], written
-    NUM_QUERIES = 4  #: heads
-    SCALING = 5
-    WINDOW = 6  #: positions that a token looks back on, itself included; 0: all
-    ROTATIONS = 7  #: [positions, head_dim / 2, 2]: cosine, sine
-    NUM_POSITIONS = 8
-    NORMS = 9  #: [queries + keys, head_dim]; 0 without
-    EPSILON = 10
-    OF_PASS = 11  #: address of a pass's arguments
-
-
-class PassAt(IntEnum):
-    """Where a pass's arguments lie."""
-
-    SHORT = 0  #: int64 [reads, 4] of reads that attend by themselves: slot, tokens held before, first token, tokens
-    NUM_SHORT = 1
-    PIECES = 2  #: the same of pieces of long reads, whose tokens are put into the cache
-    NUM_PIECES = 3
-    WIDE = 4  #: the same of long reads as a whole
-    NUM_WIDE = 5
-    NUM_TOKENS = 6
-    POSITIONS = 7  #: int64 [tokens]
-    ANCESTRY = 8  #: uint64 [tokens]: bit i says that token i of its short read is seen
-    SLOT_SIZE = 9  #: numbers from a slot's keys and values to the next slot's, in a layer
-    HEAD_SIZE = 10  #: from a head's to the next head's; values' heads follow the keys'
-    BLOCK_SIZE = 11  #: from a block's to the next block's, in pairs; 0 where they are not in blocks
-
-
+@arguments
 class AttentionArguments(ctypes.Structure):
-    """A layer's arguments by name, in lower case."""
+    """Of a layer: addresses and numbers."""
 
-    _fields_: ClassVar = argument_fields(AttentionAt, AttentionAt.SCALING, AttentionAt.EPSILON)
+    taken: int
+    qkv: int  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
+    held: int  #: keys and values of all slots; in pairs where reads attend in tiles
+    seen: int  #: [tokens, queries, head_dim], written
+    num_queries: int  #: heads
+    scaling: float
+    window: int  #: positions that a token looks back on, itself included; 0: all
+    rotations: int  #: [positions, head_dim / 2, 2]: cosine, sine
+    num_positions: int
+    norms: int  #: [queries + keys, head_dim]; 0 without
+    epsilon: float
+    of_pass: int  #: address of a pass's arguments
 
 
+@arguments
 class PassArguments(ctypes.Structure):
-    """A pass's arguments by name, in lower case."""
+    """Of a pass: addresses and numbers."""
 
-    _fields_: ClassVar = argument_fields(PassAt)
+    short: int  #: int64 [reads, 4] of reads that attend by themselves: slot, tokens held before, first token, tokens
+    num_short: int
+    pieces: int  #: the same of pieces of long reads, whose tokens are put into the cache
+    num_pieces: int
+    wide: int  #: the same of long reads as a whole
+    num_wide: int
+    num_tokens: int
+    positions: int  #: int64 [tokens]
+    ancestry: int  #: uint64 [tokens]: bit i says that token i of its short read is seen
+    slot_size: int  #: numbers from a slot's keys and values to the next slot's, in a layer
+    head_size: int  #: from a head's to the next head's; values' heads follow the keys'
+    block_size: int  #: from a block's to the next block's, in pairs; 0 where they are not in blocks
 
 
-NUM_ARGUMENTS: Final = len(AttentionAt)
-NUM_PASS_ARGUMENTS: Final = len(PassAt)
+_LAYOUT: Final = np.dtype(AttentionArguments)
+_PASS_LAYOUT: Final = np.dtype(PassArguments)
 
 
 @kernel
@@ -84,42 +73,42 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
     """For heads of that size and `num_shared` query heads a key head: loops over both are unrolled. Takes seconds."""
     numbers = NUMBERS[dtype]
     raw, itemsize = numbers.dtype, dtype.itemsize
-    turn, ask, write = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared), _copy_out(numbers)
+    turn, turn_queries = _rotate(numbers, head_dim), _turn_queries(numbers, head_dim, num_shared)
     is_paired = attends_in_tiles(dtype, head_dim)
     keep_key = _place_key(numbers, head_dim, is_paired=is_paired)
     keep_value = _place_value(head_dim, is_paired=is_paired)
     attend = attend_by_tile(head_dim, num_shared) if is_paired else attend_by_token(numbers, head_dim, num_shared)
 
     def attention(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        of_pass = array(a[AttentionAt.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
-        num_tokens, num_queries = of_pass[PassAt.NUM_TOKENS], a[AttentionAt.NUM_QUERIES]
-        slot_size, head_size = of_pass[PassAt.SLOT_SIZE], of_pass[PassAt.HEAD_SIZE]
-        block_size = of_pass[PassAt.BLOCK_SIZE]
+        a = numba.carray(address, (1,), _LAYOUT)[0]
+        of_pass = array(a.of_pass, (1,), _PASS_LAYOUT)[0]
+        num_tokens, num_queries = of_pass.num_tokens, a.num_queries
+        slot_size, head_size = of_pass.slot_size, of_pass.head_size
+        block_size = of_pass.block_size
         block_bytes = block_size * itemsize
         num_keys = num_queries // num_shared
-        qkv = array(a[AttentionAt.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), raw)
-        seen = array(a[AttentionAt.SEEN], (num_tokens, num_queries * head_dim), raw)
-        num_short, num_pieces = of_pass[PassAt.NUM_SHORT], of_pass[PassAt.NUM_PIECES]
-        short = array(of_pass[PassAt.SHORT], (num_short, 4), np.int64)
-        pieces = array(of_pass[PassAt.PIECES], (num_pieces, 4), np.int64)
-        rotations = array(a[AttentionAt.ROTATIONS], (a[AttentionAt.NUM_POSITIONS], head_dim), np.float32)
-        positions = array(of_pass[PassAt.POSITIONS], (num_tokens,), np.int64)
-        ancestry = array(of_pass[PassAt.ANCESTRY], (num_tokens,), np.uint64)
-        norms = array(a[AttentionAt.NORMS], ((num_queries + num_keys) * head_dim,), raw)
-        is_normed, epsilon = a[AttentionAt.NORMS] != 0, np.float32(float_of(a[AttentionAt.EPSILON]))
-        scaling, window = np.float32(float_of(a[AttentionAt.SCALING])), a[AttentionAt.WINDOW]
+        qkv = array(a.qkv, (num_tokens, (num_queries + 2 * num_keys) * head_dim), raw)
+        seen = array(a.seen, (num_tokens, num_queries * head_dim), raw)
+        num_short, num_pieces = of_pass.num_short, of_pass.num_pieces
+        short = array(of_pass.short, (num_short, 4), np.int64)
+        pieces = array(of_pass.pieces, (num_pieces, 4), np.int64)
+        rotations = array(a.rotations, (a.num_positions, head_dim), np.float32)
+        positions = array(of_pass.positions, (num_tokens,), np.int64)
+        ancestry = array(of_pass.ancestry, (num_tokens,), np.uint64)
+        norms = array(a.norms, ((num_queries + num_keys) * head_dim,), raw)
+        is_normed, epsilon = a.norms != 0, np.float32(a.epsilon)
+        scaling, window = np.float32(a.scaling), a.window
         turned = np.empty(num_shared * head_dim, np.float32)
-        item = take(a.ctypes.data)
+        item = take(address)
         while item < (num_pieces + num_short) * num_keys:
-            next_item = take(a.ctypes.data)
+            next_item = take(address)
             number, next_number = item // num_keys, next_item // num_keys
             head = item - number * num_keys
             read = pieces[number] if number < num_pieces else short[number - num_pieces]
             slot, length, first, end = read[0], read[1], read[2], read[2] + read[3]
             num_held = length + end - first
             reach = (num_held + PAIR_BLOCK - 1) // PAIR_BLOCK * block_size if is_paired else num_held * head_dim
-            of_head = a[AttentionAt.HELD] + (slot * slot_size + head * head_size) * itemsize
+            of_head = a.held + (slot * slot_size + head * head_size) * itemsize
             keys = array(of_head, (reach,), raw)
             values = array(of_head + num_keys * head_size * itemsize, (reach,), raw)
             query, key = head * num_shared * head_dim, (num_queries + head) * head_dim
@@ -129,16 +118,15 @@ def attention_kernel(dtype: torch.dtype, head_dim: int, num_shared: int) -> Call
                 keep_key(turned, keys, position, block_size)
                 keep_value(qkv[token, key + num_keys * head_dim :], values, position, block_size)
             for token in range(first, end):
-                ask(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)
-                write(turned, qkv[token, query:])
+                turn_queries(qkv[token, query:], rotations[positions[token]], norms[query:], is_normed, epsilon, turned)
             if number >= num_pieces:
-                depths, visible = positions[first:end], ancestry[first:end]
+                sight = length, positions[first:end], ancestry[first:end], window
                 rows, into = qkv[first:end], seen[first:end]
                 ahead = of_head
                 if next_number < num_pieces + num_short:
                     next_slot, next_head = short[next_number - num_pieces][0], next_item - next_number * num_keys
-                    ahead = a[AttentionAt.HELD] + (next_slot * slot_size + next_head * head_size) * itemsize
-                attend(rows, query, keys, values, block_bytes, ahead, length, depths, visible, window, scaling, into)
+                    ahead = a.held + (next_slot * slot_size + next_head * head_size) * itemsize
+                attend(rows, query, keys, values, block_bytes, ahead, sight, scaling, into)
             item = next_item
 
     return attention
@@ -158,19 +146,19 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
     attend, together = attend_by_tile(head_dim, num_shared), tokens_together(num_shared)
 
     def wide_attention(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        of_pass = array(a[AttentionAt.OF_PASS], (NUM_PASS_ARGUMENTS,), np.int64)
-        num_queries, window = a[AttentionAt.NUM_QUERIES], a[AttentionAt.WINDOW]
-        num_keys, num_tokens = num_queries // num_shared, of_pass[PassAt.NUM_TOKENS]
-        qkv = array(a[AttentionAt.QKV], (num_tokens, (num_queries + 2 * num_keys) * head_dim), np.uint16)
-        seen = array(a[AttentionAt.SEEN], (num_tokens, num_queries * head_dim), np.uint16)
-        wide = array(of_pass[PassAt.WIDE], (of_pass[PassAt.NUM_WIDE], 4), np.int64)
-        slot_bytes, head_bytes = of_pass[PassAt.SLOT_SIZE] * 2, of_pass[PassAt.HEAD_SIZE] * 2
-        block_bytes, scaling = of_pass[PassAt.BLOCK_SIZE] * 2, np.float32(float_of(a[AttentionAt.SCALING]))
+        a = numba.carray(address, (1,), _LAYOUT)[0]
+        of_pass = array(a.of_pass, (1,), _PASS_LAYOUT)[0]
+        num_queries, window = a.num_queries, a.window
+        num_keys, num_tokens = num_queries // num_shared, of_pass.num_tokens
+        qkv = array(a.qkv, (num_tokens, (num_queries + 2 * num_keys) * head_dim), np.uint16)
+        seen = array(a.seen, (num_tokens, num_queries * head_dim), np.uint16)
+        wide = array(of_pass.wide, (of_pass.num_wide, 4), np.int64)
+        slot_bytes, head_bytes = of_pass.slot_size * 2, of_pass.head_size * 2
+        block_bytes, scaling = of_pass.block_size * 2, np.float32(a.scaling)
         positions, ancestry = np.empty(together, np.int64), np.empty(together, np.uint64)
         for token in range(together):
             ancestry[token] = (np.uint64(2) << np.uint64(token)) - np.uint64(1)
-        item, first_item = take(a.ctypes.data), 0
+        item, first_item = take(address), 0
         for read in range(len(wide)):
             slot, length, first_token, width = wide[read, 0], wide[read, 1], wide[read, 2], wide[read, 3]
             num_tiles = (width + together - 1) // together
@@ -184,14 +172,13 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
                 before = length + begin - block * PAIR_BLOCK
                 for token in range(end - begin):
                     positions[token] = before + token
-                address_of_keys = a[AttentionAt.HELD] + slot * slot_bytes + head * head_bytes + block * block_bytes
+                address_of_keys = a.held + slot * slot_bytes + head * head_bytes + block * block_bytes
                 keys = array(address_of_keys, (1,), np.uint16)
                 values = array(address_of_keys + num_keys * head_bytes, (1,), np.uint16)
                 rows, into = qkv[first_token + begin : first_token + end], seen[first_token + begin : first_token + end]
-                query, places, sees = head * num_shared * head_dim, positions[: end - begin], ancestry[: end - begin]
-                ahead = address_of_keys
-                attend(rows, query, keys, values, block_bytes, ahead, before, places, sees, window, scaling, into)
-                item = take(a.ctypes.data)
+                query, sight = head * num_shared * head_dim, (before, positions[: end - begin], ancestry, window)
+                attend(rows, query, keys, values, block_bytes, address_of_keys, sight, scaling, into)
+                item = take(address)
             first_item += num_tiles * num_keys
 
     return wide_attention
@@ -222,28 +209,21 @@ def _rotate(numbers: Numbers, head_dim: int) -> Callable[..., None]:
 
 
 def _turn_queries(numbers: Numbers, head_dim: int, num_shared: int) -> Callable[..., None]:
-    """`ask(queries, rotation, norm, is_normed, epsilon, out)`: [num_shared, head_dim], turned."""
-    turn = _rotate(numbers, head_dim)
+    """`turn_queries(queries, rotation, norm, is_normed, epsilon, turned)`: [num_shared, head_dim], in place.
 
-    @inlined
-    def ask(queries: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, out: Any) -> None:
-        for shared in range(num_shared):
-            at, end = shared * head_dim, (shared + 1) * head_dim
-            turn(queries[at:end], rotation, norm[at:end], is_normed, epsilon, out[at:end])
-
-    return ask
-
-
-def _copy_out(numbers: Numbers) -> Callable[..., None]:
-    """`write(x, out)`: all of x, rounded."""
-    store = numbers.store
+    turned: memory of as many float32.
+    """
+    turn, store = _rotate(numbers, head_dim), numbers.store
 
     @compiled
-    def write(x: Any, out: Any) -> None:
-        for d in range(len(x)):
-            out[d] = store(x[d])
+    def turn_queries(queries: Any, rotation: Any, norm: Any, is_normed: Any, epsilon: Any, turned: Any) -> None:
+        for shared in range(num_shared):
+            at, end = shared * head_dim, (shared + 1) * head_dim
+            turn(queries[at:end], rotation, norm[at:end], is_normed, epsilon, turned[at:end])
+        for d in range(num_shared * head_dim):
+            queries[d] = store(turned[d])
 
-    return write
+    return turn_queries
 
 
 def _place_key(numbers: Numbers, head_dim: int, *, is_paired: bool) -> Callable[..., None]:

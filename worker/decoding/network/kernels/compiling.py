@@ -26,7 +26,6 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import llvmlite
 import numba
-import numpy as np
 import platformdirs
 from llvmlite import binding, ir
 from numba.core import cgutils, types
@@ -69,8 +68,7 @@ def kernel(build: Callable[_Parameters, Callable[[Any], None]]) -> Callable[_Par
     def made(*args: _Parameters.args, **kwargs: _Parameters.kwargs) -> Kernel:
         _register_helpers()
         what = f"{build.__module__}.{build.__qualname__} {args} {sorted(kwargs.items())}"
-        code = kept(what, Path(build.__code__.co_filename), lambda: _emitted(build(*args, **kwargs)))
-        return Kernel(build.__name__, _LoadedCode(code))
+        return _loaded(kept(what, Path(build.__code__.co_filename), lambda: _emitted(build(*args, **kwargs))))
 
     return cast(Callable[_Parameters, Kernel], functools.cache(made))
 
@@ -78,7 +76,14 @@ def kernel(build: Callable[_Parameters, Callable[[Any], None]]) -> Callable[_Par
 def _emitted(function: Callable[[Any], None]) -> MachineCode:
     """numba's optimised assembly, turned into machine code here, in this process as for all others."""
     compiled = numba.cfunc(types.void(types.voidptr), **_OPTIONS)(function)
-    return emitted(compiled.native_name, compiled.inspect_llvm())
+    return MachineCode(compiled.native_name, _host().emit_object(binding.parse_assembly(compiled.inspect_llvm())))
+
+
+def _loaded(code: MachineCode) -> Kernel:
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _host())
+    engine.add_object_file(binding.ObjectFileRef.from_data(code.content))
+    engine.finalize_object()
+    return Kernel(engine.get_function_address(code.symbol), engine)
 
 
 @functools.cache
@@ -100,14 +105,14 @@ _pointer: Final[Any] = intrinsic(_inttoptr)
 
 def _add_one(typing_context: Any, arguments: Any) -> Any:
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        taken = builder.inttoptr(values[0], ir.IntType(64).as_pointer())
+        taken = builder.bitcast(values[0], ir.IntType(64).as_pointer())
         return builder.atomic_rmw("add", taken, ir.Constant(ir.IntType(64), 1), "monotonic")
 
     return types.int64(arguments), generate
 
 
-#: `take(arguments)`: the next item of a kernel's work, from 0 on; no other thread gets the same. `arguments`: the
-#: address of its arguments, an integer. Inside kernels.
+#: `take(address)`: the next item of a kernel's work, from 0 on; no other thread gets the same. `address`: that of its
+#: arguments, as the kernel gets it.
 take: Final[Any] = intrinsic(_add_one)
 
 
@@ -115,12 +120,6 @@ take: Final[Any] = intrinsic(_add_one)
 def array(address: Any, shape: Any, dtype: Any) -> Any:
     """Memory at an address (an integer) as an array of `shape`, without a copy. Inside kernels."""
     return numba.carray(_pointer(address), shape, dtype)
-
-
-@inlined
-def float_of(bits: Any) -> Any:
-    """The float64 of an argument's bits. Inside kernels."""
-    return np.int64(bits).view(np.float64)
 
 
 #: The form of the files.
@@ -136,21 +135,6 @@ class MachineCode:
 
     symbol: str
     content: bytes
-
-
-class _LoadedCode:
-    """Machine code that can be called."""
-
-    def __init__(self, code: MachineCode) -> None:
-        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _host())  # owns the machine code
-        self._engine.add_object_file(binding.ObjectFileRef.from_data(code.content))
-        self._engine.finalize_object()
-        self.address: int = self._engine.get_function_address(code.symbol)
-
-
-def emitted(symbol: str, assembly: str) -> MachineCode:
-    """Machine code of LLVM's optimised assembly, for this processor."""
-    return MachineCode(symbol, _host().emit_object(binding.parse_assembly(assembly)))
 
 
 def kept(kernel: str, source: Path, compile_it: Callable[[], MachineCode]) -> MachineCode:

@@ -21,8 +21,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -48,30 +47,25 @@ from worker.decoding.network.kernels.multiplying import (
     new_sums,
     same,
 )
-from worker.decoding.network.kernels.threads import argument_fields, team_functions
+from worker.decoding.network.kernels.threads import arguments, team_functions
 
 
-class LinearAt(IntEnum):
-    """Where the arguments lie."""
-
-    TAKEN = 0
-    X = 1  #: [rows, inputs]
-    WEIGHTS = 2  #: of `arranged`
-    Y = 3  #: [rows, outputs], written
-    NUM_ROWS = 4
-    NUM_INPUTS = 5
-    NUM_OUTPUTS = 6
-    BIAS = 7  #: of `arranged_bias`; 0 without
-    HELD = 8  #: [rows, outputs], added; 0 without; may be Y
-
-
+@arguments
 class LinearArguments(ctypes.Structure):
-    """The arguments by name, in lower case."""
+    """Addresses and numbers."""
 
-    _fields_: ClassVar = argument_fields(LinearAt)
+    taken: int
+    x: int  #: [rows, inputs]
+    weights: int  #: of `arranged`
+    y: int  #: [rows, outputs], written
+    num_rows: int
+    num_inputs: int
+    num_outputs: int
+    bias: int  #: of `arranged_bias`; 0 without
+    held: int  #: [rows, outputs], added; 0 without; may be y
 
 
-_NUM_ARGUMENTS: Final = len(LinearAt)
+_LAYOUT: Final = np.dtype(LinearArguments)
 _TILE: Final = Tile(3)
 OUTPUTS: Final = _TILE.num_outputs
 #: Groups of rows that prefetch the next block, each its share of the lines.
@@ -140,35 +134,35 @@ def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
     _, team, _ = team_functions()
 
     def linear(address: Any) -> None:
-        a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
-        num_rows, num_inputs, num_outputs = a[LinearAt.NUM_ROWS], a[LinearAt.NUM_INPUTS], a[LinearAt.NUM_OUTPUTS]
-        y = array(a[LinearAt.Y], (num_rows, num_outputs), np.uint16)
-        held = array(a[LinearAt.HELD], (num_rows, num_outputs), np.uint16)
+        a = numba.carray(address, (1,), _LAYOUT)[0]
+        num_rows, num_inputs, num_outputs = a.num_rows, a.num_inputs, a.num_outputs
+        y = array(a.y, (num_rows, num_outputs), np.uint16)
+        held = array(a.held, (num_rows, num_outputs), np.uint16)
         # Of the last block, where outputs are lacking.
         last_y, last_held = np.empty((together, OUTPUTS), np.uint16), np.zeros((together, OUTPUTS), np.uint16)
         num_blocks, block_size = (num_outputs + OUTPUTS - 1) // OUTPUTS, OUTPUTS * num_inputs * 2
         num_parts = num_parts_of(num_rows, num_blocks, team())
-        item = take(a.ctypes.data)
+        item = take(address)
         while item < num_parts * num_blocks:
-            next_item = take(a.ctypes.data)
+            next_item = take(address)
             part = item // num_blocks
             block, next_block = item - part * num_blocks, next_item % num_blocks
             begin = num_rows * part // num_parts
             num = num_rows * (part + 1) // num_parts - begin
             num_groups = (num + together - 1) // together
-            weights, first = a[LinearAt.WEIGHTS] + block * block_size, block * OUTPUTS
-            bias, is_whole = a[LinearAt.BIAS] + first * 2 if a[LinearAt.BIAS] else 0, first + OUTPUTS <= num_outputs
+            weights, first = a.weights + block * block_size, block * OUTPUTS
+            bias, is_whole = a.bias + first * 2 if a.bias else 0, first + OUTPUTS <= num_outputs
             for group in range(num_groups):
                 row, end = begin + num * group // num_groups, begin + num * (group + 1) // num_groups
-                x, place, stride = a[LinearAt.X] + row * num_inputs * 2, (row * num_outputs + first) * 2, num_outputs
-                into, added = a[LinearAt.Y] + place, a[LinearAt.HELD] + place if a[LinearAt.HELD] else 0
+                x, place, stride = a.x + row * num_inputs * 2, (row * num_outputs + first) * 2, num_outputs
+                into, added = a.y + place, a.held + place if a.held else 0
                 if not is_whole:
                     into, stride = np.int64(last_y.ctypes.data), OUTPUTS
                     if added:
                         _copy(held[row:, first:], end - row, last_held)
                         added = np.int64(last_held.ctypes.data)
                 if num_groups >= _NUM_PREFETCHING and group < _NUM_PREFETCHING:
-                    ahead = a[LinearAt.WEIGHTS] + next_block * block_size + group * LINE_BYTES
+                    ahead = a.weights + next_block * block_size + group * LINE_BYTES
                     compute_and_prefetch(weights, x, num_inputs, end - row, into, stride, bias, added, ahead)
                 else:
                     compute(weights, x, num_inputs, end - row, into, stride, bias, added, 0)
@@ -209,9 +203,9 @@ def _linear_tile(tile: Tile, *, by_pairs: bool, prefetches: bool = False, least_
             def compute_rows(rows: int) -> None:
                 sums = new_sums(builder, tile, rows)
                 with _if_given(builder, bias):
-                    _add_bias(builder, sums, bias)
+                    _add(builder, sums, bias, like(stride, 0))  # the same for all rows
                 with _if_given(builder, held):
-                    _add_held(builder, sums, held, stride)
+                    _add(builder, sums, held, stride)
                 prefetched = ahead if prefetches else None
                 num_pairs = builder.sdiv(num_inputs, like(num_inputs, 2))
                 add_products(
@@ -240,15 +234,10 @@ def _if_given(builder: Any, address: Any) -> Any:
     return builder.if_then(builder.icmp_signed("!=", address, like(address, 0)))
 
 
-def _add_bias(builder: Any, sums: Sums, bias: Any) -> None:
-    by_register = {register: _floats_at(builder, bias, like(bias, register * LANES)) for _, register in sums}
-    for (_, register), total in sums.items():
-        builder.store(builder.fadd(builder.load(total), by_register[register]), total)
-
-
-def _add_held(builder: Any, sums: Sums, held: Any, stride: Any) -> None:
+def _add(builder: Any, sums: Sums, added: Any, stride: Any) -> None:
     for place, total in sums.items():
-        builder.store(builder.fadd(builder.load(total), _floats_at(builder, held, _at(builder, place, stride))), total)
+        floats = _floats_at(builder, added, _at(builder, place, stride))
+        builder.store(builder.fadd(builder.load(total), floats), total)
 
 
 def _write(builder: Any, sums: Sums, y: Any, stride: Any) -> None:

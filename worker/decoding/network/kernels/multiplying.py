@@ -109,16 +109,15 @@ def has_matrix_products() -> bool:
 
 
 @functools.cache
-def multiplication(tile: Tile, num_inputs: int, *, by_pairs: bool, num_outputs: int | None = None) -> Any:
-    """`multiply(weights, block_bytes, num_blocks, ahead, inputs, num_rows, sums, stride)` for kernels.
+def multiplication(tile: Tile, num_inputs: int, num_outputs: int) -> Any:
+    """`multiply(weights, block_bytes, num_blocks, ahead, inputs, num_rows, sums, stride)` for kernels, by pairs.
 
     weights, inputs and sums are addresses. weights: blocks of `num_inputs` inputs each, `block_bytes` bytes from one to
-    the next; of each block the first tile.num_outputs of each row of [num_inputs / 2, num_outputs, 2] bfloat16, by
-    default of as many. inputs: [rows, num_blocks * num_inputs] bfloat16; sums: rows of tile.num_outputs float32,
-    `stride` float32 apart, written; rows: 1 to tile.num_rows. A row's sums are added up in the same order whatever the
-    number of rows. Beside the products of a block the next one is prefetched, beside the last one's what lies `ahead`.
+    the next; of each block the first tile.num_outputs of each row of [num_inputs / 2, num_outputs, 2] bfloat16. inputs:
+    [rows, num_blocks * num_inputs] bfloat16; sums: rows of tile.num_outputs float32, `stride` float32 apart, written;
+    rows: 1 to tile.num_rows. A row's sums are added up in the same order whatever the number of rows. Beside the
+    products of a block the next one is prefetched, beside the last one's what lies `ahead`.
     """
-    size = num_outputs or tile.num_outputs
 
     def multiply(
         typing_context: Any,
@@ -149,8 +148,8 @@ def multiplication(tile: Tile, num_inputs: int, *, by_pairs: bool, num_outputs: 
                         builder.add(inputs, builder.mul(blocks.index, like(blocks.index, num_inputs * 2))),
                         like(num_blocks, num_inputs // 2),
                         row_pairs,
-                        by_pairs=by_pairs,
-                        num_outputs=size,
+                        by_pairs=True,
+                        num_outputs=num_outputs,
                         ahead=builder.select(is_last, ahead, builder.add(block, block_bytes)),
                         num_ahead=tile.num_registers,
                     )

@@ -4,42 +4,35 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numba
 import numpy as np
 import torch
 
-from worker.decoding.network.kernels.compiling import array, compiled, float_of, kernel, take
+from worker.decoding.network.kernels.compiling import array, compiled, kernel, take
 from worker.decoding.network.kernels.numbers import NUMBERS, exp
-from worker.decoding.network.kernels.threads import argument_fields, team_functions
+from worker.decoding.network.kernels.threads import arguments, team_functions
 
 
-class PointwiseAt(IntEnum):
-    """Where the arguments of all lie."""
-
-    TAKEN = 0
-    X = 1  #: [rows, size]; of the gate [rows, 2 * size]: gates, then what they let through
-    Y = 2  #: [rows, size], written
-    NUM_ROWS = 3
-    SIZE = 4
-    WEIGHT = 5  #: [size], of the norm
-    EPSILON = 6  #: of the norm, the bits of a float64
-    HELD = 7  #: [rows, size], of the norm: added to the rounded result; 0 without; may be Y
-    CHOSEN = 8  #: int64 [rows], of the choice: rows of X
-    FOUND = (
-        9  #: int64 [rows, 2], of the best, written: the first place of the largest number, and 1 where that is finite
-    )
-
-
+@arguments
 class PointwiseArguments(ctypes.Structure):
-    """The arguments by name, in lower case."""
+    """The arguments of all: addresses and numbers."""
 
-    _fields_: ClassVar = argument_fields(PointwiseAt, PointwiseAt.EPSILON)
+    taken: int
+    x: int  #: [rows, size]; of the gate [rows, 2 * size]: gates, then what they let through
+    y: int  #: [rows, size], written
+    num_rows: int
+    size: int
+    weight: int  #: [size], of the norm
+    epsilon: float  #: of the norm
+    held: int  #: [rows, size], of the norm: added to the rounded result; 0 without; may be y
+    chosen: int  #: int64 [rows], of the choice: rows of x
+    #: int64 [rows, 2], of the best, written: the first place of the largest number, and 1 where that is finite.
+    found: int
 
 
-NUM_ARGUMENTS: Final = len(PointwiseAt)
+LAYOUT: Final = np.dtype(PointwiseArguments)
 #: Items of work a thread, about: a call of few rows has an item a row.
 _ITEMS: Final = 8
 #: Numbers of a row that are gated together.
@@ -72,25 +65,21 @@ def norm_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
             y[i] = store(load(held[i]) + load(normed[i]))
 
     def norm(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size, epsilon = (
-            a[PointwiseAt.NUM_ROWS],
-            a[PointwiseAt.SIZE],
-            np.float32(float_of(a[PointwiseAt.EPSILON])),
-        )
-        x = array(a[PointwiseAt.X], (num_rows, size), raw)
-        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
-        held = array(a[PointwiseAt.HELD], (num_rows, size), raw)
-        weight = array(a[PointwiseAt.WEIGHT], (size,), raw)
+        a = numba.carray(address, (1,), LAYOUT)[0]
+        num_rows, size, epsilon = a.num_rows, a.size, np.float32(a.epsilon)
+        x = array(a.x, (num_rows, size), raw)
+        y = array(a.y, (num_rows, size), raw)
+        held = array(a.held, (num_rows, size), raw)
+        weight = array(a.weight, (size,), raw)
         num_items = min(num_rows, _ITEMS * team())
-        item = take(a.ctypes.data)
+        item = take(address)
         while item < num_items:
             for row in range(num_rows * item // num_items, num_rows * (item + 1) // num_items):
-                if a[PointwiseAt.HELD]:
+                if a.held:
                     norm_row_and_add(x[row], weight, epsilon, held[row], y[row])
                 else:
                     norm_row(x[row], weight, epsilon, y[row])
-            item = take(a.ctypes.data)
+            item = take(address)
 
     return norm
 
@@ -112,21 +101,21 @@ def gate_kernel(dtype: torch.dtype, activation: str) -> Callable[[Any], None]:
             y[i] = store(gate / (np.float32(1) + exp(-inner)) * load(ups[i]))
 
     def gate(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
-        x = array(a[PointwiseAt.X], (num_rows, 2 * size), raw)
-        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
+        a = numba.carray(address, (1,), LAYOUT)[0]
+        num_rows, size = a.num_rows, a.size
+        x = array(a.x, (num_rows, 2 * size), raw)
+        y = array(a.y, (num_rows, size), raw)
         of_row = (size + _GATED - 1) // _GATED
         num_parts = num_rows * of_row
         num_items = min(num_parts, _ITEMS * team())
-        item = take(a.ctypes.data)
+        item = take(address)
         while item < num_items:
             for part in range(num_parts * item // num_items, num_parts * (item + 1) // num_items):
                 row = part // of_row
                 begin = (part - row * of_row) * _GATED
                 end = min(begin + _GATED, size)
                 gate_part(x[row, begin:end], x[row, size + begin : size + end], y[row, begin:end])
-            item = take(a.ctypes.data)
+            item = take(address)
 
     return gate
 
@@ -142,14 +131,14 @@ def choice_kernel(dtype: torch.dtype) -> Callable[[Any], None]:
             y[i] = x[i]
 
     def choose(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
-        chosen = array(a[PointwiseAt.CHOSEN], (num_rows,), np.int64)
-        y = array(a[PointwiseAt.Y], (num_rows, size), raw)
-        row = take(a.ctypes.data)
+        a = numba.carray(address, (1,), LAYOUT)[0]
+        num_rows, size = a.num_rows, a.size
+        chosen = array(a.chosen, (num_rows,), np.int64)
+        y = array(a.y, (num_rows, size), raw)
+        row = take(address)
         while row < num_rows:
-            copy(array(a[PointwiseAt.X] + chosen[row] * size * itemsize, (size,), raw), y[row])
-            row = take(a.ctypes.data)
+            copy(array(a.x + chosen[row] * size * itemsize, (size,), raw), y[row])
+            row = take(address)
 
     return choose
 
@@ -186,11 +175,11 @@ def best_kernel() -> Callable[[Any], None]:
     """The largest of each row of bfloat16 numbers, and whether it is a finite one of comparable numbers."""
 
     def best(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        num_rows, size = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
-        x = array(a[PointwiseAt.X], (num_rows, size), np.int16)
-        found = array(a[PointwiseAt.FOUND], (num_rows, 2), np.int64)
-        row = take(a.ctypes.data)
+        a = numba.carray(address, (1,), LAYOUT)[0]
+        num_rows, size = a.num_rows, a.size
+        x = array(a.x, (num_rows, size), np.int16)
+        found = array(a.found, (num_rows, 2), np.int64)
+        row = take(address)
         while row < num_rows:
             numbers = x[row]
             most, begin, has_nan = _LEAST, 0, False
@@ -203,6 +192,6 @@ def best_kernel() -> Callable[[Any], None]:
             while place < size - 1 and _ordered(numbers[place]) != most:
                 place += 1
             found[row, 0], found[row, 1] = place, not has_nan and _LOWEST < most < _INFINITE
-            row = take(a.ctypes.data)
+            row = take(address)
 
     return best

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from enum import IntEnum
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numba
 import numpy as np
@@ -19,24 +18,17 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from worker.decoding.network.kernels.compiling import array, kernel
-from worker.decoding.network.kernels.threads import Kernel, argument_fields, team_functions
+from worker.decoding.network.kernels.threads import Kernel, arguments, team_functions
 
 
-class _At(IntEnum):
-    """Where the arguments lie."""
-
-    TAKEN = 0
-    CALLS = 1  #: int64 [calls, 2]: addresses of a kernel and of its arguments
-    NUM_CALLS = 2
-
-
+@arguments
 class _Arguments(ctypes.Structure):
-    """The arguments by name, in lower case."""
+    taken: int
+    calls: int  #: int64 [calls, 2]: addresses of a kernel and of its arguments
+    num_calls: int
 
-    _fields_: ClassVar = argument_fields(_At)
 
-
-_NUM_ARGUMENTS: Final = len(_At)
+_LAYOUT: Final = np.dtype(_Arguments)
 
 
 class Program:
@@ -53,13 +45,12 @@ class Program:
         """One more call. Its arguments have to be those of no other call."""
         self.calls.append((kernel, arguments))
 
-    def run(self, num_calls: int | None = None) -> None:
-        """The first calls, or all. Whatever arguments point to has to live until this returns."""
+    def run(self, num_calls: int) -> None:
+        """The first calls. Whatever arguments point to has to live until this returns."""
         if len(self._addresses) != len(self.calls):
             rows = [(kernel.address, ctypes.addressof(arguments)) for kernel, arguments in self.calls]
             self._addresses = np.array(rows, np.int64)
-        num = len(self.calls) if num_calls is None else num_calls
-        _runner()(_Arguments(calls=self._addresses.ctypes.data, num_calls=num), torch.get_num_threads())
+        _runner()(_Arguments(calls=self._addresses.ctypes.data, num_calls=num_calls), torch.get_num_threads())
 
 
 @kernel
@@ -67,11 +58,11 @@ def _runner() -> Callable[[Any], None]:
     thread, _, wait_for_all = team_functions()
 
     def run(address: Any) -> None:
-        a = numba.carray(address, (_NUM_ARGUMENTS,), np.int64)
-        calls = array(a[_At.CALLS], (a[_At.NUM_CALLS], 2), np.int64)
+        a = numba.carray(address, (1,), _LAYOUT)[0]
+        calls = array(a.calls, (a.num_calls, 2), np.int64)
         if thread() == 0:
             for number in range(len(calls)):
-                array(calls[number, 1], (1,), np.int64)[0] = 0  # TAKEN
+                array(calls[number, 1], (1,), np.int64)[0] = 0  # taken
         wait_for_all()
         for number in range(len(calls)):
             _call(calls[number, 0], calls[number, 1])

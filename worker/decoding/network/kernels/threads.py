@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from llvmlite import binding
 from numba.core import types
+
+_Structure = TypeVar("_Structure", bound=type[ctypes.Structure])
 
 _ENTRY: Final = "GOMP_parallel"
 _THREAD: Final = "omp_get_thread_num"
@@ -46,10 +47,8 @@ def openmp() -> ctypes.CDLL | None:
 def team_functions() -> tuple[Any, Any, Any]:
     """What a kernel calls: its thread's number, how many threads there are, and to wait for all of them.
 
-    A kernel need not be called in parallel.
+    A kernel need not be called in parallel. Where `openmp` finds no runtime, there are no kernels.
     """
-    if openmp() is None:
-        raise RuntimeError("expected an OpenMP runtime: ask `openmp()` first")
     number = types.int32()
     return (
         types.ExternalFunction(_THREAD, number),
@@ -58,21 +57,23 @@ def team_functions() -> tuple[Any, Any, Any]:
     )
 
 
-def argument_fields(places: type[IntEnum], *floats: IntEnum) -> list[tuple[str, type]]:
-    """Fields of a ctypes.Structure: 64 bits for each place, by its name in lower case; integers, but for `floats`.
+def arguments(structure: _Structure) -> _Structure:
+    """Lay out the arguments of a kernel: 64 bits for each annotated name, a float64 or an integer.
 
-    The first place of every kernel is TAKEN: how many items its threads have taken.
+    The first of every kernel's is `taken`: how many items its threads have taken.
     """
-    return [(place.name.lower(), ctypes.c_double if place in floats else ctypes.c_int64) for place in places]
+    kinds: dict[str, Any] = {"int": ctypes.c_int64, "float": ctypes.c_double}
+    structure._fields_ = [(name, kinds[kind]) for name, kind in structure.__annotations__.items()]
+    return structure
 
 
 class Kernel:
     """One compiled function `void(int64 *arguments)`, which all threads call."""
 
-    def __init__(self, name: str, compiled: Any) -> None:
-        self.name = name
-        self._compiled = compiled  # owns the machine code
-        self.address: int = compiled.address
+    def __init__(self, address: int, owner: object) -> None:
+        """`owner`: of the machine code at that address."""
+        self.address = address
+        self._owner = owner
         self._alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(self.address)
         self._together: Any = getattr(openmp(), _ENTRY)
 

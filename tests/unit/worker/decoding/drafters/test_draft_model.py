@@ -177,13 +177,6 @@ def test_a_job_with_a_seed_drafts_what_its_noise_says(seed: int) -> None:
         assert token == int(choice.tokens(logits, [len(text) + place]))
 
 
-def test_greedy_drafts_follow_a_jobs_bias() -> None:
-    banned = greedy([1, 2], 1)[0]
-    proposal = one(drafter(Model()), [1, 2], 4, replace(GREEDY, logit_bias=((banned, -100.0),)))
-    assert len(proposal.tokens) == 4
-    assert banned not in proposal.tokens
-
-
 @pytest.mark.parametrize("ids", [None, torch.arange(0, 40, 2)], ids=["whole", "cut"])
 @pytest.mark.parametrize(
     "sampling",

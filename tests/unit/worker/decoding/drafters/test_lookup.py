@@ -179,13 +179,6 @@ def test_prompts_are_never_remembered() -> None:
     assert held(drafter) == ()
 
 
-def test_a_continuation_ends_where_the_earlier_result_ended() -> None:
-    drafter = sql_drafter()
-    decode(drafter, [1], [10, 11, 12, 13])
-    decode(drafter, [1], [14, 15])
-    assert proposed(drafter, [10, 11, 12]) == (13,)
-
-
 def test_a_sequence_that_is_closed_and_goes_on_is_remembered_once_it_ends() -> None:
     """Another drafter may go on with it; closing twice, or what never began, does nothing."""
     drafter = sql_drafter()

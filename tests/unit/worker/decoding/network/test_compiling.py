@@ -15,7 +15,7 @@ from llvmlite import binding
 
 from worker.decoding.network.kernels import compiling
 from worker.decoding.network.kernels.compiling import MachineCode, array, kept, kernel, take
-from worker.decoding.network.kernels.pointwise import NUM_ARGUMENTS, PointwiseArguments, PointwiseAt
+from worker.decoding.network.kernels.pointwise import LAYOUT, PointwiseArguments
 from worker.decoding.network.kernels.threads import Kernel, openmp, team_functions
 
 pytestmark = pytest.mark.skipif(openmp() is None, reason="there is no OpenMP runtime to call")
@@ -149,14 +149,14 @@ def build(factor: int) -> Callable[[Any], None]:
     _, team, _ = team_functions()
 
     def scale(address: Any) -> None:
-        a = numba.carray(address, (NUM_ARGUMENTS,), np.int64)
-        shape = a[PointwiseAt.NUM_ROWS], a[PointwiseAt.SIZE]
-        x, y = array(a[PointwiseAt.X], shape, np.float64), array(a[PointwiseAt.Y], shape, np.float64)
-        row = take(a.ctypes.data)
+        a = numba.carray(address, (1,), LAYOUT)[0]
+        shape = a.num_rows, a.size
+        x, y = array(a.x, shape, np.float64), array(a.y, shape, np.float64)
+        row = take(address)
         while row < len(x):
             for i in range(x.shape[1]):
                 y[row, i] = factor * x[row, i] if team() == 2 else 0.0
-            row = take(a.ctypes.data)
+            row = take(address)
 
     return scale
 

@@ -94,27 +94,22 @@ def test_what_differs_is_found(check: str, change: dict[str, Any], verdict: str,
     assert said in finding.sentence
 
 
-def test_rows_that_only_pad_the_target_are_no_reason_to_refuse() -> None:
-    finding = findings(replace(TARGET, num_rows=8), DRAFT)["vocabulary"]
-    assert finding.verdict == "ok"
-    assert "which the draft has no row for is decoded without it" in finding.sentence
-    assert "no row for" not in findings(TARGET, DRAFT)["vocabulary"].sentence
-
-
-def test_tokens_that_the_target_has_no_row_for_are_in_no_text() -> None:
-    finding = findings(replace(TARGET, num_rows=3), replace(DRAFT, num_rows=3))["vocabulary"]
-    assert finding.verdict == "ok"
-
-
-def test_a_target_that_cannot_be_decoded_is_named() -> None:
-    finding = findings(replace(TARGET, refusal="found a sliding window"), DRAFT)["architecture"]
-    assert finding.verdict == "refused"
-    assert "The target" in finding.sentence
-
-
-def test_without_a_template_there_is_none_to_differ() -> None:
-    without = replace(TARGET, chat_template=None), replace(DRAFT, chat_template=None)
-    assert findings(*without)["chat template"].sentence == "Neither has one."
+@pytest.mark.parametrize(
+    ("check", "of_target", "of_draft", "verdict", "said"),
+    [
+        ("vocabulary", {"num_rows": 8}, {}, "ok", "which the draft has no row for is decoded without it"),
+        ("vocabulary", {"num_rows": 3}, {"num_rows": 3}, "ok", "All 5 ids"),  # other tokens are in no text
+        ("architecture", {"refusal": "found a sliding window"}, {}, "refused", "The target"),
+        ("chat template", {"chat_template": None}, {"chat_template": None}, "ok", "Neither has one."),
+    ],
+)
+def test_a_fact_of_the_target_is_found(
+    check: str, of_target: dict[str, Any], of_draft: dict[str, Any], verdict: str, said: str
+) -> None:
+    finding = findings(replace(TARGET, **of_target), replace(DRAFT, **of_draft))[check]
+    assert finding.verdict == verdict
+    assert said in finding.sentence
+    assert said not in findings(TARGET, DRAFT)[check].sentence or said == "All 5 ids"
 
 
 def test_memory_is_weights_and_slots_and_passes() -> None:

@@ -92,11 +92,11 @@ def test_a_run_stopped_twice_ends_with_the_same_bits(target: Any, lessons: list[
     torch.set_num_threads(1)
     try:
         whole = training(target, lessons, tmp_path / "whole")
-        assert whole.run(lambda: False, lambda: False, lambda: None)
+        assert whole.run(lambda: False, lambda: None)
         for stop_after in (0, 3, 4, 1000):
             part = training(target, lessons, tmp_path / "part")
             limit = part.step + stop_after
-            is_done = part.run(lambda: False, lambda p=part, n=limit: p.step >= n, lambda: None)  # type: ignore[misc]
+            is_done = part.run(lambda p=part, n=limit: p.step >= n, lambda: None)  # type: ignore[misc]
             assert is_done == (stop_after == 1000)
     finally:
         torch.set_num_threads(num_threads)
@@ -116,7 +116,7 @@ def test_training_lowers_the_loss_and_moves_only_the_layers(
     recipe = Recipe.model_validate({**RECIPE.model_dump(), "num_epochs": 6, "precision": precision})
     run = training(target, lessons, tmp_path / "state", recipe)
     losses: list[float] = []
-    assert run.run(lambda: False, lambda: False, lambda: losses.append(run.loss))
+    assert run.run(lambda: False, lambda: losses.append(run.loss))
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert all(".layers." in name for name in run.trained())
 
