@@ -90,8 +90,8 @@ def job(sources: Sources, request: Request) -> Page:
     result = _result(sources, found) if found is not None and not is_running else None
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
     so_far = None
-    if is_text_asked_for and (known := known_jobs(sources.database, [job_id]).get(job_id)):
-        so_far = text_so_far(sources.settings.kafka, known, timeout_s=_SO_FAR_S)
+    if found is not None and is_text_asked_for:
+        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at, timeout_s=_SO_FAR_S)
     return Page(
         "job.html.j2",
         "Job",

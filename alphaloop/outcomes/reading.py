@@ -261,24 +261,24 @@ def follow(
         yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
 
 
-def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> TextSoFar | None:
+def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime, *, timeout_s: float) -> TextSoFar | None:
     """The text of a running job as far as `tokens` has it now; None where it has none, or the job is not streamed.
 
     Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
     """
     reader = StreamReader()
     with contextlib.closing(_consumer(kafka)) as consumer:
-        found = consumer.assign_since([TOKENS], job.created_at - _MARGIN)
+        found = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
         unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
         deadline = time.monotonic() + timeout_s
         for record in consumer.read_until(unread):
             if record is None:
                 if time.monotonic() >= deadline:
                     raise BrokerUnavailable("the text so far could not be read in time")
-            elif (record.key or b"").decode("utf-8", "replace") == job.job_id:
+            elif record.key == job_id.encode():
                 with contextlib.suppress(MalformedMessage):
                     reader.take(read_chunk(record.value, record.headers))
-    return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None
+    return TextSoFar(job_id, reader.attempt, reader.text) if reader.attempt else None
 
 
 def _consumer(kafka: KafkaSettings) -> Consumer:

@@ -70,6 +70,11 @@ def of_row(kind: type[_Kind], row: Any, /, **others: Any) -> _Kind:
     return kind(**{field.name: getattr(row, field.name) for field in names if field.name not in others}, **others)
 
 
+def values_of(one: Any, *left_out: str) -> dict[str, Any]:
+    """A row from a dataclass whose fields are named like the columns."""
+    return {field.name: getattr(one, field.name) for field in fields(one) if field.name not in left_out}
+
+
 class Database:
     """Connections to one database. Threads share it; close it once."""
 

@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Selec
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Database, of_row, values_of
 from alphaloop.store.exchange import RowSet
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import decision_snapshots, decode_runs
@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 
 #: No job is decoded for so long. Bounds the partitions that are read.
 _LONGEST_DECODING: Final = timedelta(days=1)
-_NAMES: Final = tuple(column.name for column in decision_snapshots.c)
 # The document travels as text: as part of the parameter's own JSON it would be written twice.
 _ROWS: Final = RowSet([Column(c.name, Text) if c.name == "snapshot" else c for c in decision_snapshots.c])
 _INSERT: Final = (
@@ -76,7 +75,7 @@ class SnapshotStore:
 
     def add(self, rows: Sequence[SnapshotRow]) -> None:
         """Write rows in one transaction; the same rows again change nothing. A missing partition is made first."""
-        given = [{name: getattr(row, name) for name in _NAMES} for row in rows]
+        given = map(values_of, rows)
         with self._database.begin() as connection:
             ensure_days(connection, {utc_day(row.decided_at) for row in rows})
             connection.exec_driver_sql(_INSERT, {"rows": RowSet.parameter(given)})

@@ -24,7 +24,6 @@ from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings
-from alphaloop.store.known_jobs import KnownJob
 from tests.fixtures.broker import intake_of
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
@@ -174,7 +173,7 @@ def test_readers_end_where_the_last_offsets_hold_no_message(
         assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
         assert refusals_of(kafka, ["nobody"]) == {}
     with at_once():
-        text = text_so_far(kafka, KnownJob(a, datetime.now(UTC) - timedelta(minutes=1), None), timeout_s=WAIT_S)
+        text = text_so_far(kafka, a, datetime.now(UTC) - timedelta(minutes=1), timeout_s=WAIT_S)
         assert text is not None
         assert text.text == "half a "
 

@@ -73,7 +73,7 @@ def run(
         database, "code", [{"prompt": prompt, "max_tokens": 24, "temperature": 0.0} for prompt in PROMPTS], NOW
     )
     due = DueProbe("code", drafter, probe_set.num_draft_tokens, None, is_scored=is_scored)
-    for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, decoded_share=0.25, deadline=NOW + DAY):
+    for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, deadline=NOW + DAY):
         carry_out(database, engine, planned, at)
     return [one for one in ProbeStore(database).results(NOW - DAY) if one.scheduled_for == at]
 
