@@ -144,5 +144,5 @@ def evidence(database: Database, engine: TransformersEngine) -> tuple[int, float
     identity = engine.identity
     revisions = {"lookup": engine.drafters[0].revision}
     rows = AcceptanceStateStore(database).read(identity.target_revision, identity.engine, revisions).rows
-    its = [row for row in rows if row.pair.drafter == "lookup"]
+    its = [row for row in rows if row.drafter == "lookup"]
     return sum(row.num_jobs for row in its), sum(row.evidence.all.trials[0] for row in its)

@@ -232,4 +232,4 @@ class EvidenceCache:
 
 def _place_of(row: StateRow) -> Place:
     """As `place_of`, without the key: most rows are never asked for their key."""
-    return Place(row.task, row.pair.drafter, row.pair.draft_revision)
+    return Place(row.task, row.drafter, row.draft_revision)

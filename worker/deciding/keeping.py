@@ -54,9 +54,8 @@ class StoredChoices:
         """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
         identity, subject = self._identity, (task, sampling_bucket)
         if subject not in self._begun_with:
-            self._begun_with[subject] = self._changes.last_choice(
-                task, identity.target_revision, identity.device, sampling_bucket
-            )
+            wanted = task, identity.target_revision, identity.device, sampling_bucket
+            self._begun_with[subject] = self._changes.last_choice(wanted)
         return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
@@ -66,7 +65,7 @@ class StoredChoices:
         try:
             self._write(
                 "change of choice",
-                lambda: self._changes.record_change(*subject, key.load, decision, self._owner),
+                lambda: self._changes.record_change(subject, key.load, decision, self._owner),
             )
         except StoreError as error:
             log.warning("change of choice not logged: %s", error.message, extra={"action": "choice_not_logged"})
