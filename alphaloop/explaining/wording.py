@@ -116,13 +116,7 @@ def document(found: Explanation) -> dict[str, Any]:
         },
         "next_job": asdict(found.next_job),
         "measured": {**asdict(found.measured), "window_days": HISTORY.days},
-        "figures": {
-            **asdict(found.figures),
-            "decoded": None if found.figures.decoded is None else found.figures.decoded.as_json(),
-            "num_jobs": found.figures.num_jobs,
-            "num_probes": found.figures.num_probes,
-            "num_controls": found.figures.num_controls,
-        },
+        "figures": found.figures.counts_as_json(),
         "changes": [asdict(change) for change in found.changes],
     }
 

@@ -61,8 +61,12 @@ class Whereabouts:
                 return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
+            case JobPlace.UNKNOWN if self.is_search_complete:
+                return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
             case JobPlace.UNKNOWN:
-                return _unknown(is_search_complete=self.is_search_complete)
+                return (
+                    "unknown: no worker has seen it; it may wait in Kafka, whose backlog is too long to be read through"
+                )
         assert self.claimed is not None  # noqa: S101 - every other place is a claim's
         return _with_worker(self.place, self.claimed)
 
@@ -155,12 +159,6 @@ def _with_worker(place: JobPlace, claimed: KnownJob) -> str:
         said = "" if claimed.silence < _SILENCE else f" {claimed.silence.total_seconds():.0f} s ago"
         return f"is decoded by {claimed.owner}{attempt}: {claimed.num_tokens} tokens so far{said}; {until}{cancelling}"
     return f"is held by {claimed.owner}{attempt} and waits there for a free slot; {until}{cancelling}"
-
-
-def _unknown(*, is_search_complete: bool) -> str:
-    if is_search_complete:
-        return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
-    return "unknown: no worker has seen it; it may wait in Kafka, whose backlog is too long to be read through"
 
 
 def _because(reason: str | None) -> str:
