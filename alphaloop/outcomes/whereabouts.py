@@ -64,9 +64,8 @@ class Whereabouts:
             case JobPlace.UNKNOWN if self.is_search_complete:
                 return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
             case JobPlace.UNKNOWN:
-                return (
-                    "unknown: no worker has seen it; it may wait in Kafka, whose backlog is too long to be read through"
-                )
+                may_wait = "it may wait in Kafka, whose backlog is too long to be read through"
+                return f"unknown: no worker has seen it; {may_wait}"
         assert self.claimed is not None  # noqa: S101 - every other place is a claim's
         return _with_worker(self.place, self.claimed)
 
