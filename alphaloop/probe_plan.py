@@ -113,11 +113,8 @@ class ProbePlanner:
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
         self._drafts, self._engines = DraftRegistry(database), CostStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
-        self._settings, self._tasks, self._change_jobs = (
-            settings.scheduler,
-            settings.tasks,
-            settings.policy.limits().change_jobs,
-        )
+        self._settings, self._tasks = settings.scheduler, settings.tasks
+        self._change_jobs = settings.policy.limits().change_jobs
 
     def sets(self) -> dict[str, ProbeSet]:
         """The probe sets in use, of tasks that workers know."""
@@ -141,7 +138,7 @@ class ProbePlanner:
         )
         num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
         job_device_s = self._probes.mean_device_s(now - _TIMED, now)
-        return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now), DECODED_SHARE)
+        return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now))
 
     def _budget_device_s(self, now: datetime) -> float:
         """The share of the last day's device time, less what probes took of it already."""
@@ -170,7 +167,7 @@ def _new_since(drafts: Sequence[DraftRevision], engine_since: datetime | None, n
     found: dict[str, datetime] = {}
     for draft in drafts:
         if draft.status in _MEASURED:
-            seen = draft.registered_at if draft.registered_at <= now else datetime.min.replace(tzinfo=UTC)
+            seen = draft.registered_at if draft.registered_at <= now else _NEVER
             found[draft.drafter] = max(found.get(draft.drafter, seen), seen, engine_since or seen)
     return found
 
@@ -241,20 +238,18 @@ def _at_stake(traffic: Sequence[TaskTraffic], task: str, last: datetime | None, 
     return device_s * -math.expm1(-sum(one.num_jobs for one in since) / change_jobs)
 
 
-def decoded_positions(
-    due: DueProbe, positions: Collection[int], scheduled_for: datetime, decoded_share: float
-) -> frozenset[int]:
+def decoded_positions(due: DueProbe, positions: Collection[int], scheduled_for: datetime) -> frozenset[int]:
     """Which ones: drawn by lot for each run, so that every prompt gets its turn. The same run draws the same."""
 
     def lot(position: int) -> bytes:
         return hashlib.sha256(f"{due.task} {scheduled_for.timestamp()} {position}".encode()).digest()
 
-    return frozenset(sorted(positions, key=lot)[: _num_decoded(due, len(positions), decoded_share)])
+    return frozenset(sorted(positions, key=lot)[: _num_decoded(due, len(positions))])
 
 
-def _num_decoded(due: DueProbe, num_prompts: int, decoded_share: float) -> int:
+def _num_decoded(due: DueProbe, num_prompts: int) -> int:
     """How many of the prompts of a measurement are decoded with the drafter: at least one."""
-    return max(1, ceil(decoded_share * num_prompts)) if due.is_scored else num_prompts
+    return ceil(DECODED_SHARE * num_prompts) if due.is_scored else num_prompts
 
 
 def make_plan(
@@ -262,12 +257,11 @@ def make_plan(
     job_device_s: Mapping[str, float],
     num_prompts: Mapping[str, int],
     budget_device_s: float,
-    decoded_share: float,
 ) -> ProbePlan:
     """Choose in order; what does not fit the rest of the budget is left out, and smaller ones behind it may fit.
 
     `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
-    controls once. Of a drafter that is scored, `decoded_share` of the prompts are decoded.
+    controls once. Of a drafter that is scored, `DECODED_SHARE` of the prompts are decoded.
     """
     measurements: list[Measurement] = []
     left = budget_device_s
@@ -275,7 +269,7 @@ def make_plan(
     for one in due:
         per_job = job_device_s.get(one.task, PRIOR_JOB_DEVICE_S)
         prompts = num_prompts[one.task]
-        decoded = _num_decoded(one, prompts, decoded_share)
+        decoded = _num_decoded(one, prompts)
         controls = 0 if one.task in with_controls else prompts
         cost = per_job * (controls + decoded + SCORE_SHARE * (prompts - decoded))
         fits = cost <= left

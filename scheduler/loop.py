@@ -24,7 +24,7 @@ from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
 from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.probe_plan import DEADLINE, DECODED_SHARE, WINDOW, ProbePlanner
+from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
 from alphaloop.settings import Settings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
@@ -32,7 +32,7 @@ from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState
 from alphaloop.store.hourly_sums import RollupStore
-from alphaloop.store.housekeeping import PartitionKeeper, RetentionStore, utc_day
+from alphaloop.store.housekeeping import RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -109,7 +109,7 @@ class Scheduler:
         self._owner, self._metrics, self._schedule_id = owner, metrics, schedule_id
         self._timetable = timetable(dials)
         self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
-        self._partitions, self._rollups = PartitionKeeper(database), RollupStore(database)
+        self._rollups = RollupStore(database)
         self._state = AcceptanceStateStore(database)
         readable = message_retention or partial(longest_job_retention, settings.kafka)
         contents = ContentStore.of(settings.claim_check)
@@ -164,7 +164,7 @@ class Scheduler:
         It comes first, so that no later step lacks a partition. Every step can be repeated.
         """
         oldest = now - timedelta(days=self._dials.history_retention_days)
-        self._partitions.ensure(now, _DAYS_AHEAD)
+        ensure_ahead(self._database, now, _DAYS_AHEAD)
         # Before retention, which deletes hours.
         self._rollups.roll_up(now)
         self._probes.settle_unsent(now - DEADLINE)
@@ -172,7 +172,7 @@ class Scheduler:
         # After `state.drop_before`, because choices of forgotten targets go too.
         self._retention.keep(now)
         try:
-            self._partitions.drop_before(utc_day(oldest))
+            drop_days_before(self._database, utc_day(oldest))
         except StoreBusy as error:
             # A long query holds the table: the next run drops the partition.
             log.warning("%s", error.message, extra={"action": "retention_postponed", "code": error.code})
@@ -245,7 +245,7 @@ class Scheduler:
         sets = self._planner.sets()
         plan = self._planner.plan(sets, now)
         chosen, most = plan.chosen, self._dials.probe_prompts
-        planned = make_jobs(chosen, sets, due, num_prompts=most, decoded_share=DECODED_SHARE, deadline=now + DEADLINE)
+        planned = make_jobs(chosen, sets, due, num_prompts=most, deadline=now + DEADLINE)
         if planned:
             # Recorded first, marked as sent when Kafka has acknowledged them.
             self._probes.record([self._probe_run(one, due) for one in planned])

@@ -58,7 +58,6 @@ def make_jobs(
     scheduled_for: datetime,
     *,
     num_prompts: int,
-    decoded_share: float,
     deadline: datetime,
 ) -> list[PlannedJob]:
     """The jobs of this run: for each prompt a control, then a probe for each drafter that is decoded there.
@@ -70,7 +69,7 @@ def make_jobs(
         probe_set = sets[task]
         of_task = [due for due in chosen if due.task == task]
         prompts = dict(sorted(probe_set.prompts.items())[:num_prompts])
-        decoded = {due.drafter: decoded_positions(due, prompts, scheduled_for, decoded_share) for due in of_task}
+        decoded = {due.drafter: decoded_positions(due, prompts, scheduled_for) for due in of_task}
         for position, prompt in prompts.items():
             scored = tuple(due.drafter for due in of_task if position not in decoded[due.drafter])
             common: dict[str, Any] = {

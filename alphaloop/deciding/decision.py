@@ -123,10 +123,14 @@ class Decision:
         return DraftSetting(self.drafter, self.num_draft_tokens)
 
     @property
+    def chosen(self) -> Alternative | None:
+        """`setting` as it was weighed; None where nothing was."""
+        return next((way for way in self.alternatives if way[:2] == (self.drafter, self.num_draft_tokens)), None)
+
+    @property
     def expected(self) -> Expected | None:
         """The speed-up that `setting` promises; None where nothing was weighed."""
-        found = (way.expected for way in self.alternatives if way[:2] == (self.drafter, self.num_draft_tokens))
-        return next(found, None)
+        return self.chosen.expected if self.chosen else None
 
     def setting_while(self, num_running: int) -> DraftSetting:
         """How the job drafts in a round that `num_running` sequences share, at least one."""

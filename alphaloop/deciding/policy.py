@@ -511,12 +511,8 @@ def _decision_apart(whole: Decision, setting: DraftSetting, able: Sequence[Draft
         f"apart from the other groups, a gain of {gain:.2f}x" if gain >= _WORTH_IT else "this is best for all groups"
     )
     drafter = next((d for d in able if d.name == setting.drafter), None)
-    return replace(
-        whole,
-        mode=Mode.SPECULATIVE if drafter else Mode.VANILLA,
-        drafter=drafter.name if drafter else None,
-        draft_revision=drafter.revision if drafter else None,
-        num_draft_tokens=setting.num_draft_tokens,
-        reason=Reason.FASTER if drafter else Reason.NOT_FASTER,
-        explanation=explanation,
-    )
+    if drafter is None:
+        made = _vanilla(Reason.NOT_FASTER, explanation, whole.alternatives)
+    else:
+        made = _speculative(drafter, setting.num_draft_tokens, Reason.FASTER, explanation, whole.alternatives)
+    return replace(made, kept=whole.kept, budget=whole.budget)

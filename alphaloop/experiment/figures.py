@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from statistics import fmean, stdev
 from typing import Final
@@ -33,25 +33,31 @@ class SpeedupSubject:
     draft_revision: str
 
 
-@dataclass(frozen=True, slots=True)
-class TaskSpeedup:
-    """How many times faster a subject's texts come than vanilla, with the draft lengths and the load it was seen at."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfSlices:
+    """What speed-ups and pairs say of the slices that they come from."""
 
     subject: SpeedupSubject
     min_num_draft_tokens: int
     max_num_draft_tokens: int
     mean_running: float  #: sequences of all tasks a round
+    num_blocks: int
+    covers_from: datetime
+    covers_to: datetime  #: when the last slice began
+    computed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpeedup(OfSlices):
+    """How many times faster a subject's texts come than vanilla, with the draft lengths and the load it was seen at."""
+
     mean_context: float  #: tokens of context a sequence
     num_tokens: int  #: of the treatment
     sequence_s: float  #: seconds times sequences of the treatment
-    num_blocks: int
     num_control_rounds: int
     control_share: float  #: of the seconds times sequences of all slices, those of control; washouts are in no slice
     speedup: Interval | None  #: None before there are eight blocks
     verdict: Verdict
-    covers_from: datetime
-    covers_to: datetime
-    computed_at: datetime
 
     @property
     def drafter(self) -> str:
@@ -112,22 +118,14 @@ def shown_of(speedups: Iterable[TaskSpeedup]) -> TaskSpeedup | None:
 _LEAST_EXPECTED: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class ExpectationPair:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectationPair(OfSlices):
     """What was expected of a subject over a window of time, and what was measured over the same rounds."""
 
-    subject: SpeedupSubject
     expected: Interval  #: as it was shown
     uncorrected: float
     model_sd: float
     measured: Interval
-    num_blocks: int
-    min_num_draft_tokens: int
-    max_num_draft_tokens: int
-    mean_running: float
-    covers_from: datetime
-    covers_to: datetime  #: when the last slice began
-    computed_at: datetime
 
     @property
     def is_held(self) -> bool:
@@ -168,18 +166,11 @@ def expectation_pair(subject: SpeedupSubject, slices: Sequence[Slice], now: date
         for name in ("expected_vanilla_s", "expected_low_s", "expected_high_s", "uncorrected_vanilla_s", "model_sd_s")
     )
     return ExpectationPair(
-        subject=subject,
         expected=Interval(mean, low, high),
         uncorrected=uncorrected,
         model_sd=model_sd,
         measured=found.speedup,
-        num_blocks=found.num_blocks,
-        min_num_draft_tokens=found.min_num_draft_tokens,
-        max_num_draft_tokens=found.max_num_draft_tokens,
-        mean_running=found.mean_running,
-        covers_from=found.covers_from,
-        covers_to=found.covers_to,
-        computed_at=now,
+        **{field.name: getattr(found, field.name) for field in fields(OfSlices)},
     )
 
 

@@ -227,9 +227,8 @@ class AsAWorker:
     def decide(self, request: ExplainRequest) -> Snapshot:
         """The decision for a typical job of the request's task, at a batch that `asked` has filled in."""
         engine, bucket, batch, at = self.fleet.engine, request.sampling_bucket, request.batch, self._at
-        last = self._log.last_choice(
-            request.task, engine.target_revision, engine.device, bucket, until=at, running=batch
-        )
+        subject = request.task, engine.target_revision, engine.device, bucket
+        last = self._log.last_choice(subject, until=at, running=batch)
         made: list[Snapshot] = []
         session = DecisionSession(
             engine.target_revision,

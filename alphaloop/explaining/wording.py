@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import HISTORY, Evidence, Explanation
@@ -66,7 +65,7 @@ def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:
             return f"Measured in the last day, this was slower, {times}, {sure}; the choice follows as evidence grows."
         so = "as fast as vanilla within 2 %" if measured.verdict == Verdict.NO_DIFFERENCE else "there is no verdict yet"
         return f"Measured in the last day, this was {sure} as fast as vanilla: {so}."
-    chosen = _chosen(decision)
+    chosen = decision.chosen
     if chosen is None:
         return "Nobody has measured, or expects by evidence, how fast that is."
     sure = f"between {chosen.speedup_low:.2f} and {chosen.speedup_high:.2f} times, with 95 % confidence"
@@ -81,11 +80,6 @@ def _left_out(decision: Decision) -> str:
     k = best.num_draft_tokens
     sure = f"with 95 % confidence between {best.speedup_low:.2f} and {best.speedup_high:.2f} times"
     return f"The best other way, {best.drafter} with k={k}, is expected to be {best.speedup:.2f} times as fast, {sure}."
-
-
-def _chosen(decision: Decision) -> Alternative | None:
-    wanted = decision.drafter, decision.num_draft_tokens
-    return next((a for a in decision.alternatives if (a.drafter, a.num_draft_tokens) == wanted), None)
 
 
 def document(found: Explanation) -> dict[str, Any]:
@@ -122,13 +116,7 @@ def document(found: Explanation) -> dict[str, Any]:
         },
         "next_job": asdict(found.next_job),
         "measured": {**asdict(found.measured), "window_days": HISTORY.days},
-        "figures": {
-            **asdict(found.figures),
-            "decoded": None if found.figures.decoded is None else found.figures.decoded.as_json(),
-            "num_jobs": found.figures.num_jobs,
-            "num_probes": found.figures.num_probes,
-            "num_controls": found.figures.num_controls,
-        },
+        "figures": found.figures.counts_as_json(),
         "changes": [asdict(change) for change in found.changes],
     }
 

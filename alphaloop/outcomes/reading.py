@@ -23,7 +23,7 @@ from alphaloop.errors import BrokerUnavailable, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
-from alphaloop.messages import Result, Status, StreamReader, StreamReaders, read_chunk
+from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
 from alphaloop.messages.dead_letter import OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
@@ -95,12 +95,9 @@ class OutcomeReader:
                 yield outcome
 
     def _tell_text(self, record: Record, waiting: set[str], texts: StreamReaders) -> None:
-        if self._on_text is None or (record.key or b"").decode("utf-8", "replace") not in waiting:
-            return
-        with contextlib.suppress(MalformedMessage):
-            chunk = read_chunk(record.value, record.headers)
-            if chunk.job_id in waiting and (text := texts[chunk.job_id]).take(chunk):
-                self._on_text(chunk.job_id, text.text)
+        chunk = _chunk_of(record, waiting)
+        if self._on_text is not None and chunk is not None and (text := texts[chunk.job_id]).take(chunk):
+            self._on_text(chunk.job_id, text.text)
 
     def close(self) -> None:
         """Stop reading."""
@@ -261,24 +258,23 @@ def follow(
         yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
 
 
-def text_so_far(kafka: KafkaSettings, job: KnownJob, *, timeout_s: float) -> TextSoFar | None:
+def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime, *, timeout_s: float) -> TextSoFar | None:
     """The text of a running job as far as `tokens` has it now; None where it has none, or the job is not streamed.
 
     Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
     """
     reader = StreamReader()
     with contextlib.closing(_consumer(kafka)) as consumer:
-        found = consumer.assign_since([TOKENS], job.created_at - _MARGIN)
+        found = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
         unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
         deadline = time.monotonic() + timeout_s
         for record in consumer.read_until(unread):
             if record is None:
                 if time.monotonic() >= deadline:
                     raise BrokerUnavailable("the text so far could not be read in time")
-            elif (record.key or b"").decode("utf-8", "replace") == job.job_id:
-                with contextlib.suppress(MalformedMessage):
-                    reader.take(read_chunk(record.value, record.headers))
-    return TextSoFar(job.job_id, reader.attempt, reader.text) if reader.attempt else None
+            elif chunk := _chunk_of(record, [job_id]):
+                reader.take(chunk)
+    return TextSoFar(job_id, reader.attempt, reader.text) if reader.attempt else None
 
 
 def _consumer(kafka: KafkaSettings) -> Consumer:
@@ -342,23 +338,32 @@ def _events(
 def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[Event]:
     """What a result or a chunk says of a job that is waited for."""
     found: list[Event] = []
-    if (record.key or b"").decode("utf-8", "replace") not in waiting:
-        return found
     if record.topic == RESULTS:
-        outcome = read_outcome(record)
+        outcome = read_outcome(record) if _is_of(record, waiting) else None
         return [_recorded(outcome)] if isinstance(outcome, Result) and outcome.job_id in waiting else found
-    with contextlib.suppress(MalformedMessage):
-        chunk = read_chunk(record.value, record.headers)
-        if chunk.job_id in waiting:
-            reader = readers[chunk.job_id]
-            if reader.take(chunk):
-                found.append(TextSoFar(chunk.job_id, reader.attempt, reader.text))
-            if reader.end is not None and reader.end.status is not None:
-                error = reader.end.error
-                has_text = reader.end.status is Status.SUCCEEDED and reader.end.text_ref is None
-                text, reason = reader.text if has_text else None, error.message if error else None
-                found.append(Ended(chunk.job_id, reader.end.status, text, reason, True))
+    if (chunk := _chunk_of(record, waiting)) is None:
+        return found
+    reader = readers[chunk.job_id]
+    if reader.take(chunk):
+        found.append(TextSoFar(chunk.job_id, reader.attempt, reader.text))
+    if (end := reader.end) is not None and end.status is not None:
+        has_text = end.status is Status.SUCCEEDED and end.text_ref is None
+        reason = end.error.message if end.error else None
+        found.append(Ended(chunk.job_id, end.status, reader.text if has_text else None, reason, True))
     return found
+
+
+def _is_of(record: Record, waiting: Collection[str]) -> bool:
+    return (record.key or b"").decode("utf-8", "replace") in waiting
+
+
+def _chunk_of(record: Record, waiting: Collection[str]) -> Chunk | None:
+    """The chunk of a job that is waited for; None of others, and of what is none."""
+    if _is_of(record, waiting):
+        with contextlib.suppress(MalformedMessage):
+            chunk = read_chunk(record.value, record.headers)
+            return chunk if chunk.job_id in waiting else None
+    return None
 
 
 def _recorded(result: Result) -> Ended:

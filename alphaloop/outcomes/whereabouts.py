@@ -14,7 +14,7 @@ from alphaloop.messages.topics import retry_delay_s
 from alphaloop.outcomes.reading import RefusedJob, reason_of, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import JobDetails, claimed_jobs
+from alphaloop.store.known_jobs import KnownJob, known_jobs
 
 
 class JobPlace(StrEnum):
@@ -39,7 +39,7 @@ class Whereabouts:
 
     job_id: str
     place: JobPlace
-    claimed: JobDetails | None = None
+    claimed: KnownJob | None = None
     message: Message | None = None
     refusal: RefusedJob | None = None
     is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
@@ -48,7 +48,7 @@ class Whereabouts:
     def result(self) -> Result | None:
         """The recorded outcome."""
         outcome = self.claimed.outcome if self.claimed else None
-        return None if outcome is None else Result.decode(outcome.encode())
+        return None if outcome is None else Result.decode(outcome)
 
     def sentence(self) -> str:
         """Where it is, in words."""
@@ -61,8 +61,11 @@ class Whereabouts:
                 return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
+            case JobPlace.UNKNOWN if self.is_search_complete:
+                return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
             case JobPlace.UNKNOWN:
-                return _unknown(is_search_complete=self.is_search_complete)
+                may_wait = "it may wait in Kafka, whose backlog is too long to be read through"
+                return f"unknown: no worker has seen it; {may_wait}"
         assert self.claimed is not None  # noqa: S101 - every other place is a claim's
         return _with_worker(self.place, self.claimed)
 
@@ -89,7 +92,7 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
 
     Raises StoreError and BrokerError.
     """
-    claimed = claimed_jobs(database, job_ids)
+    claimed = known_jobs(database, job_ids)
     left = [job_id for job_id in job_ids if job_id not in claimed or _waits_again(claimed[job_id])]
     wanted = frozenset(left)
     found = Search((), is_complete=True)
@@ -98,7 +101,7 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     messages = {message.job_id: message for message in found.messages}
     missing = [job_id for job_id in left if job_id not in messages]
     if missing:  # a worker may have claimed them meanwhile
-        claimed |= claimed_jobs(database, missing)
+        claimed |= known_jobs(database, missing)
     refused = refusals_of(settings.kafka, [job_id for job_id in missing if job_id not in claimed])
     return [
         _place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id), found.is_complete)
@@ -107,7 +110,7 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
 
 
 def _place(
-    job_id: str, claimed: JobDetails | None, message: Message | None, refusal: RefusedJob | None, is_complete: bool
+    job_id: str, claimed: KnownJob | None, message: Message | None, refusal: RefusedJob | None, is_complete: bool
 ) -> Whereabouts:
     if claimed is not None and not _waits_again(claimed):
         return Whereabouts(job_id, _place_of(claimed), claimed)
@@ -118,12 +121,12 @@ def _place(
     return Whereabouts(job_id, JobPlace.UNKNOWN, is_search_complete=is_complete)
 
 
-def _waits_again(claimed: JobDetails) -> bool:
+def _waits_again(claimed: KnownJob) -> bool:
     """Whether the claim was given back, so that the message waits in Kafka for another one."""
     return claimed.outcome is None and claimed.owner is None
 
 
-def _place_of(claimed: JobDetails) -> JobPlace:
+def _place_of(claimed: KnownJob) -> JobPlace:
     if claimed.outcome is not None:
         return JobPlace.ENDED
     if not claimed.is_held:
@@ -131,7 +134,7 @@ def _place_of(claimed: JobDetails) -> JobPlace:
     return JobPlace.RUNNING if claimed.num_tokens is not None else JobPlace.HELD
 
 
-def _waiting(message: Message | None, claimed: JobDetails | None) -> str:
+def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     again = f"; it has failed {_times(claimed.num_failures)}" if claimed and claimed.num_failures else ""
     if message is None:
         return f"waits in Kafka: a worker gave it back{again}"
@@ -145,7 +148,7 @@ def _waiting(message: Message | None, claimed: JobDetails | None) -> str:
     return f"waits in Kafka, {before} ({place}{sent}){again}"
 
 
-def _with_worker(place: JobPlace, claimed: JobDetails) -> str:
+def _with_worker(place: JobPlace, claimed: KnownJob) -> str:
     until = f"its lease runs until {_time(claimed.lease_expires_at)}" if claimed.lease_expires_at else "without a lease"
     cancelling = "; its cancellation was asked for" if claimed.is_cancelling else ""
     attempt = f", attempt {claimed.attempt}" if claimed.attempt > 1 else ""
@@ -155,12 +158,6 @@ def _with_worker(place: JobPlace, claimed: JobDetails) -> str:
         said = "" if claimed.silence < _SILENCE else f" {claimed.silence.total_seconds():.0f} s ago"
         return f"is decoded by {claimed.owner}{attempt}: {claimed.num_tokens} tokens so far{said}; {until}{cancelling}"
     return f"is held by {claimed.owner}{attempt} and waits there for a free slot; {until}{cancelling}"
-
-
-def _unknown(*, is_search_complete: bool) -> str:
-    if is_search_complete:
-        return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
-    return "unknown: no worker has seen it; it may wait in Kafka, whose backlog is too long to be read through"
 
 
 def _because(reason: str | None) -> str:

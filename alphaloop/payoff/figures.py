@@ -210,15 +210,16 @@ def total_bounds(ours: Sequence[PromptBlock], theirs: Sequence[PromptBlock], num
     blocks (Kish 1965), less one. Several candidates share the 5 % that may be wrong (Bonferroni), so that the best of
     them may be picked afterwards.
     """
-    sides = [_Total.of(ours), _Total.of(theirs)]
-    estimate = sides[0].tokens_per_s / sides[1].tokens_per_s
-    n = len(ours)
-    share = [(one + other) / 2 for one, other in zip(*(side.shares for side in sides), strict=True)]
+    sides = _shares(ours), _shares(theirs)
+    estimate, n = _together(ours).tokens_per_s / _together(theirs).tokens_per_s, len(ours)
+    share = [(time + other) / 2 for (_, time), (_, other) in zip(*sides, strict=True)]
     degrees_of_freedom = 1 / sum(part * part for part in share) - 1
     if n < min_values(num_comparisons) or degrees_of_freedom < _LEAST_DEGREES:
         return RatioBounds(estimate, None, None, n)
+    # What a block moves the logarithm of a side's speed by is its share of the tokens less that of the time.
     moved = [
-        (one - other) / (1 - part) for one, other, part in zip(*(side.influences for side in sides), share, strict=True)
+        ((tokens - time) - (their_tokens - their_time)) / (1 - part)
+        for (tokens, time), (their_tokens, their_time), part in zip(*sides, share, strict=True)
     ]
     variance = (n - 1) / n * sum(one * one for one in moved)
     margin = t_quantile(degrees_of_freedom, (1 - LEVEL) / num_comparisons) * math.sqrt(variance)
@@ -302,17 +303,11 @@ def _num_more(estimate: float, low: float, high: float, bar: float, num_values: 
     return max(1, math.ceil(num_values * (_POWER * room / distance) ** 2) - num_values)
 
 
-@dataclass(frozen=True, slots=True)
-class _Total:
-    """All blocks of one way to decode."""
+def _shares(blocks: Sequence[PromptBlock]) -> list[tuple[float, float]]:
+    """Of each block, its part of all tokens and of the whole time."""
+    whole = _together(blocks)
+    return [(block.num_tokens / whole.num_tokens, block.wall_s / whole.wall_s) for block in blocks]
 
-    tokens_per_s: float
-    influences: tuple[float, ...]  #: of each block on the logarithm of tokens_per_s
-    shares: tuple[float, ...]  #: of the time
 
-    @classmethod
-    def of(cls, blocks: Sequence[PromptBlock]) -> _Total:
-        num_tokens, wall_s = sum(block.num_tokens for block in blocks), sum(block.wall_s for block in blocks)
-        shares = tuple(block.wall_s / wall_s for block in blocks)
-        influences = tuple(block.num_tokens / num_tokens - part for block, part in zip(blocks, shares, strict=True))
-        return cls(num_tokens / wall_s, influences, shares)
+def _together(blocks: Sequence[PromptBlock]) -> PromptBlock:
+    return PromptBlock(sum(block.num_tokens for block in blocks), sum(block.wall_s for block in blocks))

@@ -22,7 +22,6 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import Cursor
-from psycopg.rows import namedtuple_row
 from sqlalchemy import Connection, delete, text
 
 from alphaloop.acceptance import EvidenceKey
@@ -33,47 +32,26 @@ from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import KEY, acceptance_state
 
 
-class Pair(NamedTuple):
-    """A drafter under a target, on an engine; an empty drafter is vanilla decoding."""
+class StateRow(NamedTuple):
+    """One key and its evidence, unpacked on access, because a worker reads far more rows than it uses."""
 
     target_revision: str
     engine: str
     drafter: str
     draft_revision: str
-
-
-class StateRow(NamedTuple):
-    """One key and its evidence, unpacked on access, because a worker reads far more rows than it uses."""
-
-    pair: Pair
     task: str
     segment: str
     sampling_bucket: str
     prompt_bucket: str
-    num_jobs: int
     as_of: datetime
+    num_jobs: int
     packed: bytes
     last_ledger_id: int  #: the last row of the ledger that it includes: its position
-
-    @classmethod
-    def of(cls, key: EvidenceKey, *folded: Any) -> StateRow:
-        """The row of a key: number of jobs, moment, packed sums and position."""
-        pair = Pair(key.target_revision, key.engine, key.drafter, key.draft_revision)
-        return cls(pair, key.task, key.segment, key.sampling_bucket, key.prompt_bucket, *folded)
 
     @property
     def key(self) -> EvidenceKey:
         """The evidence key."""
-        return EvidenceKey(
-            self.task,
-            self.pair.target_revision,
-            self.pair.engine,
-            self.sampling_bucket,
-            self.prompt_bucket,
-            self.segment,
-            self.pair.drafter,
-            self.pair.draft_revision,
-        )
+        return EvidenceKey(**{name: getattr(self, name) for name in KEY})
 
     @property
     def evidence(self) -> KeyEvidence:
@@ -104,14 +82,14 @@ class AcceptanceStateStore:
         With `since`, an earlier read's `seen`, only those that changed meanwhile; but all of them if the database was
         restored to a time before that read.
         """
-        pairs = [Pair(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
+        pairs = [(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
         with self._database.begin() as connection:
             # Before the rows are read, so that what commits in between is read twice and never missed.
             seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
             is_all = since is None or seen < since
             changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
             rows = [
-                StateRow(pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
+                StateRow(*pair, *row) for pair in pairs for row in _read(connection, _OF_PAIR + changed, (*pair, *more))
             ]
         return StateRead(rows, seen, is_all)
 
@@ -147,8 +125,7 @@ def lock_keys(driver: psycopg.Connection, jobs: Sequence[tuple[EvidenceKey, Evid
     if keys:
         driver.execute(_LOCK, rows)
     drawn = driver.execute(_DRAW, {"number": len(jobs)})
-    standing = driver.cursor(row_factory=namedtuple_row)
-    return LockedKeys(keys, drawn, standing.execute(_STANDING, rows))
+    return LockedKeys(keys, drawn, driver.execute(_STANDING, rows))
 
 
 def add_jobs(
@@ -161,23 +138,14 @@ def add_jobs(
     """Fade the rows of the locked keys and add jobs, one `EvidenceSums` each; returns the rows as they are now."""
     if not locked.keys:
         return []
-    standing = {row.key: row for row in map(_state_row, locked.standing.fetchall())}
+    standing = {row.key: row for row in map(StateRow._make, locked.standing.fetchall())}
     by_key: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
     for ledger_id, job in zip(ledger_ids, jobs, strict=True):
         if job is not None:
             by_key.setdefault(job[0], []).append((ledger_id, job[1]))
     changed = [with_jobs(key, standing.get(key), by_key[key], half_life) for key in locked.keys]
-    rows = (
-        {
-            **key.columns,
-            "as_of": row.as_of,
-            "num_jobs": row.num_jobs,
-            "evidence": row.packed,
-            "last_ledger_id": row.last_ledger_id,
-        }
-        for key, row in zip(locked.keys, changed, strict=True)
-    )
-    driver.execute(_CHANGE, {"rows": RowSet.parameter(rows)})
+    rows = RowSet.parameter(dict(zip(_FOLDED.names, row, strict=True)) for row in changed)
+    driver.execute(_CHANGE, {"rows": rows})
     return changed
 
 
@@ -189,13 +157,13 @@ def with_jobs(
     before = standing.evidence if standing else KeyEvidence.empty(jobs[0].as_of)
     evidence = before.with_job(together(jobs, half_life), half_life)
     num_jobs = (standing.num_jobs if standing else 0) + len(jobs)
-    return StateRow.of(key, num_jobs, evidence.all.as_of, pack(evidence), group[-1][0])
-
-
-def _state_row(row: Any) -> StateRow:
-    pair = Pair(row.target_revision, row.engine, row.drafter, row.draft_revision)
-    where = row.task, row.segment, row.sampling_bucket, row.prompt_bucket
-    return StateRow(pair, *where, row.num_jobs, row.as_of, row.evidence, row.last_ledger_id)
+    return StateRow(
+        **key.columns,
+        as_of=evidence.all.as_of,
+        num_jobs=num_jobs,
+        packed=pack(evidence),
+        last_ledger_id=group[-1][0],
+    )
 
 
 def pack(evidence: KeyEvidence) -> bytes:
@@ -261,7 +229,7 @@ def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSu
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
-    SELECT task, segment, sampling_bucket, prompt_bucket, num_jobs, as_of, evidence, last_ledger_id
+    SELECT task, segment, sampling_bucket, prompt_bucket, as_of, num_jobs, evidence, last_ledger_id
     FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """
@@ -276,8 +244,11 @@ def _read(connection: Connection, query: str, parameters: Sequence[object]) -> l
 _DRAW: Final = """
     SELECT nextval('ledger_ids'), clock_timestamp() FROM generate_series(1, %(number)s)
 """
-_KEYS: Final = RowSet([*(acceptance_state.c[name] for name in KEY), acceptance_state.c.as_of])
-_FOLDED: Final = RowSet([column for column in acceptance_state.c if column.name != "changed_in"])
+_KEYS: Final = RowSet([acceptance_state.c[name] for name in (*KEY, "as_of")])
+#: The columns of a `StateRow`.
+_FOLDED: Final = RowSet(
+    [acceptance_state.c[name] for name in (*KEY, "as_of", "num_jobs", "evidence", "last_ledger_id")]
+)
 _NAMES: Final = ", ".join(KEY)
 #: Locks existing rows without writing them, and inserts missing ones; in Python's order of keys.
 _LOCK: Final = f"""
@@ -287,7 +258,7 @@ _LOCK: Final = f"""
     ON CONFLICT ({_NAMES}) DO UPDATE SET num_jobs = standing.num_jobs WHERE false
 """  # noqa: S608 - names of columns, no values
 _STANDING: Final = f"""
-    SELECT standing.* FROM acceptance_state AS standing, {_KEYS.source}
+    SELECT {", ".join(f"standing.{name}" for name in _FOLDED.names)} FROM acceptance_state AS standing, {_KEYS.source}
     WHERE standing.num_jobs > 0 AND {" AND ".join(f"standing.{name} = given.{name}" for name in KEY)}
 """  # noqa: S608 - names of columns, no values
 _CHANGE: Final = f"""

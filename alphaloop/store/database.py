@@ -70,6 +70,11 @@ def of_row(kind: type[_Kind], row: Any, /, **others: Any) -> _Kind:
     return kind(**{field.name: getattr(row, field.name) for field in names if field.name not in others}, **others)
 
 
+def values_of(one: Any, *left_out: str) -> dict[str, Any]:
+    """A row from a dataclass whose fields are named like the columns."""
+    return {field.name: getattr(one, field.name) for field in fields(one) if field.name not in left_out}
+
+
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
@@ -121,16 +126,12 @@ class Database:
         transaction committed is then unknown: read again), a lock is held, the disk is full. Raises StoreError for
         everything else that Postgres refuses; see `store_error`.
         """
-        try:
-            with self._engine.begin() as connection:
-                if self._set_limits is not None:
-                    connection.execute(self._set_limits)
-                if self._guard is not None:
-                    self._guard(connection)
-                yield connection
-        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
-            # Not chained, because the driver's text quotes rows, and rows hold prompts.
-            raise store_error(error, self.redacted_url) from None
+        with our_errors(self.redacted_url), self._engine.begin() as connection:
+            if self._set_limits is not None:
+                connection.execute(self._set_limits)
+            if self._guard is not None:
+                self._guard(connection)
+            yield connection
 
     @contextmanager
     def single(self) -> Iterator[Connection]:
@@ -142,11 +143,8 @@ class Database:
             with self.begin() as connection:
                 yield connection
             return
-        try:
-            with self._autocommit.connect() as connection:
-                yield connection
-        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
-            raise store_error(error, self.redacted_url) from None
+        with our_errors(self.redacted_url), self._autocommit.connect() as connection:
+            yield connection
 
     def rows(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of one statement that is a transaction by itself. Raises as `begin` does."""
@@ -191,10 +189,8 @@ class Database:
     def dedicated(self) -> psycopg.Connection:
         """A connection outside the pool, in autocommit, for what must outlive transactions. The caller closes it."""
         url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        try:
+        with our_errors(self.redacted_url):
             return psycopg.connect(url, autocommit=True, **self._connect_args)
-        except psycopg.Error as error:
-            raise store_error(error, self.redacted_url) from None
 
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
@@ -436,9 +432,7 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
     right or a table is missing.
     """
-    if isinstance(
-        error, UnicodeEncodeError
-    ):  # such as an argument in another encoding; not shown, as it may be a prompt
+    if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
         return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
     if isinstance(error, PoolTimeout):
         return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
@@ -463,6 +457,15 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     if state.startswith(_VALUES) or (not state and isinstance(original, psycopg.DataError)):
         return StoreValueRefused(refusal)
     return StoreError(refusal)
+
+
+@contextmanager
+def our_errors(where: str) -> Iterator[None]:
+    """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts."""
+    try:
+        yield
+    except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
+        raise store_error(error, where) from None
 
 
 def _hint(state: str) -> str | None:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 from sqlalchemy import Connection, func, insert, select, tuple_
 
-from alphaloop.deciding import decision as deciding
-from alphaloop.deciding.decision import NOT_A_CHOICE, Decision
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting
 from alphaloop.deciding.evidence import EvidenceSums, together
-from alphaloop.deciding.goodput import Alternative
 from alphaloop.store.acceptance_state import unpack
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database, of_row
 from alphaloop.tables import KEY, acceptance_state, decisions
 
@@ -81,6 +80,8 @@ class DecisionChange:
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
 
+#: Task, target revision, device and sampling bucket, as of an exploration budget.
+Subject: TypeAlias = tuple[str, str, str, str]
 _SETTING: Final = tuple(LoggedSetting.__slots__)
 
 
@@ -91,24 +92,14 @@ class DecisionLog:
         self._database = database
         self._half_life = half_life
 
-    def record_change(
-        self,
-        task: str,
-        target_revision: str,
-        device: str,
-        sampling_bucket: str,
-        batch: int,
-        decision: Decision,
-        owner: str,
-    ) -> bool:
+    def record_change(self, subject: Subject, batch: int, decision: Decision, owner: str) -> bool:
         """Log the decision if it, or its reason, differs from the last choice logged; returns whether it was logged.
 
-        The reason counts, because vanilla without history is not vanilla without gain. Choices of all workers are
-        compared within (task, target revision, device, sampling bucket).
+        The reason counts, because vanilla without history is not vanilla without gain. Choices of all workers for the
+        same subject are compared.
         """
         if decision.reason in NOT_A_CHOICE:
             return False
-        subject = (task, target_revision, device, sampling_bucket)
         choice = LoggedSetting(decision.mode, decision.drafter, decision.num_draft_tokens)
         with self._database.begin() as connection:
             if _last_choice(connection, subject) == (choice, decision.reason):
@@ -121,37 +112,27 @@ class DecisionLog:
             sides = {"from": last[0] if last else None, "to": choice}
             connection.execute(
                 insert(decisions).values(
-                    task=task,
-                    target_revision=target_revision,
-                    device=device,
-                    sampling_bucket=sampling_bucket,
+                    **dict(zip(BudgetSubject._fields, subject, strict=True)),
                     batch=batch,
                     **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
-                    **_figures(connection, task, target_revision, decision, self._half_life),
+                    **_figures(connection, subject, decision, self._half_life),
                 )
             )
         return True
 
     def last_choice(
-        self,
-        task: str,
-        target_revision: str,
-        device: str,
-        sampling_bucket: str,
-        *,
-        until: datetime | None = None,
-        running: int | None = None,
-    ) -> deciding.DraftSetting | None:
-        """What was chosen last for these, up to a moment; None if nothing ever was.
+        self, subject: Subject, *, until: datetime | None = None, running: int | None = None
+    ) -> DraftSetting | None:
+        """What was chosen last for a subject, up to a moment; None if nothing ever was.
 
         With `running`, what was chosen last beside about so many sequences, where anything was.
         """
         with self._database.begin() as connection:
-            last = _last_choice(connection, (task, target_revision, device, sampling_bucket), until, running)
-        return deciding.DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
+            last = _last_choice(connection, subject, until, running)
+        return DraftSetting(last[0].drafter, last[0].num_draft_tokens) if last else None
 
     def latest(self, task: str, limit: int = 20, *, until: datetime | None = None) -> list[DecisionChange]:
         """The last changes of a task's choice, up to a moment, newest first."""
@@ -169,7 +150,7 @@ def change_of(row: Any) -> DecisionChange:
 
 
 def _last_choice(
-    connection: Connection, subject: tuple[str, ...], until: datetime | None = None, running: int | None = None
+    connection: Connection, subject: Subject, until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
     columns = decisions.c
     query = (
@@ -187,16 +168,14 @@ def _last_choice(
     return (LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None
 
 
-def _figures(
-    connection: Connection, task: str, target_revision: str, decision: Decision, half_life: timedelta
-) -> dict[str, Any]:
+def _figures(connection: Connection, subject: Subject, decision: Decision, half_life: timedelta) -> dict[str, Any]:
     """The columns of decisions that hold the figures; none if no alternatives were compared."""
-    chosen = next((a for a in decision.alternatives if _is(a, decision.drafter, decision.num_draft_tokens)), None)
+    chosen = decision.chosen
     if chosen is None:
         return {}
     rival = max((a for a in decision.alternatives if a is not chosen), key=lambda a: a.speedup, default=None)
     drafter = chosen.drafter or (rival.drafter if rival else None)
-    seen = _evidence(connection, task, target_revision, drafter or "", decision.draft_revision, half_life)
+    seen = _evidence(connection, *subject[:2], drafter or "", decision.draft_revision, half_life)
     expected = ("speedup", "speedup_low", "speedup_high")
     return {
         **{name: getattr(chosen, name) for name in ("tokens_per_round", "round_ms", *expected)},
@@ -205,10 +184,6 @@ def _figures(
         "trials": seen.trials if seen else (),
         "accepts": seen.accepts if seen else (),
     }
-
-
-def _is(alternative: Alternative, drafter: str | None, num_draft_tokens: int) -> bool:
-    return (alternative.drafter, alternative.num_draft_tokens) == (drafter, num_draft_tokens)
 
 
 def _evidence(

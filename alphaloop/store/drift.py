@@ -6,18 +6,18 @@ An event is opened, explained, confirmed, acknowledged, closed, and reopened if 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Connection, Row, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, Insert, Row, Update, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from alphaloop.errors import AlphaloopError, StoreBusy
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.database import Database, columns_of, of_row, values_of
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
@@ -294,12 +294,10 @@ class DriftMemoryStore:
     def load(self, task: str) -> TaskMemory:
         """What the last run stored."""
         with self._database.begin() as connection:
-            position = _position(connection, task)
+            position = connection.execute(select(drift_positions).where(drift_positions.c.task == task)).first()
             rows = connection.execute(select(drift_memories).where(drift_memories.c.task == task)).all()
-        return TaskMemory(
-            position,
-            {of_row(Stream, row): of_row(StoredMemory, row) for row in rows},
-        )
+        memories = {of_row(Stream, row): of_row(StoredMemory, row) for row in rows}
+        return TaskMemory(None if position is None else of_row(Position, position), memories)
 
     def save(
         self, task: str, read_from: Position | None, position: Position, memories: Mapping[Stream, StoredMemory]
@@ -313,16 +311,12 @@ class DriftMemoryStore:
             if not _move(connection, task, read_from, position):
                 raise StoreBusy(f"drift test of task {task}: another run has read its jobs meanwhile")
             connection.execute(delete(drift_memories).where(drift_memories.c.task == task))
-            rows = [asdict(stream) | asdict(its) for stream, its in memories.items()]
+            rows = [values_of(stream) | values_of(its) for stream, its in memories.items()]
             connection.execute(insert(drift_memories), rows)
 
     def forget(self, before: datetime) -> None:
         """Delete the memories of streams that had no job since `before`."""
         self._database.change(delete(drift_memories).where(drift_memories.c.last_decoded_at < before))
-
-
-__all__ = ["DriftEvent", "DriftEventStore", "EventChange", "EventContent", "EventState", "NoSuchEvent", "PastState"]
-_CONTENT: Final = tuple(field.name for field in fields(EventContent) if field.name != "subject")
 
 
 def past_state(row: Any) -> PastState:
@@ -336,11 +330,7 @@ def _event(row: Row[Any]) -> DriftEvent:
 
 def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:
     """The event's number; None where its level was accepted since the run read it."""
-    values: dict[str, Any] = {
-        **asdict(change.content.subject),
-        **{name: getattr(change.content, name) for name in _CONTENT},
-        "evidence": dict(change.content.evidence),
-    }
+    values = values_of(change.content, "subject") | values_of(change.content.subject)
     events = drift_events.c
     if change.event_id is None:
         statement = insert(drift_events).values(**values, opened_at=now, raised_at=now).returning(events.id)
@@ -392,19 +382,10 @@ def _drafted(sums: Any) -> tuple[Any, ...]:
 def _move(connection: Connection, task: str, read_from: Position | None, to: Position) -> bool:
     """Whether the stored position was `read_from`, and is `to` now."""
     columns = drift_positions.c
+    moved: Insert | Update
     if read_from is None:
-        made = upsert(drift_positions).values(task=task, **asdict(to)).on_conflict_do_nothing()
-        return connection.execute(made.returning(columns.task)).first() is not None
-    moved = (
-        update(drift_positions)
-        .where(
-            columns.task == task, columns.decoded_at == read_from.decoded_at, columns.ledger_id == read_from.ledger_id
-        )
-        .values(**asdict(to))
-    )
+        moved = upsert(drift_positions).values(task=task, **values_of(to)).on_conflict_do_nothing()
+    else:
+        stood = columns.decoded_at == read_from.decoded_at, columns.ledger_id == read_from.ledger_id
+        moved = update(drift_positions).where(columns.task == task, *stood).values(**values_of(to))
     return connection.execute(moved.returning(columns.task)).first() is not None
-
-
-def _position(connection: Connection, task: str) -> Position | None:
-    row = connection.execute(select(drift_positions).where(drift_positions.c.task == task)).first()
-    return None if row is None else of_row(Position, row)

@@ -97,7 +97,7 @@ class RollupStore:
             found: datetime | None = connection.execute(select(first)).scalar_one()
             if found is None:
                 return []
-            start = datetime.combine(found.astimezone(UTC).date(), time(), UTC)
+            start = _midnight(found)
             changed = _num_jobs(connection, acceptance_hourly, start, now)
             known = _num_jobs(connection, acceptance_daily, start, now)
         return [day for day in sorted(changed) if changed[day] != known.get(day) and self.roll_up_day(day)]
@@ -144,12 +144,13 @@ def sums_between(connection: Connection, since: datetime, until: datetime) -> Su
 #: Whose sums the rows of evidence are in; the others are in none.
 _PURPOSES: Final = {CountSource.SHADOW: Purpose.TRAFFIC, CountSource.SCORED: Purpose.PROBE}
 _HOURS: Final = RowSet(list(acceptance_hourly.c))
+_KEY: Final = tuple(name for name in HOUR_KEY if name != "bucket")
+_SUMMED: Final = tuple(column for column in acceptance_hourly.c if not column.primary_key)
 _SUMS: Final = ", ".join(
     f"{column.name} = array_add(standing.{column.name}, excluded.{column.name})"
     if isinstance(column.type, ARRAY)
     else f"{column.name} = standing.{column.name} + excluded.{column.name}"
-    for column in acceptance_hourly.c
-    if not column.primary_key
+    for column in _SUMMED
 )
 
 
@@ -158,9 +159,7 @@ def _collation(column: Column[Any]) -> str:
 
 
 #: A row's sums without any job; lists are replaced, never changed.
-_NO_JOBS: Final[dict[str, Any]] = {
-    column.name: [] if isinstance(column.type, ARRAY) else 0 for column in acceptance_hourly.c if not column.primary_key
-}
+_NO_JOBS: Final[dict[str, Any]] = {column.name: [] if isinstance(column.type, ARRAY) else 0 for column in _SUMMED}
 #: Rows are locked in one order, whatever the collation of the database, so two workers that share hours never deadlock.
 _ADD: Final = f"""
     INSERT INTO acceptance_hourly AS standing ({_HOURS.columns}) SELECT {_HOURS.given} FROM {_HOURS.source}
@@ -212,10 +211,6 @@ def _add(row: dict[str, Any], counts: AcceptanceCounts, num_tokens: int, num_pro
     }
     for name, values in by_position.items():
         row[name] = [a + b for a, b in zip_longest(row[name], values, fillvalue=0)]
-
-
-_KEY: Final = tuple(c.name for c in acceptance_daily.primary_key.columns if c.name != "bucket")
-_SUMMED: Final = tuple(c for c in acceptance_hourly.c if not c.primary_key)
 
 
 def _num_jobs(connection: Connection, sums: Table, since: datetime, until: datetime) -> dict[date, int]:

@@ -19,27 +19,20 @@ from alphaloop.store.database import Database
 _PARTITIONED: Final = ("decode_runs", "evidence_rows", "switchback_slices", "decision_snapshots")
 
 
-class PartitionKeeper:
-    """Makes and drops partitions; safe to run from several processes."""
+def ensure_ahead(database: Database, now: datetime, days_ahead: int) -> list[date]:
+    """Make the partitions from the day of `now` to `days_ahead` days later; returns the days that were made."""
+    today = utc_day(now)
+    with database.begin() as connection:
+        return ensure_days(connection, [today + timedelta(days=n) for n in range(days_ahead + 1)])
 
-    def __init__(self, database: Database, *, lock_timeout_s: float = 5.0) -> None:
-        self._database = database
-        self._lock_timeout = f"{lock_timeout_s * 1000:.0f}ms"
 
-    def ensure(self, now: datetime, days_ahead: int) -> list[date]:
-        """Make the partitions from the day of `now` to `days_ahead` days later; returns the days that were made."""
-        today = utc_day(now)
-        with self._database.begin() as connection:
-            return ensure_days(connection, [today + timedelta(days=n) for n in range(days_ahead + 1)])
+def drop_days_before(database: Database, day: date) -> list[date]:
+    """Drop the partitions of days before `day`, rows and all; returns those days.
 
-    def drop_before(self, day: date) -> list[date]:
-        """Drop the partitions of days before `day`, rows and all; returns those days.
-
-        Waits at most `lock_timeout_s` for the users of a table, then raises StoreBusy; the next run tries again.
-        """
-        with self._database.begin() as connection:
-            connection.execute(text("SELECT set_config('lock_timeout', :limit, true)"), {"limit": self._lock_timeout})
-            return list(connection.execute(_DROP, {"before": day}).scalar_one())
+    Waits for the users of a table as long as the session may wait for a lock, then raises StoreBusy; the next run tries
+    again.
+    """
+    return list(database.scalar(_DROP, {"before": day}))
 
 
 def ensure_days(connection: Connection, days: Iterable[date]) -> list[date]:

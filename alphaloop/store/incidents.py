@@ -12,7 +12,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Database, of_row, values_of
 from alphaloop.tables import incidents
 
 
@@ -74,8 +74,7 @@ class IncidentStore:
         num_new = 0
         with self._database.begin() as connection:
             for one in found:
-                new = {name: getattr(one, name) for name in Incident.__slots__}
-                statement = insert(incidents).values(**new, opened_at=now)
+                statement = insert(incidents).values(**values_of(one), opened_at=now)
                 again = statement.on_conflict_do_update(
                     index_elements=["kind", "task", "drafter", "draft_revision", "target_revision", "engine"],
                     index_where=incidents.c.closed_at.is_(None),

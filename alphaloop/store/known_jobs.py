@@ -9,14 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
 from sqlalchemy import (
-    ARRAY,
     ColumnElement,
     FromClause,
     Row,
-    Text,
     and_,
-    bindparam,
-    cast,
     delete,
     func,
     or_,
@@ -33,30 +29,10 @@ from alphaloop.tables import decode_runs, jobs, redrives
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """A job that a worker has claimed at least once. `outcome` is the recorded Result, None while the job runs."""
-
-    job_id: str
-    created_at: datetime
-    outcome: bytes | None
-
-
-def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
-    """Those of the jobs that a worker has claimed, by job_id."""
-    query = select(jobs.c.job_id, jobs.c.created_at, cast(jobs.c.outcome, Text)).where(
-        jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
-    )
-    return {
-        job_id: KnownJob(job_id, created_at, None if outcome is None else outcome.encode())
-        for job_id, created_at, outcome in database.rows(query)
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class JobDetails:
     """Everything that the database tells of a job that a worker has claimed at least once.
 
-    `num_tokens` and `silence` are what its worker said last, and how long ago: None where it did not say that it
-    decodes the job.
+    `outcome` is the recorded Result, None while the job runs. `num_tokens` and `silence` are what its worker said last,
+    and how long ago: None where it did not say that it decodes the job.
     """
 
     job_id: str
@@ -70,16 +46,16 @@ class JobDetails:
     is_held: bool | None  #: whether the lease is not over
     created_at: datetime
     finished_at: datetime | None
-    outcome: str | None
+    outcome: bytes | None
     num_tokens: int | None
     silence: timedelta | None
     is_cancelling: bool
 
 
-def claimed_jobs(database: Database, job_ids: Collection[str]) -> dict[str, JobDetails]:
-    """The same jobs with everything that is known of them, by job_id."""
+def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
+    """Those of the jobs that a worker has claimed, by job_id."""
     rows = database.rows(_CLAIMED, {"job_ids": list(job_ids)})
-    return {row.job_id: of_row(JobDetails, row) for row in rows}
+    return {row.job_id: of_row(KnownJob, row, outcome=row.outcome and row.outcome.encode()) for row in rows}
 
 
 def pages_of_batch(database: Database, batch_id: str) -> Iterator[list[tuple[str, str | None]]]:

@@ -49,7 +49,6 @@ from alphaloop.tables import (
 )
 
 MEASURED: Final = (Purpose.PROBE.value, Purpose.CONTROL.value)
-_EVERY_PURPOSE: Final = tuple(purpose.value for purpose in Purpose)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +217,7 @@ class ProbeStore:
                 for task, start, number, seconds in connection.execute(query)
             ]
 
-    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = _EVERY_PURPOSE) -> float:
+    def device_s(self, since: datetime, until: datetime, purposes: Collection[str] = tuple(Purpose)) -> float:
         """Device seconds of what was decoded for these purposes in the hours that began in (since, until]."""
         hours = acceptance_hourly.c
         query = select(func.coalesce(func.sum(hours.device_s), 0.0)).where(

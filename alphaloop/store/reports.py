@@ -25,7 +25,7 @@ from alphaloop.notifying import (
     incident_opened_news,
     report_news,
 )
-from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.database import Database, columns_of, of_row, values_of
 from alphaloop.store.drift import EventState, PastState, past_state
 from alphaloop.store.incidents import incident_of
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
@@ -62,18 +62,15 @@ class ReportStore:
 
     def save(self, report: StoredReport) -> None:
         """Keep a report."""
-        self._database.change(
-            insert(reports).values(**{name: getattr(report, name) for name in StoredReport.__slots__})
-        )
+        self._database.change(insert(reports).values(**values_of(report)))
 
     def latest(self) -> StoredReport | None:
         """The newest report; None before the first."""
-        return self._one(select(*_COLUMNS).order_by(reports.c.created_at.desc(), reports.c.id.desc()).limit(1))
+        return self._newest(select(reports))
 
     def made_at(self, created_at: datetime) -> StoredReport | None:
         """The report that was made at this moment."""
-        query = select(*_COLUMNS).where(reports.c.created_at == created_at).order_by(reports.c.id.desc()).limit(1)
-        return self._one(query)
+        return self._newest(select(reports).where(reports.c.created_at == created_at))
 
     def headings(self, limit: int, *, before: datetime | None = None) -> list[ReportHeading]:
         """The newest `limit` reports, of those made before a moment, the newest first."""
@@ -86,8 +83,8 @@ class ReportStore:
             query = query.where(reports.c.created_at < before)
         return [ReportHeading(*row) for row in self._database.rows(query)]
 
-    def _one(self, query: Select[Any]) -> StoredReport | None:
-        row = self._database.row(query)
+    def _newest(self, query: Select[Any]) -> StoredReport | None:
+        row = self._database.row(query.order_by(reports.c.created_at.desc(), reports.c.id.desc()).limit(1))
         return of_row(StoredReport, row) if row else None
 
 
@@ -177,9 +174,6 @@ class NotificationStore:
             .limit(limit)
         )
         return [of_row(Attempted, row, kind=NewsKind(row.kind)) for row in self._database.rows(query)]
-
-
-_COLUMNS: Final = tuple(column for column in reports.c if column.name != "id")
 
 
 def _length(name: str) -> ColumnElement[int]:

@@ -6,7 +6,7 @@ Pairs are closed with the slices of the experiment and outlive them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any, Final
@@ -25,8 +25,8 @@ from alphaloop.experiment.figures import (
     shown_of,
     task_speedup,
 )
-from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
-from alphaloop.store.database import Database, of_row
+from alphaloop.experiment.observe import Phase, Slice, Treatment
+from alphaloop.store.database import Database, of_row, values_of
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import SUBJECT, expectation_pairs, switchback_slices, task_speedups
 
@@ -181,16 +181,8 @@ def _speedup_of(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime)
 
 
 def _slice_values(row: SliceRow) -> dict[str, Any]:
-    one = row.slice
-    return {
-        **asdict(row.subject),
-        **{name: getattr(one, name) for name in SUMS},
-        "started_at": one.started_at,
-        "block_id": one.block_id,
-        "phase": one.phase.value,
-        "num_draft_tokens": one.treatment.num_draft_tokens,
-        "owner": row.owner,
-    }
+    drafted = {"num_draft_tokens": row.slice.treatment.num_draft_tokens}
+    return values_of(row.slice, "task", "treatment") | values_of(row.subject) | drafted | {"owner": row.owner}
 
 
 def _row(row: Row[Any]) -> SliceRow:
@@ -200,21 +192,14 @@ def _row(row: Row[Any]) -> SliceRow:
     )
 
 
-_SPEEDUP_FIGURES: Final = tuple(
-    field.name for field in fields(TaskSpeedup) if field.name not in ("subject", "speedup", "verdict")
-)
+def _bounds(name: str, found: Interval | None) -> dict[str, float | None]:
+    """The three columns of a figure with its bounds."""
+    mean, low, high = (found.mean, found.low, found.high) if found else (None, None, None)
+    return {name: mean, f"{name}_low": low, f"{name}_high": high}
 
 
 def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
-    bounds = one.speedup
-    return {
-        **asdict(one.subject),
-        **{name: getattr(one, name) for name in _SPEEDUP_FIGURES},
-        "speedup": bounds.mean if bounds else None,
-        "speedup_low": bounds.low if bounds else None,
-        "speedup_high": bounds.high if bounds else None,
-        "verdict": one.verdict.value,
-    }
+    return values_of(one, "subject", "speedup") | values_of(one.subject) | _bounds("speedup", one.speedup)
 
 
 def _speedup(row: Row[Any]) -> TaskSpeedup:
@@ -226,9 +211,6 @@ def _speedup(row: Row[Any]) -> TaskSpeedup:
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
 _LATE: Final = timedelta(minutes=1)
 _EARLIEST: Final = datetime.min.replace(tzinfo=UTC)
-_FIGURES: Final = tuple(
-    field.name for field in fields(ExpectationPair) if field.name not in ("subject", "expected", "measured")
-)
 
 
 def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, datetime]:
@@ -240,16 +222,8 @@ def _last_ends(connection: Connection, since: datetime) -> dict[SpeedupSubject, 
 
 
 def _pair_values(pair: ExpectationPair) -> dict[str, Any]:
-    return {
-        **asdict(pair.subject),
-        **{name: getattr(pair, name) for name in _FIGURES},
-        "expected": pair.expected.mean,
-        "expected_low": pair.expected.low,
-        "expected_high": pair.expected.high,
-        "speedup": pair.measured.mean,
-        "speedup_low": pair.measured.low,
-        "speedup_high": pair.measured.high,
-    }
+    figures = values_of(pair, "subject", "expected", "measured") | values_of(pair.subject)
+    return figures | _bounds("expected", pair.expected) | _bounds("speedup", pair.measured)
 
 
 def _pair(row: Row[Any]) -> ExpectationPair:

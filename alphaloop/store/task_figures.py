@@ -163,14 +163,16 @@ class TaskFigures:
         self.alpha_drafter, self.alpha_sampling_bucket = rows[0].drafter, rows[0].sampling_bucket
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
+    def counts_as_json(self) -> dict[str, Any]:
+        """What was counted."""
+        decoded = None if self.decoded is None else self.decoded.as_json()
+        numbers = {name: getattr(self, name) for name in ("num_jobs", "num_probes", "num_controls")}
+        return {**asdict(self), "decoded": decoded, **numbers}
+
     def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
         """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
         return {
-            **asdict(self),
-            "decoded": None if self.decoded is None else self.decoded.as_json(),
-            "num_jobs": self.num_jobs,
-            "num_probes": self.num_probes,
-            "num_controls": self.num_controls,
+            **self.counts_as_json(),
             "waiting": None if waiting is None else waiting.get(self.task, 0),
             "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
             "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,

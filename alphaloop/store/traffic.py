@@ -6,6 +6,7 @@ by job is bounded in number.
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
@@ -82,11 +83,9 @@ class TrafficStore:
         found: dict[Stream, list[DecodedJob]] = {}
         with self._database.begin() as connection:
             stretches = _stretches(connection, since, until)
-            of_tasks: dict[str, dict[datetime, int]] = {}
+            of_tasks: dict[str, Counter[datetime]] = defaultdict(Counter)
             for stream, by_start in stretches.items():
-                of_task = of_tasks.setdefault(stream.task, {})
-                for start, num_jobs in by_start.items():
-                    of_task[start] = of_task.get(start, 0) + num_jobs
+                of_tasks[stream.task].update(by_start)
             limits = shares({stream: min(max_jobs, sum(n.values())) for stream, n in stretches.items()}, max_all_jobs)
             for stream in sorted(limits):
                 newest = max(stretches[stream])

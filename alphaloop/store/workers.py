@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Database, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
@@ -69,10 +69,6 @@ class WorkerLoad:
     setup: WorkerSetup | None = None  #: None of a worker of another release
 
 
-#: The fields that are columns of the table.
-_SAID: Final = tuple(field.name for field in fields(WorkerLoad) if field.name not in ("tokens", "setup"))
-
-
 @dataclass(frozen=True, slots=True)
 class SeenWorker:
     """A worker that has said something lately, and how long ago, by the database's clock."""
@@ -86,7 +82,7 @@ class SeenWorker:
         """What it said last, and how long ago."""
         setup = self.load.setup
         return {
-            **{name: getattr(self.load, name) for name in _SAID},
+            **values_of(self.load, "tokens", "setup"),
             "target_revision": setup.facts.target_revision if setup else None,
             "engine": setup.facts.engine if setup else None,
             "drafters": [
@@ -149,7 +145,7 @@ class WorkerStore:
 
     def _say(self, connection: Connection, load: WorkerLoad) -> int:
         given = {
-            **{name: getattr(load, name) for name in _SAID},
+            **values_of(load, "tokens", "setup"),
             "job_ids": list(load.tokens),
             "num_tokens": list(load.tokens.values()),
             "target_revision": load.setup.facts.target_revision if load.setup else None,

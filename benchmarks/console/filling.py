@@ -334,14 +334,14 @@ def _choices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> No
             "no job of this task yet",
             (vanilla, drafted),
         )
-        log.record_change(plan.task, TARGET, DEVICE, "greedy", RUNNING, first, WORKERS[0])
+        log.record_change((plan.task, TARGET, DEVICE, "greedy"), RUNNING, first, WORKERS[0])
         if plan.speculates:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla ({gain * 0.9:.2f} to {gain * 1.12:.2f})"
             second = Decision(Mode.SPECULATIVE, DRAFTER, DRAFT, 5, Reason.FASTER, told, (drafted, vanilla))
         else:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla, which is not faster beyond noise"
             second = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, told, (vanilla, drafted))
-        log.record_change(plan.task, TARGET, DEVICE, "greedy", RUNNING, second, WORKERS[0])
+        log.record_change((plan.task, TARGET, DEVICE, "greedy"), RUNNING, second, WORKERS[0])
 
 
 RUNNING_JOB: Final = "order-4711"

@@ -59,7 +59,7 @@ def test_corrections_come_back_until_the_shape_is_measured_anew(database: Databa
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:
-    return log.record_change("code", "t", device, "greedy", 4, decision, owner)
+    return log.record_change(("code", "t", device, "greedy"), 4, decision, owner)
 
 
 def test_only_changes_are_logged(database: Database) -> None:

@@ -121,15 +121,6 @@ def test_a_cancelled_job_is_claimed_to_be_cancelled(database: Database, jobs: Jo
     assert jobs.cancelled(["running", "unseen"]) == {"unseen"}
 
 
-def test_a_request_to_cancel_comes_too_late_for_a_job_that_ended(
-    database: Database, jobs: JobStore, outcomes: OutcomeStore
-) -> None:
-    claim(database, "a")
-    outcomes.record([outcome("a")], owner="w1")
-    jobs.request_cancel("a")
-    assert states(claim(database, "a")) == [(ClaimState.ENDED, 1)]
-
-
 def test_a_released_job_is_free_at_once_and_no_crash_is_counted(database: Database, jobs: JobStore) -> None:
     claim(database, "new", "again", "taken")
     assert states(claim(database, "again")) == [(ClaimState.CLAIMED, 2)]

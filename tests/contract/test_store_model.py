@@ -37,6 +37,9 @@ STEPS = st.one_of(
 )
 
 
+ENDED = [("claim", "w1", [("a", b"one")]), ("record_latest", "w1", "a")]
+
+
 @dataclass
 class Row:
     payload: bytes
@@ -167,8 +170,9 @@ class Both:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=30))
-@example(steps=[("claim", "w1", [("a", b"one")]), ("record_latest", "w1", "a"), ("record_latest", "w1", "a")])
+@example(steps=[*ENDED, ("record_latest", "w1", "a")])
 @example(steps=[("claim", "w1", [("c", b"two")]), ("claim", "w1", [("c", b"one"), ("c", b"two")])])
+@example(steps=[*ENDED, ("cancel", "w1", "a"), ("claim", "w1", [("a", b"one")])])
 def test_every_history_keeps_exactly_one_outcome_a_job(
     database: Database, steps: list[tuple[str, str, object]]
 ) -> None:

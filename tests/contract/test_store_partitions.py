@@ -6,13 +6,15 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import text
 
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
-from alphaloop.store.housekeeping import PartitionKeeper, utc_day
+from alphaloop.store.housekeeping import drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.session_limits import SessionLimits
 from tests.fixtures.runs import claim, decode_run, outcome, partition_days, record, vanilla_counts
 
 pytestmark = pytest.mark.postgres
@@ -20,50 +22,43 @@ pytestmark = pytest.mark.postgres
 LATER = datetime(2031, 5, 1, 23, 30, tzinfo=UTC)
 
 
-@pytest.fixture
-def keeper(database: Database) -> PartitionKeeper:
-    return PartitionKeeper(database)
-
-
 def record_at(database: Database, job_id: str, at: datetime) -> None:
     record(database, decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=at), job_ids=[job_id])
 
 
-def test_days_ahead_are_made_once(database: Database, keeper: PartitionKeeper) -> None:
+def test_days_ahead_are_made_once(database: Database) -> None:
     days = [LATER.date() + timedelta(days=n) for n in range(4)]
-    assert keeper.ensure(LATER, 3) == days
-    assert keeper.ensure(LATER, 3) == []
-    assert keeper.ensure(LATER + timedelta(days=1), 3) == [days[-1] + timedelta(days=1)]
+    assert ensure_ahead(database, LATER, 3) == days
+    assert ensure_ahead(database, LATER, 3) == []
+    assert ensure_ahead(database, LATER + timedelta(days=1), 3) == [days[-1] + timedelta(days=1)]
     assert set(days) <= set(partition_days(database))
 
 
-def test_days_are_those_of_utc(database: Database, keeper: PartitionKeeper) -> None:
+def test_days_are_those_of_utc(database: Database) -> None:
     tokyo = LATER.astimezone(timezone(timedelta(hours=9)))
     assert utc_day(tokyo) == LATER.date() != tokyo.date()
-    keeper.ensure(tokyo, 0)
+    ensure_ahead(database, tokyo, 0)
     record_at(database, "a", tokyo)
     table = database.scalar(text("SELECT tableoid::regclass::text FROM decode_runs"))
     assert table == "decode_runs_20310501"
 
 
-def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(
-    database: Database, keeper: PartitionKeeper
-) -> None:
+def test_a_partition_that_went_while_a_worker_knew_it_is_made_again(database: Database) -> None:
     store = OutcomeStore(database)
     claim(database, *"abc")
     run = decode_run(vanilla_counts(2), mode=Mode.VANILLA, at=LATER)
     assert LATER.date() not in partition_days(database)
     for name in "ab":  # the second transaction finds the partition that the first one made
         assert store.record([outcome(name, run=run)], owner="w")
-    keeper.drop_before(LATER.date() + timedelta(days=1))
+    drop_days_before(database, LATER.date() + timedelta(days=1))
     with pytest.raises(StoreError):
         store.record([outcome("c", run=run)], owner="w")
     assert store.record([outcome("c", run=run)], owner="w")
     assert LATER.date() in partition_days(database)
 
 
-def test_a_later_partition_is_like_the_first_ones(database: Database, keeper: PartitionKeeper) -> None:
-    keeper.ensure(LATER, 0)
+def test_a_later_partition_is_like_the_first_ones(database: Database) -> None:
+    ensure_ahead(database, LATER, 0)
     today = datetime.now(UTC).date()
     columns = text("""
         SELECT attname, format_type(atttypid, atttypmod), attnotnull, attidentity FROM pg_attribute
@@ -85,34 +80,34 @@ def test_a_later_partition_is_like_the_first_ones(database: Database, keeper: Pa
 
 
 def test_writers_do_not_wait_for_new_partitions_nor_they_for_writers(database: Database) -> None:
-    keeper = PartitionKeeper(database)
     record_at(database, "a", datetime.now(UTC))
     with database.begin() as connection:
         connection.execute(text("UPDATE decode_runs SET wall_s = wall_s + 1"))
-        assert keeper.ensure(LATER, 0) == [LATER.date()]
+        assert ensure_ahead(database, LATER, 0) == [LATER.date()]
 
 
 def test_two_keepers_at_once_make_each_day_once(database: Database) -> None:
     with ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: PartitionKeeper(database).ensure(LATER, 5), range(3)))
+        made = list(pool.map(lambda _: ensure_ahead(database, LATER, 5), range(3)))
     assert sorted(day for days in made for day in days) == [LATER.date() + timedelta(days=n) for n in range(6)]
 
 
-def test_old_days_are_dropped_with_their_rows(database: Database, keeper: PartitionKeeper) -> None:
+def test_old_days_are_dropped_with_their_rows(database: Database) -> None:
     today = datetime.now(UTC)
     record_at(database, "old", today - timedelta(days=40))
     record_at(database, "new", today)
     before = utc_day(today) - timedelta(days=30)
-    assert keeper.drop_before(before) == [utc_day(today - timedelta(days=40))]
-    assert keeper.drop_before(before) == []
+    assert drop_days_before(database, before) == [utc_day(today - timedelta(days=40))]
+    assert drop_days_before(database, before) == []
     assert database.scalars(text("SELECT job_id FROM decode_runs")) == ["new"]
     assert database.scalar(text("SELECT count(*) FROM jobs")) == 2
 
 
-def test_dropping_gives_up_where_the_table_is_in_use(database: Database) -> None:
-    impatient = PartitionKeeper(database, lock_timeout_s=0.05)
-    with database.begin() as connection:
-        connection.execute(text("SELECT count(*) FROM decode_runs"))
-        with pytest.raises(StoreError, match="lock timeout"):
-            impatient.drop_before((LATER + timedelta(days=1)).date())
-    assert impatient.drop_before((LATER + timedelta(days=1)).date()) != []
+def test_dropping_gives_up_where_the_table_is_in_use(database: Database, database_url: SecretStr) -> None:
+    day = (LATER + timedelta(days=1)).date()
+    with Database(database_url, limits=SessionLimits(lock_s=0.05)) as impatient:
+        with database.begin() as connection:
+            connection.execute(text("SELECT count(*) FROM decode_runs"))
+            with pytest.raises(StoreError, match="lock timeout"):
+                drop_days_before(impatient, day)
+        assert drop_days_before(impatient, day) != []

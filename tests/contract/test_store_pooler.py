@@ -15,7 +15,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings import PostgresSettings
 from alphaloop.store.database import Database, DatabaseClock, Listener
-from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
@@ -90,7 +90,7 @@ def test_limits_and_times_hold_whatever_session_a_transaction_gets(database: Dat
                 assert connection.execute(text("SHOW timezone")).scalar_one() == "UTC"
         now = datetime.now(UTC)
         assert abs((DatabaseClock(pooled).now() - now).total_seconds()) < 60
-        assert PartitionKeeper(pooled).ensure(now, 20)
+        assert ensure_ahead(pooled, now, 20)
 
 
 def test_nothing_listens_and_nothing_is_missed(database: Database, pooler_url: SecretStr) -> None:

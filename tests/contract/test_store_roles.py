@@ -18,7 +18,7 @@ from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
 from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
@@ -65,7 +65,7 @@ def filled(database: Database, rng: random.Random) -> Database:
 def test_the_scheduler_leads_and_measures_with_its_role(
     filled: Database, database_url: SecretStr, postgres_server: str, tmp_path: Path
 ) -> None:
-    PartitionKeeper(filled).ensure(NOW - timedelta(days=100), 0)
+    ensure_ahead(filled, NOW - timedelta(days=100), 0)
     url = as_member(postgres_server, database_url, "alphaloop_scheduler")
     with Database(url) as database:
         lease = LeaderLease(database, "test", lease_s=600.0)

@@ -34,7 +34,7 @@ NUM_OUTPUT = 90  #: tokens of every text, of whose beginning the shadows are
 
 def evidence(database: Database, drafter: str) -> StateRow:
     rows = AcceptanceStateStore(database).read(TARGET, ENGINE, {"lookup": "draft-1", "gated": "draft-1"}).rows
-    (row,) = (row for row in rows if row.pair.drafter == drafter)
+    (row,) = (row for row in rows if row.drafter == drafter)
     return row
 
 

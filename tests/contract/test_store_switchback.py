@@ -11,7 +11,7 @@ from sqlalchemy import text
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import shown_of, task_speedup
 from alphaloop.store.database import Database
-from alphaloop.store.housekeeping import PartitionKeeper
+from alphaloop.store.housekeeping import drop_days_before
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import SUBJECT
 from tests.fixtures.runs import block_rows, subject
@@ -47,7 +47,7 @@ def test_slices_of_a_day_without_a_partition_get_one_and_retention_drops_them(
     old = block_rows(subject(), NOW - timedelta(days=40), 1)
     store.add(old)
     assert store.read(NOW - timedelta(days=41)) == old
-    PartitionKeeper(database).drop_before((NOW - timedelta(days=30)).date())
+    drop_days_before(database, (NOW - timedelta(days=30)).date())
     assert store.read(NOW - timedelta(days=41)) == []
 
 

@@ -1,37 +1,58 @@
 """Whole runs of the scheduler on a real database, with a sender that keeps what it is given."""
 
 from __future__ import annotations
-
-import json
-import random
-from collections.abc import Callable
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-
-import pytest
-from sqlalchemy import func, select
-
-from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.decision import Decision
+from alphaloop.deciding.decision import Reason
 from alphaloop.errors import DeliveryFailed
-from alphaloop.experiment.wording import figure, load, sentence
+from alphaloop.experiment.wording import figure
+from alphaloop.experiment.wording import load
+from alphaloop.experiment.wording import sentence
 from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Mode, Purpose, parse_job
+from alphaloop.messages import Mode
+from alphaloop.messages import Purpose
+from alphaloop.messages import parse_job
 from alphaloop.messages.dead_letter import Origin
-from alphaloop.probe_plan import ProbePlanner, Why
-from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
+from alphaloop.probe_plan import ProbePlanner
+from alphaloop.probe_plan import Why
+from alphaloop.settings import ReportSettings
+from alphaloop.settings import SchedulerSettings
+from alphaloop.settings import Settings
+from alphaloop.settings import TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.drift import DriftEventStore
+from alphaloop.store.drift import EventChange
+from alphaloop.store.drift import EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.tables import decode_runs, drift_events, probe_runs, schedule_runs
+from alphaloop.tables import decode_runs
+from alphaloop.tables import drift_events
+from alphaloop.tables import probe_runs
+from alphaloop.tables import schedule_runs
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC
+from datetime import datetime
+from datetime import timedelta
+from pathlib import Path
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import Sender, content, register_probe_set
-from tests.fixtures.history import DRAFT, TARGET, History
-from tests.fixtures.runs import block_rows, subject
+from sqlalchemy import func
+from sqlalchemy import select
+from tests.fixtures.drift import Sender
+from tests.fixtures.drift import content
+from tests.fixtures.drift import register_probe_set
+from tests.fixtures.history import DRAFT
+from tests.fixtures.history import History
+from tests.fixtures.history import TARGET
+from tests.fixtures.runs import block_rows
+from tests.fixtures.runs import subject
+import json
+import pytest
+import random
+
 
 pytestmark = pytest.mark.postgres
 
@@ -104,7 +125,7 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Sender) -> N
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
     scheduler = make()
     lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
-    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, lookup, "w")
+    DecisionLog(database).record_change(("code", TARGET, "cpu", "greedy"), 1, lookup, "w")
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
@@ -232,7 +253,7 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     DriftEventStore(database).write([opened], NOW + 2 * MINUTE)
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.SHORT_OUTPUT, "")
-    DecisionLog(database).record_change("code", TARGET, "cpu", "greedy", 1, vanilla, "w")
+    DecisionLog(database).record_change(("code", TARGET, "cpu", "greedy"), 1, vanilla, "w")
     scheduler.run_once(NOW + 3 * MINUTE)
     told = changes_told(database)
     assert [kind for kind, _ in told] == ["flag", "draft", "choice"]

@@ -73,7 +73,7 @@ def run(
         database, "code", [{"prompt": prompt, "max_tokens": 24, "temperature": 0.0} for prompt in PROMPTS], NOW
     )
     due = DueProbe("code", drafter, probe_set.num_draft_tokens, None, is_scored=is_scored)
-    for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, decoded_share=0.25, deadline=NOW + DAY):
+    for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, deadline=NOW + DAY):
         carry_out(database, engine, planned, at)
     return [one for one in ProbeStore(database).results(NOW - DAY) if one.scheduled_for == at]
 
@@ -144,5 +144,5 @@ def evidence(database: Database, engine: TransformersEngine) -> tuple[int, float
     identity = engine.identity
     revisions = {"lookup": engine.drafters[0].revision}
     rows = AcceptanceStateStore(database).read(identity.target_revision, identity.engine, revisions).rows
-    its = [row for row in rows if row.pair.drafter == "lookup"]
+    its = [row for row in rows if row.drafter == "lookup"]
     return sum(row.num_jobs for row in its), sum(row.evidence.all.trials[0] for row in its)

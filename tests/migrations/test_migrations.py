@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import struct
 import subprocess
 import sys
 import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -20,7 +18,6 @@ from sqlalchemy import Connection, text
 
 from alphaloop.errors import ConfigError, SchemaMismatch, StoreUnavailable
 from alphaloop.store import schema
-from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import SUPPORTED_REVISIONS, Database
 from tests.fixtures.runs import partition_days
 
@@ -151,35 +148,3 @@ def _wait_for_waiters(connection: Connection, number: int, processes: list[subpr
         assert time.monotonic() < until, "nobody waits for the lock"
         assert all(process.poll() is None for process in processes), [p.communicate()[1] for p in processes]
         threading.Event().wait(0.05)
-
-
-def test_evidence_of_the_release_before_is_read_and_counts_its_texts_as_ended(empty_database_url: SecretStr) -> None:
-    """0002 put two more numbers before the sums by position; a row without evidence has none either way."""
-    schema.upgrade(empty_database_url, "0001")
-    of_all = [4.0, 4.0, 90.0, 60.0, 110.0, 120.0, 80.0, *(float(n) for n in range(14))]
-    recent = [2.0, 2.0, 45.0, 30.0, 55.0, 60.0, 40.0, *(float(n) for n in range(14, 28))]
-    old = struct.pack(f">{len(of_all + recent)}d", *of_all, *recent)
-    insert = """INSERT INTO acceptance_state (task, target_revision, drafter, draft_revision, engine, sampling_bucket,
-        prompt_bucket, segment, as_of, num_jobs, evidence, last_ledger_id, changed_in)
-        VALUES (%s, 't', 'lookup', '', 'e', 'greedy', 'short', '', now(), 4, %s, 1, 1)"""
-    read = "SELECT evidence FROM acceptance_state WHERE task = %s"
-    with psycopg.connect(empty_database_url.get_secret_value(), autocommit=True) as connection:
-        connection.execute(insert, ("code", old))
-        connection.execute(insert, ("none", b""))
-        schema.upgrade(empty_database_url)
-        found = {task: _bytes(connection.execute(read, (task,)).fetchone()) for task in ("code", "none")}
-        mean = connection.execute("SELECT mean_output_tokens, trials FROM evidence_now WHERE task = 'code'").fetchone()
-        schema.downgrade(empty_database_url, "0001")
-        assert _bytes(connection.execute(read, ("code",)).fetchone()) == old
-    evidence = unpack(found["code"], datetime.now(UTC))
-    assert (evidence.all.jobs, evidence.all.texts, evidence.all.ends, evidence.all.prompt_tokens) == (4, 4, 4, 80)
-    assert (evidence.recent.jobs, evidence.recent.texts, evidence.recent.ends) == (2, 2, 2)
-    assert (evidence.all.proposed, evidence.all.accepts_chances_w2) == ((0, 1), (12, 13))
-    assert (evidence.recent.proposed, evidence.recent.accepts_chances_w2) == ((14, 15), (26, 27))
-    assert found["none"] == b""
-    assert mean == (30.0, [4.0, 5.0])
-
-
-def _bytes(row: tuple[Any, ...] | None) -> bytes:
-    assert row is not None
-    return bytes(row[0])

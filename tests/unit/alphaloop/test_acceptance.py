@@ -77,11 +77,6 @@ def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> Non
         AcceptanceCounts().with_round(3, 1, num_emitted=2, num_tested=num_tested)
 
 
-def test_the_prefill_is_an_empty_round() -> None:
-    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
-    assert (counts.rounds, counts.num_empty_rounds, counts.num_tokens) == (1, 1, 1)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

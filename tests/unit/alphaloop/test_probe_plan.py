@@ -120,18 +120,18 @@ def test_only_what_is_merely_old_is_scored() -> None:
 def test_a_scored_measurement_costs_its_controls_a_share_of_probes_and_the_scores() -> None:
     old = due(measured(25), scorable=["lookup", "tiny"])
     assert [one.task for one in old] == ["code", "code"]
-    first, second = make_plan(old, {"code": 2.0}, {"code": 8, "sql": 1}, 100.0, 0.25).measurements
+    first, second = make_plan(old, {"code": 2.0}, {"code": 8, "sql": 1}, 100.0).measurements
     assert (first.num_prompts, first.num_decoded) == (8, 2)
     assert first.device_s == pytest.approx(2.0 * (8 + 2 + 6 * SCORE_SHARE))
     assert second.device_s == pytest.approx(2.0 * (2 + 6 * SCORE_SHARE)), "the controls are paid for"
-    (alone,) = make_plan(old[:1], {"code": 2.0}, {"code": 1}, 100.0, 0.0).measurements
+    (alone,) = make_plan(old[:1], {"code": 2.0}, {"code": 1}, 100.0).measurements
     assert alone.num_decoded == 1, "the watch over exactness has a pair in every run"
 
 
 @given(st.floats(0, 500), st.dictionaries(st.sampled_from(["code", "sql"]), st.floats(0.1, 20)))
 def test_the_budget_is_kept_and_a_measurement_is_whole(budget: float, seconds: dict[str, float]) -> None:
     num_prompts = {"code": 4, "sql": 1}
-    plan = make_plan(due({}), seconds, num_prompts, budget, 0.25)
+    plan = make_plan(due({}), seconds, num_prompts, budget)
     assert [one.due for one in plan.measurements] == due({})
     per_prompt = {task: seconds.get(task, PRIOR_JOB_DEVICE_S) for task in num_prompts}
     cost = sum(per_prompt[d.task] * num_prompts[d.task] for d in plan.chosen)
@@ -145,6 +145,6 @@ def test_the_budget_is_kept_and_a_measurement_is_whole(budget: float, seconds: d
 
 
 def test_what_does_not_fit_does_not_hold_back_what_does() -> None:
-    plan = make_plan(due({}), {"code": 100.0, "sql": 1.0}, {"code": 1, "sql": 1}, 10.0, 0.25)
+    plan = make_plan(due({}), {"code": 100.0, "sql": 1.0}, {"code": 1, "sql": 1}, 10.0)
     assert [d.task for d in plan.chosen] == ["sql", "sql"]
     assert [one.due.task for one in plan.waiting] == ["code", "code"]

@@ -26,7 +26,7 @@ SQL = probe_set("sql", [{"messages": [{"role": "user", "content": "question"}]}]
 
 def made(chosen: list[DueProbe], at: datetime = NOW, num_prompts: int = 3, **sets: ProbeSet) -> list[PlannedJob]:
     found = {"code": CODE, "sql": SQL, **sets}
-    return make_jobs(chosen, found, at, num_prompts=num_prompts, decoded_share=0.25, deadline=NOW + HOUR)
+    return make_jobs(chosen, found, at, num_prompts=num_prompts, deadline=NOW + HOUR)
 
 
 def test_every_probe_has_a_control_on_the_same_prompt() -> None:

@@ -85,11 +85,11 @@ BEGIN
         GRANT SELECT ON alembic_version, code_revisions TO alphaloop_worker, alphaloop_scheduler, alphaloop_reader;
         GRANT SELECT, INSERT, UPDATE, DELETE ON jobs, outbox, cancellations, cost_profiles, workers TO alphaloop_worker;
         GRANT SELECT, INSERT ON stored_texts, decode_runs, evidence_rows, switchback_slices, expectation_pairs, probe_texts,
-            decision_records, decision_inputs, decisions TO alphaloop_worker;
+            decision_snapshots, decisions TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE ON acceptance_hourly, acceptance_state, exploration_budgets, draft_revisions, server_identities
             TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON task_speedups TO alphaloop_worker, alphaloop_scheduler;
-        GRANT SELECT ON acceptance_daily, acceptance_checkpoints, drift_events, probe_sets, probe_runs TO alphaloop_worker;
+        GRANT SELECT ON acceptance_daily, drift_events, probe_sets, probe_runs TO alphaloop_worker;
         GRANT SELECT ON evidence_now, task_alpha_now, task_jobs_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift
             TO alphaloop_worker;
         GRANT USAGE ON SEQUENCE ledger_ids TO alphaloop_worker;
@@ -100,7 +100,7 @@ BEGIN
         GRANT SELECT ON outbox, decode_runs, evidence_rows, switchback_slices, probe_sets, probe_prompts, cost_profiles, workers,
             server_identities TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON cancellations, redrives, acceptance_hourly, acceptance_daily, acceptance_state,
-            acceptance_checkpoints, decisions, probe_runs, probe_texts, expectation_pairs, incidents, drift_events, drift_event_states, draft_revisions,
+            decisions, probe_runs, probe_texts, expectation_pairs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports,
             leader_terms, leader_leases TO alphaloop_scheduler;
         GRANT SELECT, INSERT, UPDATE, DELETE ON drift_memories, drift_positions, notification_sinks, notifications TO alphaloop_scheduler;
@@ -108,7 +108,7 @@ BEGIN
         GRANT EXECUTE ON FUNCTION drop_partitions(date) TO alphaloop_scheduler;
         -- Views, and tables without texts of callers.
         GRANT SELECT ON evidence_now, task_alpha_now, task_jobs_now, task_speedup_now, expectation_now, decision_log, failed_jobs, open_drift,
-            decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state, acceptance_checkpoints,
+            decode_runs, evidence_rows, acceptance_hourly, acceptance_daily, acceptance_state,
             cost_profiles, decisions, exploration_budgets, probe_sets, probe_runs, incidents, drift_events, drift_event_states, draft_revisions,
             schedule_runs, reports, switchback_slices, task_speedups, expectation_pairs, workers, server_identities
             TO alphaloop_reader;

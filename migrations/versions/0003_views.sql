@@ -252,21 +252,21 @@ COMMENT ON COLUMN open_drift.acknowledged_by IS 'Who has taken note of it';
 COMMENT ON COLUMN open_drift.note IS 'What they said';
 
 CREATE VIEW evidence_now AS
--- Seven sums, then seven by position, of all jobs; then the same of the recent ones.
+-- Nine sums, then seven by position, of all jobs; then the same of the recent ones.
 SELECT
     task, segment, drafter, draft_revision, sampling_bucket, prompt_bucket, target_revision, engine, as_of,
     num_jobs,
     sums[1] AS jobs,
     sums[1 + half] AS recent_jobs,
     sums[3] AS rounds,
-    sums[6] / nullif(sums[1], 0) AS mean_output_tokens,
-    sums[8 + 2 * positions:7 + 3 * positions] AS trials,
-    sums[8 + 3 * positions:7 + 4 * positions] AS accepts,
-    sums[8 + half + 2 * positions:7 + half + 3 * positions] AS recent_trials,
-    sums[8 + half + 3 * positions:7 + half + 4 * positions] AS recent_accepts
+    sums[6] / nullif(sums[9], 0) AS mean_output_tokens,
+    sums[10 + 2 * positions:9 + 3 * positions] AS trials,
+    sums[10 + 3 * positions:9 + 4 * positions] AS accepts,
+    sums[10 + half + 2 * positions:9 + half + 3 * positions] AS recent_trials,
+    sums[10 + half + 3 * positions:9 + half + 4 * positions] AS recent_accepts
 FROM acceptance_state,
     LATERAL (SELECT unpack_doubles(evidence) AS sums) AS unpacked,
-    LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 7) / 7 AS positions) AS lengths;
+    LATERAL (SELECT cardinality(sums) / 2 AS half, (cardinality(sums) / 2 - 9) / 7 AS positions) AS lengths;
 COMMENT ON VIEW evidence_now IS
     'What decisions rest on: sums over the jobs of every evidence key. The older a job, the smaller its weight';
 COMMENT ON COLUMN evidence_now.task IS 'Kind of prompt';
@@ -282,7 +282,7 @@ COMMENT ON COLUMN evidence_now.num_jobs IS 'Jobs and probes ever added';
 COMMENT ON COLUMN evidence_now.jobs IS 'Jobs and probes, weighted by their age at as_of';
 COMMENT ON COLUMN evidence_now.recent_jobs IS 'Jobs of the recent window, weighted by age and by the number of later jobs: about the last two dozen';
 COMMENT ON COLUMN evidence_now.rounds IS 'Weighted rounds without prefills';
-COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Mean output tokens of a job';
+COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Output tokens of the texts counted here over those of them that ended by themselves: a limit cut the others; null without any';
 COMMENT ON COLUMN evidence_now.trials IS 'By position: rounds in which it was tested';
 COMMENT ON COLUMN evidence_now.accepts IS 'By position: of the trials, accepted';
 COMMENT ON COLUMN evidence_now.recent_trials IS 'Trials of the recent window, by position';

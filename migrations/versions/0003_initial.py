@@ -28,7 +28,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY, JSON
 from sqlalchemy.schema import CreateSequence, DropSequence
 
-revision = "0001"
+revision = "0003"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -52,7 +52,6 @@ TABLES = (
     "acceptance_hourly",
     "acceptance_daily",
     "acceptance_state",
-    "acceptance_checkpoints",
     "cost_profiles",
     "decisions",
     "exploration_budgets",
@@ -73,8 +72,7 @@ TABLES = (
     "switchback_slices",
     "task_speedups",
     "expectation_pairs",
-    "decision_records",
-    "decision_inputs",
+    "decision_snapshots",
     "code_revisions",
     "leader_terms",
     "leader_leases",
@@ -91,20 +89,20 @@ SELECT make_partitions(ARRAY(SELECT (now() AT TIME ZONE 'UTC')::date + n FROM ge
 
 def upgrade() -> None:
     """Create everything."""
-    run_script("0001_functions.sql", end=";\n\n")
+    run_script("0003_functions.sql", end=";\n\n")
     op.execute(CreateSequence(Sequence("ledger_ids")))
     create_jobs()
     create_evidence()
     create_choices()
-    run_script("0001_measuring.sql")
-    run_script("0001_drift_memory.sql")
-    run_script("0001_exactness.sql")
-    run_script("0001_notifications.sql")
-    run_script("0001_switchback.sql")
-    run_script("0001_decided.sql")
-    run_script("0001_running.sql")
-    run_script("0001_views.sql")
-    run_script("0001_roles.sql", end=";\n\n")
+    run_script("0003_measuring.sql")
+    run_script("0003_drift_memory.sql")
+    run_script("0003_exactness.sql")
+    run_script("0003_notifications.sql")
+    run_script("0003_switchback.sql")
+    run_script("0003_decided.sql")
+    run_script("0003_running.sql")
+    run_script("0003_views.sql")
+    run_script("0003_roles.sql", end=";\n\n")
     op.execute(FIRST_PARTITIONS)
     op.execute(f"INSERT INTO code_revisions VALUES ('{revision}')")
 
@@ -282,6 +280,13 @@ def create_evidence() -> None:
         *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_tokens", BigInteger(), nullable=False, comment="Tokens generated"),
+        Column(
+            "is_cut",
+            Boolean(),
+            server_default=text("false"),
+            nullable=False,
+            comment="Whether a limit ended the text, which says only how long it is at least",
+        ),
         Column("batch_size", Integer(), nullable=False, comment="Most sequences that shared a step with it"),
         Column(
             "queue_s", Double(), nullable=False, comment="Seconds from the Kafka timestamp to the start of decoding"
@@ -325,6 +330,11 @@ def create_evidence() -> None:
         *counts(),
         Column("num_prompt_tokens", BigInteger(), nullable=False, comment="Tokens of the prompt"),
         Column("num_output_tokens", BigInteger(), nullable=False, comment="Tokens of the whole text"),
+        Column(
+            "is_cut",
+            Boolean(),
+            comment="The same of a row that counts for the job's length; null where another row of the job does",
+        ),
         CheckConstraint(
             "array_ge(proposed, trials) AND array_ge(trials, accepts)", name=op.f("ck_evidence_rows_counts_ordered")
         ),
@@ -343,11 +353,19 @@ def create_evidence() -> None:
 
 
 def create_state() -> None:
-    """The evidence as it weighs, and daily copies of it."""
+    """The evidence as it weighs."""
     op.create_table(
         "acceptance_state",
         *evidence_key(primary_key=False),
-        *sums_that_fade(),
+        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended. The weights of the sums hold at this moment"),
+        Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
+        Column(
+            "evidence",
+            LargeBinary(),
+            nullable=False,
+            comment="alphaloop.deciding.evidence.KeyEvidence, packed: the view evidence_now unpacks it",
+        ),
+        Column("last_ledger_id", BigInteger(), nullable=False, comment="The last row of the ledger that was added"),
         Column(
             "changed_in",
             BigInteger(),
@@ -362,18 +380,7 @@ def create_state() -> None:
         "ix_acceptance_state_changed_in", "acceptance_state", ["changed_in"],
         postgresql_using="brin", postgresql_with={"pages_per_range": 4, "autosummarize": True},
     )
-    op.create_table(
-        "acceptance_checkpoints",
-        Column("taken_at", INSTANT, nullable=False, comment="When it was copied"),
-        *evidence_key(primary_key=False),
-        *sums_that_fade(),
-        PrimaryKeyConstraint(*STATE_KEY, "taken_at", name=op.f("pk_acceptance_checkpoints")),
-        postgresql_with={"toast_tuple_target": 8160},
-        comment="Daily copies of rows of acceptance_state that changed: where a fold of the ledger may begin",
-    )
-    op.create_index("ix_acceptance_checkpoints_taken_at", "acceptance_checkpoints", ["taken_at"])
-    for table in ("acceptance_state", "acceptance_checkpoints"):
-        op.execute(f"ALTER TABLE {table} ALTER COLUMN evidence SET STORAGE EXTERNAL")
+    op.execute("ALTER TABLE acceptance_state ALTER COLUMN evidence SET STORAGE EXTERNAL")
 
 
 def create_choices() -> None:
@@ -499,6 +506,7 @@ def create_rollup(name: str, bucket: str) -> None:
         Column("mode", Text(), nullable=False, comment=MODES),
         Column("num_draft_tokens", Integer(), nullable=False, comment="k; 0 is vanilla"),
         whole("num_jobs", "Jobs"),
+        whole("num_cut", "Of the jobs, texts that a limit ended; shadows have none"),
         whole("rounds", "Rounds, prefills among them"),
         whole("num_empty_rounds", "Rounds without a proposal"),
         whole("num_cropped", "rounds + accepted - tokens"),
@@ -562,21 +570,6 @@ def counts() -> list[Column[Any]]:
         by_position(
             "chances", "Rounds in which this position was asked for, all before accepted; empty where k never changed"
         ),
-    ]
-
-
-def sums_that_fade() -> list[Column[Any]]:
-    """What is known of a key."""
-    return [
-        Column("as_of", INSTANT, nullable=False, comment="When the last of its jobs ended. The weights of the sums hold at this moment"),
-        Column("num_jobs", BigInteger(), nullable=False, comment="Jobs ever added"),
-        Column(
-            "evidence",
-            LargeBinary(),
-            nullable=False,
-            comment="alphaloop.deciding.key_evidence.KeyEvidence, packed: the view evidence_now unpacks it",
-        ),
-        Column("last_ledger_id", BigInteger(), nullable=False, comment="The last row of the ledger that was added"),
     ]
 
 

@@ -27,7 +27,7 @@ CREATE TABLE leader_leases (
     CONSTRAINT pk_leader_leases PRIMARY KEY (role)
 );
 COMMENT ON TABLE leader_leases IS
-    'Who leads behind a pooler in transaction mode, where no session keeps an advisory lock';
+    'Who leads, and until when';
 COMMENT ON COLUMN leader_leases.role IS 'What is led: scheduler';
 COMMENT ON COLUMN leader_leases.owner IS 'Process that leads';
 COMMENT ON COLUMN leader_leases.expires_at IS 'When another may lead, unless it is renewed';
@@ -44,6 +44,9 @@ CREATE TABLE workers (
     tokens_per_s DOUBLE PRECISION,
     started_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
     seen_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+    target_revision TEXT,
+    setup JSON,
+    sampling_defaults TEXT DEFAULT '' NOT NULL,
     CONSTRAINT pk_workers PRIMARY KEY (owner)
 )
 WITH (fillfactor = 50);
@@ -59,6 +62,11 @@ COMMENT ON COLUMN workers.num_tokens IS 'Tokens so far of each of job_ids';
 COMMENT ON COLUMN workers.tokens_per_s IS 'Tokens a second since it said so before; null the first time';
 COMMENT ON COLUMN workers.started_at IS 'When it said something first';
 COMMENT ON COLUMN workers.seen_at IS 'When it said this';
+COMMENT ON COLUMN workers.target_revision IS 'Hash of the target''s weights; null of an earlier release';
+COMMENT ON COLUMN workers.setup IS
+    'alphaloop.store.workers.WorkerSetup: engine, host, limits, drafters; null of an earlier release';
+COMMENT ON COLUMN workers.sampling_defaults IS
+    'What its model suggests for sampling and whether jobs take it, in words; empty: nothing';
 
 CREATE TABLE server_identities (
     endpoint TEXT NOT NULL,

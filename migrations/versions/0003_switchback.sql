@@ -119,7 +119,7 @@ COMMENT ON COLUMN task_speedups.control_share IS 'Of seconds times sequences, th
 COMMENT ON COLUMN task_speedups.speedup IS 'Measured, over vanilla; null before there are eight blocks';
 COMMENT ON COLUMN task_speedups.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN task_speedups.speedup_high IS 'Upper 95 % bound';
-COMMENT ON COLUMN task_speedups.verdict IS 'alphaloop.switchback.speedup.Verdict';
+COMMENT ON COLUMN task_speedups.verdict IS 'alphaloop.experiment.estimate.Verdict';
 COMMENT ON COLUMN task_speedups.covers_from IS 'When the first slice began';
 COMMENT ON COLUMN task_speedups.covers_to IS 'When the last slice began';
 COMMENT ON COLUMN task_speedups.computed_at IS 'When it was computed';
