@@ -18,8 +18,8 @@ def jobs(first: datetime, num_jobs: int, accepts: int = 8) -> list[DecodedJob]:
     return [DecodedJob(first + i * MINUTE, 3, "faster", (10,), (accepts,), 20, 1.0) for i in range(num_jobs)]
 
 
-def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: int = 6) -> ProbeResult:
-    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,))
+def probe(at: datetime, *, draft: str = "draft-1", task: str = "code") -> ProbeResult:
+    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (6,))
 
 
 def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> RunCounts:

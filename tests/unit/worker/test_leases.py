@@ -22,13 +22,11 @@ class LedgerOfLeases:
         self.lost: set[str] = set()
         self.asked_to_end: set[str] = set()
         self.is_away = False
-        self.was_renewed = threading.Event()
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         if self.is_away:
             raise StoreUnavailable
         self.renewed.append(dict(attempts))
-        self.was_renewed.set()
         return set(attempts) - self.lost
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:
@@ -114,11 +112,11 @@ def test_while_the_worker_hangs_its_claims_run_out() -> None:
 class Claims:
     """A store that gives one answer, and a keeper of leases that notes what it holds."""
 
-    def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
+    def __init__(self, state: ClaimState, *, num_errors: int = 0) -> None:
         self.held: dict[str, int] = {}
         self.asked: list[str] = []
         self.released: list[dict[str, int]] = []
-        self._state, self._attempt, self._num_errors = state, attempt, num_errors
+        self._state, self._num_errors = state, num_errors
         self.hurry = threading.Event()
         self.hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
         self.claiming = Claiming(self, self, owner="w", lease_s=30.0, max_attempts=3, retry=Retry(self.hurry))  # type: ignore[arg-type]
@@ -130,7 +128,7 @@ class Claims:
         self.asked += [request.job_id for request in requests]
         if len(self.asked) <= self._num_errors:
             raise StoreUnavailable
-        return [Claim(request.job_id, self._state, self._attempt) for request in requests]
+        return [Claim(request.job_id, self._state, 2) for request in requests]
 
     def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
         self.released.append(dict(attempts))

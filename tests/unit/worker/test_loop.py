@@ -166,8 +166,8 @@ def test_a_partition_whose_state_changes_while_jobs_are_sorted_neither_loses_nor
 class WaitingEngine(FakeEngine):
     """Jobs of `absent` are not decoded as long as they are in it."""
 
-    def __init__(self, *absent: str, num_slots: int = 2) -> None:
-        super().__init__(num_slots=num_slots)
+    def __init__(self, *absent: str) -> None:
+        super().__init__(num_slots=2)
         self.absent = set(absent)
 
     @property

@@ -166,11 +166,10 @@ class RequestWorld:
         self,
         *jobs: tuple[str, Decision],
         share: float = 0.2,
-        law: Callable[[bool, int], float] = lambda drafts, num: (0.01 + 0.001 * num) * (1.5 if drafts else 1.0),
         overflowing: frozenset[str] = frozenset(),
     ) -> None:
         self.engine = ServingEngine(
-            law,
+            lambda drafts, num: (0.01 + 0.001 * num) * (1.5 if drafts else 1.0),
             overflowing=overflowing,
             num_slots=8,
             acceptance=(0.8,),
@@ -210,8 +209,7 @@ class RequestWorld:
 
 
 def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_and_no_others() -> None:
-    forced = replace(LOOKUP, reason=Reason.FORCED)
-    world = RequestWorld(("code", LOOKUP), ("sql", LOOKUP), ("code", forced), ("sql", VANILLA))
+    world = RequestWorld(("code", LOOKUP), ("sql", LOOKUP), ("code", FORCED), ("sql", VANILLA))
     world.turn(450)
     on_trial = [job for job in world.started if job.decision is LOOKUP]
     control = [job for job in on_trial if job.setting == DraftSetting()]

@@ -47,7 +47,6 @@ def serve(
     number: int,
     *,
     seed: int = 0,
-    loads: Sequence[float] = LOADS,
     routes: Sequence[str | None] = (None, "ngram"),
     slower: float = 1.0,
 ) -> None:
@@ -58,7 +57,7 @@ def serve(
             law = VANILLA_LAW if route is None else NGRAM_LAW
             law = replace(law, fixed_ms=slower * law.fixed_ms, each_ms=slower * law.each_ms)
             ways = {"drafter": "ngram", "k": 4, "tokens_per_round": TOKENS} if route else {}
-            costs.observe(step_of([answered(rng, law, rng.choice(loads), **ways)]))  # type: ignore[arg-type]
+            costs.observe(step_of([answered(rng, law, rng.choice(LOADS), **ways)]))  # type: ignore[arg-type]
         costs.save_when_due()
         clock.now_s += 0.5
 

@@ -47,15 +47,7 @@ def steep(k: int) -> ServerLaw:
 
 
 def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: Store | None = None) -> RequestCosts:
-    clock = Clock(0.0)
-    return RequestCosts(
-        [drafter],
-        points,
-        most_in_flight=8,
-        half_life=32,
-        save=store if store is not None else Store(),
-        clock=clock,
-    )
+    return RequestCosts([drafter], points, most_in_flight=8, half_life=32, save=store or Store(), clock=Clock(0.0))
 
 
 def serve(
@@ -65,19 +57,18 @@ def serve(
     lengths: Sequence[int],
     *,
     seed: int = 0,
-    noise: float = 0.1,
 ) -> None:
     """`number` vanilla requests, and as many of each of these lengths; no table is asked for between them."""
     rng = random.Random(seed)
     for _ in range(number):
-        costs.observe(step_of([answered(rng, VANILLA, rng.choice(LOADS), noise=noise)]))
+        costs.observe(step_of([answered(rng, VANILLA, rng.choice(LOADS))]))
         for k in lengths:
-            found = answered(rng, law(k), rng.choice(LOADS), drafter="lookup", k=k, tokens_per_round=2.0, noise=noise)
+            found = answered(rng, law(k), rng.choice(LOADS), drafter="lookup", k=k, tokens_per_round=2.0)
             costs.observe(step_of([found]))
 
 
-def ms_of(costs: RequestCosts, k: int, load: float = 4, context: float = 500) -> float:
-    found = costs.table.rounds(load, context).round_ms("lookup", k)
+def ms_of(costs: RequestCosts, k: int, load: float = 4) -> float:
+    found = costs.table.rounds(load, 500).round_ms("lookup", k)
     assert found is not None
     return found
 

@@ -35,11 +35,11 @@ def settings(source: Path, **more: Any) -> TargetSettings:
     return TargetSettings(name="tiny", source=str(source), dtype="float32", device="cpu", **more)
 
 
-def copied(source: Path, folder: Path, file: str = "config.json", **changed: Any) -> Path:
-    """A copy of a model with other entries in a JSON file."""
+def copied(source: Path, folder: Path, **changed: Any) -> Path:
+    """A copy of a model with other entries in its configuration."""
     shutil.copytree(source, folder)
-    before = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(before | changed))
+    before = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(before | changed))
     return folder
 
 

@@ -264,7 +264,7 @@ def test_stopping_hands_out_nothing_more_but_goes_on_polling(source: ScriptedSou
     assert intake.poll_age_s < WAIT_S
 
 
-H0, R0 = TopicPartition("jobs.code.high", 0), TopicPartition("jobs.code.retry.10s", 0)
+R0 = TopicPartition("jobs.code.retry.10s", 0)
 
 
 def test_a_retry_is_handed_out_when_it_is_due_and_nothing_else_waits_for_it(source: ScriptedSource) -> None:

@@ -48,9 +48,9 @@ class Timed(FakeEngine):
         return replace(step, wall_s=wall_s, draft_s=draft_s, verify_s=verify_s, num_positions=step.batch * step.width)
 
 
-def prompts(engine: FakeEngine, sampling: Sampling, num: int = NUM) -> list[PreparedJob]:
+def prompts(engine: FakeEngine, sampling: Sampling) -> list[PreparedJob]:
     found = []
-    for number in range(num):
+    for number in range(NUM):
         value = json.dumps({"job_id": f"m-{number}", "task": "chat", "prompt": f"{SECRET} {number}"}).encode()
         found.append(engine.prepare(parse_job(value, Origin("", "", 0, number), task="chat"), sampling))
     return found

@@ -43,23 +43,12 @@ def fleet_of(clock: Clock, *endpoints: InferenceServer, seed: int = 0) -> Fleet:
     return Fleet(endpoints, clock=clock, rng=Random(seed))
 
 
-def send(fleet: Fleet, drafter: str | None, num: int, *, is_bound: bool = False) -> list[Flight]:
-    """As many requests as find room, at most `num`."""
-    flights = []
-    for _ in range(num):
-        name = fleet.choose(drafter, is_bound=is_bound)
-        if name is None:
-            break
-        flights.append(fleet.began(name, drafter=drafter))
-    return flights
+def state_of(fleet: Fleet) -> str:
+    return fleet.statuses()[0].state
 
 
-def state_of(fleet: Fleet, name: str = "plain") -> str:
-    return next(status.state for status in fleet.statuses() if status.name == name)
-
-
-def limit_of(fleet: Fleet, name: str = "plain") -> int:
-    return next(status.limit for status in fleet.statuses() if status.name == name)
+def limit_of(fleet: Fleet) -> int:
+    return fleet.statuses()[0].limit
 
 
 def pass_test(fleet: Fleet, clock: Clock, *, after_s: float = 0.0) -> None:
@@ -155,7 +144,7 @@ def test_replies_that_are_invalid_in_a_row_open_the_circuit_whatever_tests_say(c
 
 def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:
     fleet = fleet_of(clock, server_of("plain", None, 0, 60))
-    flights = send(fleet, None, 60)
+    flights = [fleet.began("plain") for _ in range(60)]
     for flight in flights[40:]:  # twenty are refused at once: that counts once
         fleet.ended(flight)
         fleet.failed("plain", ServerBusy(retry_after_s=5.0))

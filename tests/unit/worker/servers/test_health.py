@@ -25,7 +25,6 @@ from alphaloop.errors import (
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import Fleet
 from worker.servers.health import FailureVerdict
-from worker.servers.load import Flight
 
 SAID = [ServerFailed(), ReplyInvalid()]
 LOST = [ReplyCut(), ServerSilent()]
@@ -35,9 +34,9 @@ GONE = ServerUnreachable("no connection")
 class Three:
     """Three replicas and one job; a second on the clock between two happenings."""
 
-    def __init__(self, num: int = 3) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
-        self.names = [f"s{number}" for number in range(num)]
+        self.names = ["s0", "s1", "s2"]
         endpoints = [server_of(name, None, 0, 8) for name in self.names]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.verdict: FailureVerdict | None = None
@@ -71,16 +70,9 @@ class Three:
             self.test(**tests)
         return self.verdict
 
-    def dies(self, name: str, *, alone: bool = False) -> FailureVerdict:
-        """The server dies with the job, and comes back."""
-        verdict = self.fail(name, ReplyCut(), alone=alone, **{name: GONE})
-        assert verdict is not None
-        self.heal()
-        return verdict
-
-    def outage(self, name: str, *, alone: bool = False) -> FailureVerdict:
-        """All servers are gone with the job, and come back."""
-        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys(self.names, GONE))
+    def dies(self, name: str, *others: str, alone: bool = False) -> FailureVerdict:
+        """The server dies with the job, the others are gone with it, and all come back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys((name, *others), GONE))
         assert verdict is not None
         self.heal()
         return verdict
@@ -164,9 +156,9 @@ def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() ->
 
 def test_an_outage_of_all_counts_against_nobody_until_it_has_followed_the_job_again_and_again() -> None:
     three = Three()
-    assert [three.outage("s0").action for _ in range(11)] == ["again"] * 10 + ["alone"]
-    assert [three.outage("s1", alone=True).action for _ in range(2)] == ["alone", "alone"]
-    verdict = three.outage("s2", alone=True)
+    assert [three.dies(*three.names).action for _ in range(11)] == ["again"] * 10 + ["alone"]
+    assert [three.dies("s1", "s0", "s2", alone=True).action for _ in range(2)] == ["alone", "alone"]
+    verdict = three.dies("s2", "s0", "s1", alone=True)
     assert (verdict.action, verdict.is_final) == ("blame", False)
 
 
@@ -211,20 +203,13 @@ def fleet_of(clock: Clock, *, plain: int = 0, ngram: int = 0) -> Fleet:
     return Fleet(endpoints, clock=clock, rng=Random(0))
 
 
-def ask_alone(fleet: Fleet, drafter: str | None = None, *, is_bound: bool = False) -> str | None:
+def ask_alone(fleet: Fleet, *, is_bound: bool = False) -> str | None:
     """Ask as a suspect does; the tests that are asked for pass."""
-    if (name := fleet.choose(drafter, is_bound=is_bound, alone=True)) is not None:
+    if (name := fleet.choose(None, is_bound=is_bound, alone=True)) is not None:
         return name
     for due in fleet.due_tests():
         fleet.tested(due, None)
-    return fleet.choose(drafter, is_bound=is_bound, alone=True)
-
-
-def fill(fleet: Fleet, drafter: str | None = None) -> list[Flight]:
-    flights = []
-    while (name := fleet.choose(drafter, is_bound=False)) is not None:
-        flights.append(fleet.began(name))
-    return flights
+    return fleet.choose(None, is_bound=is_bound, alone=True)
 
 
 def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
