@@ -58,7 +58,6 @@ def test_probes_of_the_window_have_a_point_a_run() -> None:
     ]
     assert [(mark.at, mark.changed) for mark in found.revisions] == [(NOW - HOUR, ("draft",))]
     plot = alpha_of_tasks({"code": found.model_dump(mode="json")})
-    assert plot is not None
     assert "probes 0.60 to 0.60, draft changed 2026-11-21 05:00 UTC" in plot
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,12 +15,6 @@ from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, Stor
 from tests.fixtures.publishing import InstantEvent
 from worker import background as retry
 from worker.background import BackgroundWrites, BoundedQueue, Retry
-
-
-@pytest.fixture(autouse=True)
-def _heard(caplog: pytest.LogCaptureFixture) -> None:
-    """Another test may have raised the level of all logs."""
-    caplog.set_level(logging.WARNING, logger="worker.background")
 
 
 def test_while_the_database_is_away_writes_wait_in_their_order(caplog: pytest.LogCaptureFixture) -> None:
@@ -221,21 +214,6 @@ def test_a_missing_server_is_waited_for(error: type[Exception]) -> None:
     assert len(hurry.waits) == 9
     assert hurry.waits == sorted(hurry.waits)
     assert hurry.waits[-1] == retry.LONGEST_WAIT_S
-
-
-@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("no column"), False)])
-def test_in_a_hurry_or_where_a_server_refuses_the_error_comes_out(error: StoreError, is_hurried: bool) -> None:
-    hurry, calls = InstantEvent(), []
-    if is_hurried:
-        hurry.set()
-
-    def act() -> None:
-        calls.append(1)
-        raise error
-
-    with pytest.raises(type(error)):
-        Retry(hurry).until_done("record", act)
-    assert (calls, hurry.waits) == ([1], [])
 
 
 def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it() -> None:

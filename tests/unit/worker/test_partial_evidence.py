@@ -92,7 +92,6 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
             check_own_rounds(sums[one.drafter], one)
         lengths = [its.output_tokens for its in sums.values() if its.texts]
         assert lengths == [len(generation.token_ids)], "a job's length is that of its whole text, and counts once"
-        assert outcome.run is not None
         assert outcome.run.key.drafter == "lookup", "most rounds are"
         assert outcome.run.num_draft_tokens == 4
         assert outcome.run.counts == generation.counts
@@ -103,7 +102,6 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
 def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:
     generation, prepared = decode(1, [("lookup", 3)])
     outcome = outcome_of(generation, prepared)
-    assert outcome.run is not None
     assert outcome.shadows == ()
     assert (outcome.run.key.drafter, outcome.run.key.draft_revision, outcome.run.mode) == (
         "lookup",
@@ -116,7 +114,6 @@ def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> N
 def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
     generation, prepared = decode(1, [("lookup", 0)])
     outcome = outcome_of(generation, prepared, decision("lookup", 3))
-    assert outcome.run is not None
     assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
     assert outcome.shadows == ()
 
@@ -191,7 +188,6 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
     served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
     counts = AcceptanceCounts(81, 81)
     outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
-    assert outcome.run is not None
     assert not outcome.run.is_evidence
     assert outcome.run.counts == counts
     assert len(outcome.shadows) == len(outcome.counted.evidence) == num_rows

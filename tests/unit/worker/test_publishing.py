@@ -48,7 +48,6 @@ def test_a_failed_job_is_finished_by_the_thread_that_publishes_its_dead_letter()
     """Also when the outcome was recorded by a worker that died before it could publish the letter."""
     one = Publishing()
     failed = failed_job(delivery("j1", offset=1), FAILED, one.intake)  # type: ignore[arg-type]
-    assert failed is not None
     recorded = one.recorded(1, 2)
     one.queue.put([replace(recorded, failed=(replace(failed, delivery=recorded.deliveries[0]),))])
     one.publisher.turn(0.0)

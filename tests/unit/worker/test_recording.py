@@ -16,6 +16,7 @@ from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
+from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
@@ -57,14 +58,6 @@ class Ledger:
         return won
 
 
-class Held:
-    def renew(self, attempts, *, owner, lease_s):
-        return set(attempts)
-
-    def cancelled(self, job_ids):
-        return set()
-
-
 class Hurry(threading.Event):
     """Nobody waits for it: what is to pass meanwhile is told to `pause`."""
 
@@ -83,7 +76,7 @@ class Recording:
     def __init__(self) -> None:
         self.store, self.hurry = Ledger(), Hurry(self._pause)
         self.now, self.pauses = 100.0, list[float]()
-        self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
+        self.leases = LeaseKeeper(ClaimTable(), owner="w", lease_s=30)
         self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()
@@ -135,7 +128,6 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
     assert one.recorder.turn(0.0) == 2
     assert one.store.transactions == [["j1", "j2"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1", b"j2"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert (one.leases.holds("j1"), one.leases.holds("j3")) == (False, True)
@@ -147,7 +139,6 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
 def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_others_do_not_wait() -> None:
     one = Recording()
     claimed = claimed_job("j1", stream=True)
-    assert claimed.stream is not None
     chunk = claimed.stream.add("word ", created=0, model="target")
     one.recorder.put([ended_job(claimed)])
     one.recorder.put(ended("j2"))
@@ -168,7 +159,6 @@ def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_oth
 def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurried: bool) -> None:
     one = Recording()
     claimed = claimed_job("j1", stream=True)
-    assert claimed.stream is not None
     for _ in range(3):
         chunk = claimed.stream.add("word ", created=0, model="target")
     chunk.settle(is_acknowledged=True)
@@ -214,7 +204,6 @@ def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finis
     one.recorder.put(ended("j1", "j2"))
     assert one.recorder.turn(0.0) == 1
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1"]
@@ -250,7 +239,6 @@ def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_o
     assert one.recorder.turn(0.0) == 3
     assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     results = {(message.key or b"").decode(): json.loads(message.value) for message in recorded.messages}
     assert results["j2"]["error"]["code"] == "outcome_refused"
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
@@ -265,7 +253,6 @@ def test_what_postgres_does_not_take_of_scores_costs_the_score_and_not_the_job()
     one.recorder.put([replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting])
     assert one.recorder.turn(0.0) == 3
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.value for message in recorded.messages] == [job.outcome.result for job in waiting]
     recorded_shadows = {outcome.job_id: outcome.shadows for outcome in one.recorder.take_recorded()}
     assert recorded_shadows == {"j1": scored, "j2": (), "j3": scored}
@@ -297,7 +284,6 @@ def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first
         one = Recording()
         claims = [claimed_job(f"j{number}", stream=True) for number in range(len(sizes))]
         for claimed in claims:
-            assert claimed.stream is not None
             claimed.stream.add("word ", created=0, model="target")
         jobs = [cancelled(claimed) for claimed in claims]
         padded = [(job, job.outcome.result.ljust(size)) for job, size in zip(jobs, sizes, strict=True)]

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -19,14 +19,12 @@ from alphaloop.messages import Purpose
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Generation, PreparedJob, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=16, temperature=0.0)
 METHODS: Final = ("open", "propose", "close")

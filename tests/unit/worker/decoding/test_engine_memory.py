@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -15,15 +15,12 @@ import transformers
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.network.kv_layout import BLOCK, KvShape
 from worker.decoding.network.slots import zeros
 from worker.engine import Generation, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=12, temperature=0.0)
 BYTES: Final = 2 * 2 * 2 * 16 * 8  #: of a token in the tiny llama: layers, keys and values, heads, head_dim, float64

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -18,15 +18,11 @@ import transformers
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
 from worker.decoding.device import available_bytes, available_host_bytes
-from worker.decoding.engine import AdmittedSequences
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.engine import AdmittedSequences, TransformersEngine
 from worker.decoding.network.kv_layout import BLOCK, KvShape
 from worker.decoding.network.slots import SlotCache
 from worker.engine import PreparedJob, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.drafters.draft_model import DraftModelDrafter
-    from worker.decoding.engine import TransformersEngine
-
 
 GB = 10**9
 HOST = 2**36
@@ -95,7 +91,7 @@ def test_this_machine_has_some_left() -> None:
     assert 0 < available_bytes(torch.device("cpu")) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 GREEDY: Final = Sampling(max_tokens=30, temperature=0.0)
 
 

@@ -26,9 +26,7 @@ class Contents:
     """A folder that answers only while its gate is open, and counts who reads at once."""
 
     def __init__(self, folder: Path) -> None:
-        store = ContentStore.of(ClaimCheckSettings(url=str(folder)))
-        assert store is not None
-        self.store = store
+        self.store = ContentStore.of(ClaimCheckSettings(url=str(folder)))
         self.gate = threading.Event()
         self.gate.set()
         self._lock = threading.Lock()
@@ -117,7 +115,6 @@ def test_a_missing_prompt_is_the_jobs_failure_and_a_wrong_one_a_refusal(feeding:
     feeding.send("wrong", b'{"prompt": 5}')
     feeding.until_empty()
     (failed,) = feeding.ready
-    assert failed.failure is not None
     assert (failed.job.job_id, failed.failure.code) == ("missing", "content_missing")
     ((_, error),) = feeding.refused
     assert (error.field, error.message.split(":")[0]) == ("body_ref", "prompt of the content")

@@ -122,7 +122,6 @@ def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, t
         if temperature == 0:
             assert token == int(own.argmax())
         else:
-            assert proposal.q is not None
             assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
             assert not proposal.q[place, 25:].any()
 
@@ -155,7 +154,6 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
     for name, text, kind in zip(names, texts, kinds, strict=True):
         made.open(name, text, kind, "code")
     for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
-        assert proposal.q is not None
         assert proposal.q.shape == (6, VOCABULARY)
         again = TokenChooser(asked.job_id, kind, 3)
         for place, token in enumerate(proposal.tokens):
@@ -221,7 +219,6 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
         num = rng.randint(1, 9)
         choice = TokenChooser("j", sampling, 4)
         (proposal,) = made.propose([Ask("j", text, num, choice)])
-        assert proposal.parents is not None
         assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
         place, path, seen = -1, [], 0
         while seen < len(proposal.tokens):

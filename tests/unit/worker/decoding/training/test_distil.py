@@ -163,8 +163,7 @@ def target_of(folder: Path) -> Any:
 
 @torch.inference_mode()
 def logits_of(model: Any) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
-    return logits
+    return model(input_ids=TOKENS, use_cache=False).logits
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -216,7 +215,6 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
     assert read_draft_vocabulary(tmp_path) is None
     write_draft_vocabulary(tmp_path, torch.tensor([2, 3, 9]))
     found = read_draft_vocabulary(tmp_path)
-    assert found is not None
     assert found.tolist() == [2, 3, 9]
     for wrong in (torch.tensor([3, 2]), torch.tensor([2, 2]), torch.tensor([-1, 2]), torch.tensor([[1, 2]])):
         write_draft_vocabulary(tmp_path, wrong)
@@ -230,7 +228,6 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
 def distance(draft: Any, mapping: torch.Tensor, lessons: list[Lesson]) -> float:
     total = 0.0
     for lesson in lessons:
-        assert lesson.states is not None
         with torch.inference_mode():
             output = draft(input_ids=lesson.token_ids[None, :-1], use_cache=False, output_hidden_states=True)
         total += float((output.hidden_states[-1][0] @ mapping.T - lesson.states.float()).square().sum())
