@@ -79,6 +79,8 @@ class FakeEngine:
     With a `slowness` steps report that many times what their shape is measured to take; without one, no parts at all.
     """
 
+    can_redraft = True
+
     def __init__(
         self,
         *,
@@ -103,9 +105,9 @@ class FakeEngine:
         self._running: list[_Running] = []
 
     @property
-    def can_redraft(self) -> bool:
-        """Whether a running sequence can change how it drafts."""
-        return True
+    def running(self) -> Sequence[str]:
+        """The jobs in the engine now."""
+        return [sequence.job_id for sequence in self._running]
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """A token a word."""

@@ -25,11 +25,11 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
     ]
     turning = Turning(MemoryEngine(10, num_slots=4), *jobs)
     turning.turn(5)
-    assert turning.engine.running == ["first"]  # type: ignore[attr-defined]
+    assert turning.engine.running == ["first"]
     assert turning.waiting() == ["large", "small", "tiny"]
     assert turning.decided == [2], "what has no room is not decided for again in every round"
     turning.turn(2)
-    assert turning.engine.running == ["large"]  # type: ignore[attr-defined]
+    assert turning.engine.running == ["large"]
     turning.turn(12)
     assert turning.outcomes() == dict.fromkeys(["first", "large", "small", "tiny"], "succeeded")
 
@@ -37,9 +37,7 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
 class Undivertible(FakeEngine):
     """What has begun goes on as it began, as requests do."""
 
-    @property
-    def can_redraft(self) -> bool:
-        return False
+    can_redraft = False
 
 
 @pytest.mark.parametrize(("engine", "beside"), [(FakeEngine, [2, 3]), (Undivertible, [8, 8])])
@@ -169,10 +167,6 @@ class WaitingEngine(FakeEngine):
     def __init__(self, *absent: str) -> None:
         super().__init__(num_slots=2)
         self.absent = set(absent)
-
-    @property
-    def running(self) -> list[str]:
-        return [sequence.job_id for sequence in self._running]
 
     def load(self) -> Load:
         waiting = frozenset(self.absent & set(self.running))

@@ -41,9 +41,8 @@ class FailingEngine(FakeEngine):
         self.steps: list[list[str]] = []
 
     def step(self) -> Step:
-        jobs = [sequence.prepared.job.job_id for sequence in self._running]
-        self.steps.append(jobs)
-        if (error := self._fails(jobs)) is not None:
+        self.steps.append(self.running)
+        if (error := self._fails(self.running)) is not None:
             raise error
         return super().step()
 

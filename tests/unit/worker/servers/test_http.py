@@ -18,7 +18,7 @@ from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
 from worker.servers.http import endpoint_of, events
-from worker.servers.request_body import body_of, path_of
+from worker.servers.request_body import body_of
 
 
 @pytest.mark.parametrize(
@@ -115,9 +115,7 @@ def asked(
     return body_of(kind, "m", CHAT if is_chat else make_job("one two"), sampling, stream=stream)
 
 
-def test_a_prompt_and_messages_go_to_their_own_paths() -> None:
-    assert (path_of(make_job("one")), path_of(CHAT)) == ("/completions", "/chat/completions")
-    assert asked("openai")["prompt"] == "one two"
+def test_messages_take_the_place_of_a_prompt() -> None:
     body = asked("openai", is_chat=True)
     assert (body["messages"], "prompt" in body) == ([{"role": "system", "content": "Be brief."}], False)
 
