@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
@@ -33,80 +32,76 @@ class LedgerOfLeases:
         return self.asked_to_end & set(job_ids)
 
 
-def kept() -> tuple[LedgerOfLeases, SimpleNamespace, LeaseKeeper]:
-    store, clock = LedgerOfLeases(), SimpleNamespace(now=1000.0)
-    return store, clock, LeaseKeeper(store, owner="w", lease_s=30, clock=lambda: clock.now)
+class Keeping:
+    """A keeper of leases, and the seconds that pass for it."""
+
+    def __init__(self, may_renew: Callable[[], bool] = lambda: True) -> None:
+        self.store, self.now = LedgerOfLeases(), 1000.0
+        self.keeper = LeaseKeeper(self.store, owner="w", lease_s=30, may_renew=may_renew, clock=lambda: self.now)
+
+    def pass_s(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.keeper.renew_due()
 
 
 def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1, "b": 3})
-    for _ in range(14):
-        clock.now += 1
-        keeper.renew_due()
-    assert store.renewed == [], "most jobs end before: their rows are never written for a lease"
-    keeper.hold({"later": 1})
-    for _ in range(29):
-        clock.now += 1
-        keeper.renew_due()
-    assert store.renewed == [{"a": 1, "b": 3}, {"later": 1}, {"a": 1, "b": 3}]
+    one = Keeping()
+    one.keeper.hold({"a": 1, "b": 3})
+    one.pass_s(14)
+    assert one.store.renewed == [], "most jobs end before: their rows are never written for a lease"
+    one.keeper.hold({"later": 1})
+    one.pass_s(29)
+    assert one.store.renewed == [{"a": 1, "b": 3}, {"later": 1}, {"a": 1, "b": 3}]
 
 
 def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    clock.now += 10
-    keeper.hold({"a": 2})
-    clock.now += 10
-    keeper.renew_due()
-    clock.now += 5
-    keeper.renew_due()
-    assert store.renewed == [{"a": 2}]
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.pass_s(10)
+    one.keeper.hold({"a": 2})
+    one.pass_s(15)
+    assert one.store.renewed == [{"a": 2}]
 
 
 def test_a_lost_claim_is_not_asked_for_every_second() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    store.lost = {"a"}
-    for _ in range(29):
-        clock.now += 1
-        keeper.renew_due()
-    assert len(store.renewed) == 1
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.store.lost = {"a"}
+    one.pass_s(29)
+    assert len(one.store.renewed) == 1
 
 
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
-    store, _, keeper = kept()
-    keeper.hold({"a": 1, "b": 1})
-    store.asked_to_end = {"b", "somebody else's"}
-    keeper.check_cancelled()
-    keeper.cancel("somebody else's")
-    assert keeper.cancelled() == {"b"}
-    keeper.let_go(["b"])
-    assert keeper.cancelled() == set()
+    one = Keeping()
+    one.keeper.hold({"a": 1, "b": 1})
+    one.store.asked_to_end = {"b", "somebody else's"}
+    one.keeper.check_cancelled()
+    one.keeper.cancel("somebody else's")
+    assert one.keeper.cancelled() == {"b"}
+    one.keeper.let_go(["b"])
+    assert one.keeper.cancelled() == set()
 
 
 def test_a_database_that_is_away_is_asked_again_until_it_answers() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    store.is_away = True
-    clock.now += 15
-    keeper.renew_due()
-    store.is_away = False
-    clock.now += 1
-    keeper.renew_due()
-    assert store.renewed == [{"a": 1}]
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.store.is_away = True
+    one.pass_s(15)
+    one.store.is_away = False
+    one.pass_s(1)
+    assert one.store.renewed == [{"a": 1}]
 
 
 def test_while_the_worker_hangs_its_claims_run_out() -> None:
-    store, hangs, clock = LedgerOfLeases(), [True], SimpleNamespace(now=1000.0)
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, may_renew=lambda: not hangs, clock=lambda: clock.now)
-    keeper.hold({"a": 1})
-    clock.now += 20
-    keeper.renew_due()
-    assert store.renewed == []
+    hangs = [True]
+    one = Keeping(may_renew=lambda: not hangs)
+    one.keeper.hold({"a": 1})
+    one.pass_s(20)
+    assert one.store.renewed == []
     hangs.clear()
-    keeper.renew_due()
-    assert store.renewed == [{"a": 1}]
+    one.keeper.renew_due()
+    assert one.store.renewed == [{"a": 1}]
 
 
 class Claims:

@@ -13,18 +13,15 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.publishing import claimed_job
 from worker.admission import lane_of
-from worker.claims import ClaimedJob
 from worker.decoding.counts import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
-from worker.intake.partitions import Delivery
-from worker.intake.validation import ReadyJob
 from worker.recording import succeeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,16 +31,13 @@ ENGINE = FakeEngine(
     drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
 )
 SAMPLING = Sampling(max_tokens=64, temperature=0.0)
+CLAIMED = claimed_job("a")
 
 
 def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
-    ready = ReadyJob(
-        Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0),
-        prepared,
-        b"",
-        lane_of(prepared.job, prepared.sampling),
-    )
-    return succeeded(ClaimedJob(ready, 1), generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
+    ready = replace(CLAIMED.ready, prepared=prepared, lane=lane_of(prepared.job, prepared.sampling))
+    claimed = replace(CLAIMED, ready=ready)
+    return succeeded(claimed, generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
 
 
 def decode(

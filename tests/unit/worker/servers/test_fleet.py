@@ -31,6 +31,7 @@ from worker.servers.load import Flight
 PLAIN = server_of("plain", None, 0, 4)
 PLAIN_2 = server_of("plain-2", None, 0, 4)
 NGRAM = server_of("ngram", "ngram", 4, 4)
+NGRAM_2 = server_of("ngram-2", "ngram", 4, 4)
 BOTH = server_of("both", "ngram", 4, 4, switches_drafts=True)
 
 
@@ -216,6 +217,34 @@ def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(
         fleet = fleet_of(clock, BOTH, *others)
         fleet.choose(None, is_bound=False, alone=True)
         assert [status.name for status in fleet.statuses() if status.is_for_suspect] == [kept]
+
+
+def ask_alone(fleet: Fleet, *, is_bound: bool = False) -> str | None:
+    """Ask as a suspect does; the tests that are asked for pass."""
+    if (name := fleet.choose(None, is_bound=is_bound, alone=True)) is not None:
+        return name
+    for due in fleet.due_tests():
+        fleet.tested(due, None)
+    return fleet.choose(None, is_bound=is_bound, alone=True)
+
+
+def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.next_change_s() == 0
+    (name,) = fleet.due_tests()
+    fleet.tested(name, None)
+    assert fleet.choose(None, is_bound=False, alone=True) == name
+    clock.pass_s(6.0)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.due_tests() == (name,)
+
+
+def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
+    for seed_s in range(10):
+        clock.pass_s(float(seed_s))
+        assert ask_alone(fleet_of(clock, PLAIN, NGRAM, NGRAM_2)) in ("ngram", "ngram-2")
+    assert ask_alone(fleet_of(clock, PLAIN, NGRAM, NGRAM_2), is_bound=True) == "plain"
 
 
 FAILURES: tuple[AlphaloopError, ...] = (

@@ -1,4 +1,4 @@
-"""Whose fault a failure was, and the endpoints that requests get for themselves because servers died with them."""
+"""Whose fault a failure was, and which requests run alone because servers died with them."""
 
 from __future__ import annotations
 
@@ -187,44 +187,3 @@ def test_a_suspect_avoids_servers_that_die_without_it() -> None:
         three.heal()
     three.dies("s0")
     assert three.dies("s1").avoid == frozenset({"s2"})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def fleet_of(clock: Clock, *, plain: int = 0, ngram: int = 0) -> Fleet:
-    endpoints = [server_of(f"plain-{number}", None, 0, 4) for number in range(plain)]
-    endpoints += [server_of(f"ngram-{number}", "ngram", 4, 4) for number in range(ngram)]
-    return Fleet(endpoints, clock=clock, rng=Random(0))
-
-
-def ask_alone(fleet: Fleet, *, is_bound: bool = False) -> str | None:
-    """Ask as a suspect does; the tests that are asked for pass."""
-    if (name := fleet.choose(None, is_bound=is_bound, alone=True)) is not None:
-        return name
-    for due in fleet.due_tests():
-        fleet.tested(due, None)
-    return fleet.choose(None, is_bound=is_bound, alone=True)
-
-
-def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=2)
-    assert fleet.choose(None, is_bound=False, alone=True) is None
-    assert fleet.next_change_s() == 0
-    (name,) = fleet.due_tests()
-    fleet.tested(name, None)
-    assert fleet.choose(None, is_bound=False, alone=True) == name
-    clock.pass_s(6.0)
-    assert fleet.choose(None, is_bound=False, alone=True) is None
-    assert fleet.due_tests() == (name,)
-
-
-def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
-    for seed_s in range(10):
-        clock.pass_s(float(seed_s))
-        fleet = fleet_of(clock, plain=1, ngram=2)
-        assert str(ask_alone(fleet)).startswith("ngram")
-    fleet = fleet_of(clock, plain=1, ngram=2)
-    assert ask_alone(fleet, is_bound=True) == "plain-0"

@@ -100,8 +100,6 @@ CUT = Sampling(
     stop=("END",),
     logit_bias=((5, -2.0),),
 )
-
-
 CHAT = parse_job(
     b'{"task": "code", "body": {"messages": [{"role": "system", "content": "Be brief."}]}}',
     Origin("test", "jobs.code", 0, 1),
