@@ -76,8 +76,10 @@ class FakeEngine:
     `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
     `failing_steps` names steps, counted from 0, that raise DecodeFailed. `before_step` is called first in every step.
     A text ends by itself after as many words as one of `num_words`, both included.
-    With a `slowness` steps report that many times what `round_ms` says of their shape; without one, no parts at all.
+    With a `slowness` steps report that many times what their shape is measured to take; without one, no parts at all.
     """
+
+    can_redraft = True
 
     def __init__(
         self,
@@ -87,11 +89,7 @@ class FakeEngine:
         context_length: int = 4096,
         failing_steps: Sequence[int] = (),
         before_step: Callable[[], None] | None = None,
-        round_ms: Callable[[str | None, int, int, int], float] = lambda drafter, batch, width, context: (
-            0.1 * width if drafter else 10.0 + 0.1 * batch * width + 1e-4 * batch * context
-        ),
         slowness: float | None = None,
-        seed: int = 0,
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
         num_words: tuple[int, int] = (24, 80),
     ) -> None:
@@ -101,15 +99,15 @@ class FakeEngine:
         self.drafters = drafters
         self.sampling_defaults = SamplingDefaults()
         self.num_steps = 0
-        self._num_slots, self._acceptance, self._seed = num_slots, tuple(acceptance), seed
-        self._failing, self._before_step, self._round_ms = frozenset(failing_steps), before_step, round_ms
+        self._num_slots, self._acceptance = num_slots, tuple(acceptance)
+        self._failing, self._before_step = frozenset(failing_steps), before_step
         self._slowness, self._num_words = slowness, num_words
         self._running: list[_Running] = []
 
     @property
-    def can_redraft(self) -> bool:
-        """Whether a running sequence can change how it drafts."""
-        return True
+    def running(self) -> Sequence[str]:
+        """The jobs in the engine now."""
+        return [sequence.job_id for sequence in self._running]
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """A token a word."""
@@ -137,7 +135,7 @@ class FakeEngine:
                 drafter,
                 decision.num_draft_tokens,
                 words,
-                random.Random(_number(self._seed, prepared.job.job_id)),
+                random.Random(_number(0, prepared.job.job_id)),
                 TextStream(decode_words, sampling.stop),
                 words.randint(*self._num_words),
                 time.perf_counter(),
@@ -222,8 +220,8 @@ class FakeEngine:
         return {}
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """What `round_ms` says."""
-        return self._round_ms(drafter, batch, width, context)
+        """A drafted token costs a hundredth of a round of the target."""
+        return 0.1 * width if drafter else 10.0 + 0.1 * batch * width + 1e-4 * batch * context
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """A token of a prompt costs a tenth of a millisecond, and nothing to look-up."""
@@ -231,9 +229,9 @@ class FakeEngine:
 
     def _timed(self, step: Step, drafters: set[str | None], slowness: float) -> Step:
         context = 256
-        target_ms = slowness * self._round_ms(None, step.batch, step.width, context)
+        target_ms = slowness * self.measure_round_ms(None, step.batch, step.width, context, 1)
         (drafter,) = drafters if len(drafters) == 1 else (None,)
-        draft_ms = slowness * self._round_ms(drafter, step.batch, step.width, context) if drafter else 0.0
+        draft_ms = slowness * self.measure_round_ms(drafter, step.batch, step.width, context, 1) if drafter else 0.0
         return replace(step, draft_s=draft_ms / 1000, verify_s=target_ms / 1000, context=context, drafter=drafter)
 
     def _round(self, sequence: _Running) -> int:

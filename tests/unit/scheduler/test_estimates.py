@@ -15,8 +15,8 @@ from scheduler.report.build import alpha_1, alpha_over_time, pooled_alpha
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def job(trials: tuple[int, ...], accepts: tuple[int, ...], *, minute: int = 0, device_s: float = 1.0) -> DecodedJob:
-    return DecodedJob(AT + timedelta(minutes=minute), len(trials), "faster", trials, accepts, 48, device_s)
+def job(trials: tuple[int, ...], accepts: tuple[int, ...], *, minute: int = 0) -> DecodedJob:
+    return DecodedJob(AT + timedelta(minutes=minute), len(trials), "faster", trials, accepts, 48, 1.0)
 
 
 def test_pooled_and_first_position() -> None:

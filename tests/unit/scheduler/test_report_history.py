@@ -18,8 +18,8 @@ def jobs(first: datetime, num_jobs: int, accepts: int = 8) -> list[DecodedJob]:
     return [DecodedJob(first + i * MINUTE, 3, "faster", (10,), (accepts,), 20, 1.0) for i in range(num_jobs)]
 
 
-def probe(at: datetime, *, draft: str = "draft-1", task: str = "code", accepts: int = 6) -> ProbeResult:
-    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (accepts,))
+def probe(at: datetime, *, draft: str = "draft-1", task: str = "code") -> ProbeResult:
+    return ProbeResult(at, task, "v", 0, "p", "small", draft, "target-1", "engine-1", 3, (10,), (6,))
 
 
 def counts(streams: dict[Stream, list[DecodedJob]], probes: list[ProbeResult]) -> RunCounts:
@@ -58,7 +58,6 @@ def test_probes_of_the_window_have_a_point_a_run() -> None:
     ]
     assert [(mark.at, mark.changed) for mark in found.revisions] == [(NOW - HOUR, ("draft",))]
     plot = alpha_of_tasks({"code": found.model_dump(mode="json")})
-    assert plot is not None
     assert "probes 0.60 to 0.60, draft changed 2026-11-21 05:00 UTC" in plot
 
 

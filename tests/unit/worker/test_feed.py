@@ -40,9 +40,7 @@ def test_what_is_no_job_is_refused_and_a_tripping_tokenizer_stops_nobody() -> No
     one.send("trips", offset=2)
     one.send("good", offset=3)
     one.feed.turn()
-    told = [
-        (refused.delivery.record.offset, refused.reason.code, refused.reason.message) for refused in one.refused.taken
-    ]
+    told = [(refused.delivery.record.offset, refused.reason.code, refused.reason.message) for refused in one.refused]
     assert [(offset, code) for offset, code, _ in told] == [(1, "malformed_message"), (2, "malformed_message")]
     assert told[1][2] == "could not be read: ZeroDivisionError"
     assert [claimed.job_id for claimed in one.start(9)] == ["good"]
@@ -53,7 +51,7 @@ def test_a_job_that_postgres_does_not_take_is_refused_and_stops_no_other() -> No
     one.table.untakable = {"b"}
     one.send("a", "b", "c")
     one.feed.turn()
-    assert [dead.reason.code for dead in one.refused.taken] == ["malformed_message"]
+    assert [dead.reason.code for dead in one.refused] == ["malformed_message"]
     assert [claimed.job_id for claimed in one.start(9)] == ["a", "c"]
     assert one.feed.num_waiting == 0
 
@@ -71,9 +69,9 @@ def test_what_was_recorded_is_answered_what_conflicts_refused_and_what_ended_rec
     one.feed.turn()
     groups = [group for group in one.published() if isinstance(group, RecordedGroup) and group.is_repeated]
     again = [(message.key, message.value) for group in groups for message in group.messages]
-    refused = [told.reason.code for told in one.refused.taken]
+    refused = [told.reason.code for told in one.refused]
     assert (again, refused) == ([(b"recorded", b"the bytes")], ["job_conflict"])
-    assert [(e.claimed.job_id, e.outcome.status) for e in one.recorder.ended] == [
+    assert [(e.claimed.job_id, e.outcome.status) for e in one.ended] == [
         ("cancelled", "cancelled"),
         ("exhausted", "failed"),
     ]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
@@ -22,103 +21,97 @@ class LedgerOfLeases:
         self.lost: set[str] = set()
         self.asked_to_end: set[str] = set()
         self.is_away = False
-        self.was_renewed = threading.Event()
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
         if self.is_away:
             raise StoreUnavailable
         self.renewed.append(dict(attempts))
-        self.was_renewed.set()
         return set(attempts) - self.lost
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:
         return self.asked_to_end & set(job_ids)
 
 
-def kept() -> tuple[LedgerOfLeases, SimpleNamespace, LeaseKeeper]:
-    store, clock = LedgerOfLeases(), SimpleNamespace(now=1000.0)
-    return store, clock, LeaseKeeper(store, owner="w", lease_s=30, clock=lambda: clock.now)
+class Keeping:
+    """A keeper of leases, and the seconds that pass for it."""
+
+    def __init__(self, may_renew: Callable[[], bool] = lambda: True) -> None:
+        self.store, self.now = LedgerOfLeases(), 1000.0
+        self.keeper = LeaseKeeper(self.store, owner="w", lease_s=30, may_renew=may_renew, clock=lambda: self.now)
+
+    def pass_s(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now += 1
+            self.keeper.renew_due()
 
 
 def test_a_claim_is_renewed_when_half_of_its_lease_is_over_and_not_before() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1, "b": 3})
-    for _ in range(14):
-        clock.now += 1
-        keeper.renew_due()
-    assert store.renewed == [], "most jobs end before: their rows are never written for a lease"
-    keeper.hold({"later": 1})
-    for _ in range(29):
-        clock.now += 1
-        keeper.renew_due()
-    assert store.renewed == [{"a": 1, "b": 3}, {"later": 1}, {"a": 1, "b": 3}]
+    one = Keeping()
+    one.keeper.hold({"a": 1, "b": 3})
+    one.pass_s(14)
+    assert one.store.renewed == [], "most jobs end before: their rows are never written for a lease"
+    one.keeper.hold({"later": 1})
+    one.pass_s(29)
+    assert one.store.renewed == [{"a": 1, "b": 3}, {"later": 1}, {"a": 1, "b": 3}]
 
 
 def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    clock.now += 10
-    keeper.hold({"a": 2})
-    clock.now += 10
-    keeper.renew_due()
-    clock.now += 5
-    keeper.renew_due()
-    assert store.renewed == [{"a": 2}]
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.pass_s(10)
+    one.keeper.hold({"a": 2})
+    one.pass_s(15)
+    assert one.store.renewed == [{"a": 2}]
 
 
 def test_a_lost_claim_is_not_asked_for_every_second() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    store.lost = {"a"}
-    for _ in range(29):
-        clock.now += 1
-        keeper.renew_due()
-    assert len(store.renewed) == 1
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.store.lost = {"a"}
+    one.pass_s(29)
+    assert len(one.store.renewed) == 1
 
 
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
-    store, _, keeper = kept()
-    keeper.hold({"a": 1, "b": 1})
-    store.asked_to_end = {"b", "somebody else's"}
-    keeper.check_cancelled()
-    keeper.cancel("somebody else's")
-    assert keeper.cancelled() == {"b"}
-    keeper.let_go(["b"])
-    assert keeper.cancelled() == set()
+    one = Keeping()
+    one.keeper.hold({"a": 1, "b": 1})
+    one.store.asked_to_end = {"b", "somebody else's"}
+    one.keeper.check_cancelled()
+    one.keeper.cancel("somebody else's")
+    assert one.keeper.cancelled() == {"b"}
+    one.keeper.let_go(["b"])
+    assert one.keeper.cancelled() == set()
 
 
 def test_a_database_that_is_away_is_asked_again_until_it_answers() -> None:
-    store, clock, keeper = kept()
-    keeper.hold({"a": 1})
-    store.is_away = True
-    clock.now += 15
-    keeper.renew_due()
-    store.is_away = False
-    clock.now += 1
-    keeper.renew_due()
-    assert store.renewed == [{"a": 1}]
+    one = Keeping()
+    one.keeper.hold({"a": 1})
+    one.store.is_away = True
+    one.pass_s(15)
+    one.store.is_away = False
+    one.pass_s(1)
+    assert one.store.renewed == [{"a": 1}]
 
 
 def test_while_the_worker_hangs_its_claims_run_out() -> None:
-    store, hangs, clock = LedgerOfLeases(), [True], SimpleNamespace(now=1000.0)
-    keeper = LeaseKeeper(store, owner="w", lease_s=30, may_renew=lambda: not hangs, clock=lambda: clock.now)
-    keeper.hold({"a": 1})
-    clock.now += 20
-    keeper.renew_due()
-    assert store.renewed == []
+    hangs = [True]
+    one = Keeping(may_renew=lambda: not hangs)
+    one.keeper.hold({"a": 1})
+    one.pass_s(20)
+    assert one.store.renewed == []
     hangs.clear()
-    keeper.renew_due()
-    assert store.renewed == [{"a": 1}]
+    one.keeper.renew_due()
+    assert one.store.renewed == [{"a": 1}]
 
 
 class Claims:
     """A store that gives one answer, and a keeper of leases that notes what it holds."""
 
-    def __init__(self, state: ClaimState, attempt: int = 2, *, num_errors: int = 0) -> None:
+    def __init__(self, state: ClaimState, *, num_errors: int = 0) -> None:
         self.held: dict[str, int] = {}
         self.asked: list[str] = []
         self.released: list[dict[str, int]] = []
-        self._state, self._attempt, self._num_errors = state, attempt, num_errors
+        self._state, self._num_errors = state, num_errors
         self.hurry = threading.Event()
         self.hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
         self.claiming = Claiming(self, self, owner="w", lease_s=30.0, max_attempts=3, retry=Retry(self.hurry))  # type: ignore[arg-type]
@@ -130,7 +123,7 @@ class Claims:
         self.asked += [request.job_id for request in requests]
         if len(self.asked) <= self._num_errors:
             raise StoreUnavailable
-        return [Claim(request.job_id, self._state, self._attempt) for request in requests]
+        return [Claim(request.job_id, self._state, 2) for request in requests]
 
     def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
         self.released.append(dict(attempts))
@@ -145,7 +138,6 @@ class Claims:
 def streamed_job() -> ClaimedJob:
     """A job with a chunk out."""
     claimed = claimed_job("a", stream=True)
-    assert claimed.stream is not None
     claimed.stream.add("some text", created=0, model="target")
     return claimed
 
@@ -161,7 +153,6 @@ def test_a_job_with_a_chunk_out_gets_the_next_attempt_and_numbers_its_chunks_fro
     claims = Claims(ClaimState.CLAIMED, num_errors=1)
     fresh = claims.claiming.claim_again(streamed_job())
     assert isinstance(fresh, ClaimedJob)
-    assert fresh.stream is not None
     assert (fresh.attempt, fresh.stream.num_chunks, claims.held) == (2, 0, {"a": 2})
     assert claims.asked == ["a", "a"], "the first answer was lost"
 

@@ -1,18 +1,20 @@
 """One turn of the loop over an engine without a model: what starts, in which order, and jobs whose server is away."""
 
 from __future__ import annotations
-
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import FatalBrokerError
+from alphaloop.errors import StoreError
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
-
-import pytest
-
-from alphaloop.errors import AlphaloopError, FatalBrokerError, StoreError
 from tests.fakes import FakeEngine
-from tests.fixtures.publishing import NOW, claimed_job
-from tests.fixtures.turning import MemoryEngine, Turning
-from worker.engine import Load, Step
+from tests.fixtures.publishing import NOW
+from tests.fixtures.publishing import claimed_job
+from tests.fixtures.turning import MemoryEngine
+from tests.fixtures.turning import Turning
+from typing import Any
+from worker.engine import Load
+from worker.engine import Step
+import pytest
 
 
 def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
@@ -25,11 +27,11 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
     ]
     turning = Turning(MemoryEngine(10, num_slots=4), *jobs)
     turning.turn(5)
-    assert turning.engine.running == ["first"]  # type: ignore[attr-defined]
+    assert turning.engine.running == ["first"]
     assert turning.waiting() == ["large", "small", "tiny"]
     assert turning.decided == [2], "what has no room is not decided for again in every round"
     turning.turn(2)
-    assert turning.engine.running == ["large"]  # type: ignore[attr-defined]
+    assert turning.engine.running == ["large"]
     turning.turn(12)
     assert turning.outcomes() == dict.fromkeys(["first", "large", "small", "tiny"], "succeeded")
 
@@ -37,9 +39,7 @@ def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:
 class Undivertible(FakeEngine):
     """What has begun goes on as it began, as requests do."""
 
-    @property
-    def can_redraft(self) -> bool:
-        return False
+    can_redraft = False
 
 
 @pytest.mark.parametrize(("engine", "beside"), [(FakeEngine, [2, 3]), (Undivertible, [8, 8])])
@@ -166,13 +166,9 @@ def test_a_partition_whose_state_changes_while_jobs_are_sorted_neither_loses_nor
 class WaitingEngine(FakeEngine):
     """Jobs of `absent` are not decoded as long as they are in it."""
 
-    def __init__(self, *absent: str, num_slots: int = 2) -> None:
-        super().__init__(num_slots=num_slots)
+    def __init__(self, *absent: str) -> None:
+        super().__init__(num_slots=2)
         self.absent = set(absent)
-
-    @property
-    def running(self) -> list[str]:
-        return [sequence.job_id for sequence in self._running]
 
     def load(self) -> Load:
         waiting = frozenset(self.absent & set(self.running))

@@ -41,15 +41,10 @@ class FailingEngine(FakeEngine):
         self.steps: list[list[str]] = []
 
     def step(self) -> Step:
-        jobs = [sequence.prepared.job.job_id for sequence in self._running]
-        self.steps.append(jobs)
-        if (error := self._fails(jobs)) is not None:
+        self.steps.append(self.running)
+        if (error := self._fails(self.running)) is not None:
             raise error
         return super().step()
-
-
-def is_sick(jobs: list[str]) -> Exception | None:
-    return RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
 @pytest.mark.parametrize("num_slots", [1, 4], ids=["alone", "together"])
@@ -58,7 +53,8 @@ def test_a_sick_engine_fails_no_job_and_ends_the_worker_with_every_job_given_bac
     num_slots: int, num_jobs: int
 ) -> None:
     names = [f"job-{number}" for number in range(num_jobs)]
-    turning = Turning(FailingEngine(is_sick, num_slots=num_slots), *map(claimed_job, names))
+    engine = FailingEngine(lambda _: RuntimeError("CUDA error: an illegal memory access"), num_slots=num_slots)
+    turning = Turning(engine, *map(claimed_job, names))
     with pytest.raises(EngineSick, match="3 jobs in a row failed"):
         turning.worker.run()
     assert turning.outcomes() == {}

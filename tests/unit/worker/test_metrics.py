@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
@@ -11,23 +12,18 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostPoint
 from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.messages import Mode
-from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.runs import decode_run
 from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 from worker.costs.learning import LiveCosts
 from worker.engine import Load, Step
 from worker.metrics import EndpointMetrics, WorkerMetrics
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 
-def run_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> DecodeRun:
-    """A run that waited for three seconds."""
+def outcome_of(mode: str, first_s: float, wall_s: float, num_tokens: int) -> Outcome:
+    """Of a run that waited for three seconds."""
     run = decode_run(AcceptanceCounts(rounds=num_tokens), mode=Mode(mode))
-    return replace(run, num_tokens=num_tokens, queue_s=3.0, time_to_first_token_s=first_s, wall_s=wall_s)
-
-
-def outcome_of(run: DecodeRun) -> Outcome:
+    run = replace(run, num_tokens=num_tokens, queue_s=3.0, time_to_first_token_s=first_s, wall_s=wall_s)
     return Outcome("j", 1, "succeeded", b"{}", "results", {}, run)
 
 
@@ -66,12 +62,8 @@ def test_the_level_of_costs_is_that_of_the_last_decision() -> None:
 
 def test_latencies_are_told_apart_by_mode() -> None:
     metrics = WorkerMetrics()
-    fast, slow, one_token = (
-        run_of("speculative", 0.2, 1.2, 11),
-        run_of("vanilla", 0.5, 2.5, 5),
-        run_of("vanilla", 1, 1, 1),
-    )
-    metrics.recorded("code", "traffic", [outcome_of(run) for run in (fast, slow, one_token)])
+    runs = ("speculative", 0.2, 1.2, 11), ("vanilla", 0.5, 2.5, 5), ("vanilla", 1, 1, 1)
+    metrics.recorded("code", "traffic", [outcome_of(*run) for run in runs])
     for mode, first, per_token, whole in (("speculative", 0.2, 0.1, 4.2), ("vanilla", 1.5, 0.5, 9.5)):
         for name, total in (
             ("time_to_first_token", first),
@@ -94,19 +86,13 @@ class Servers:
         self.simulation = FleetSimulation(ENDPOINTS, seed=0)
         self.fleet = self.simulation.fleet
         self.registry = CollectorRegistry()
-        self.registry.register(EndpointMetrics(self))  # type: ignore[arg-type]
-
-    def endpoints(self) -> tuple[EndpointStatus, ...]:
-        return self.fleet.statuses()
-
-    def unavailable(self) -> str | None:
-        return self.fleet.unavailable()
-
-    def suspects(self) -> SuspectCounts:
-        return self.fleet.suspects()
-
-    def load(self) -> Load:
-        return Load(3, 8, frozenset({"a", "b"}), frozenset({"a"}))
+        engine = SimpleNamespace(
+            endpoints=self.fleet.statuses,
+            unavailable=self.fleet.unavailable,
+            suspects=self.fleet.suspects,
+            load=lambda: Load(3, 8, frozenset({"a", "b"}), frozenset({"a"})),
+        )
+        self.registry.register(EndpointMetrics(engine))  # type: ignore[arg-type]
 
     def failures(self, endpoint: str, code: str) -> float | None:
         labels = {"endpoint": endpoint, "drafter": "" if endpoint == "plain" else endpoint, "code": code}

@@ -66,7 +66,6 @@ def test_a_result_is_what_its_model_writes(
     assert {name: getattr(result, name) for name in LABELS} == dict.fromkeys(LABELS) | labels
     assert result.num_chunks == (0 if fields else None)
     assert result.recorded_at == NOW
-    assert result.decoding is not None
     assert result.decoding.drafter == ("lookup" if is_drafted else None)
     assert result.decoding.accepts == ((2, 1) if is_drafted else ())
 
@@ -76,5 +75,4 @@ def test_a_drafter_without_a_revision_is_named_alone() -> None:
     outcome = succeeded(claimed_job("a"), decoded, LOOKUP, FakeEngine().identity, queue_s=0.5, now=NOW)
     result = Result.decode(outcome.result)
     assert outcome.result == result.encode()
-    assert result.decoding is not None
     assert (result.decoding.drafter, result.decoding.draft_revision) == ("lookup", None)

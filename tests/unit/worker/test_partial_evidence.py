@@ -13,18 +13,15 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Purpose
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.publishing import claimed_job
 from worker.admission import lane_of
-from worker.claims import ClaimedJob
 from worker.decoding.counts import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
-from worker.intake.partitions import Delivery
-from worker.intake.validation import ReadyJob
 from worker.recording import succeeded
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -34,16 +31,13 @@ ENGINE = FakeEngine(
     drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
 )
 SAMPLING = Sampling(max_tokens=64, temperature=0.0)
+CLAIMED = claimed_job("a")
 
 
 def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
-    ready = ReadyJob(
-        Delivery(Record("jobs.code", 0, 0, None, b"", (), 0), 0),
-        prepared,
-        b"",
-        lane_of(prepared.job, prepared.sampling),
-    )
-    return succeeded(ClaimedJob(ready, 1), generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
+    ready = replace(CLAIMED.ready, prepared=prepared, lane=lane_of(prepared.job, prepared.sampling))
+    claimed = replace(CLAIMED, ready=ready)
+    return succeeded(claimed, generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
 
 
 def decode(
@@ -92,7 +86,6 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
             check_own_rounds(sums[one.drafter], one)
         lengths = [its.output_tokens for its in sums.values() if its.texts]
         assert lengths == [len(generation.token_ids)], "a job's length is that of its whole text, and counts once"
-        assert outcome.run is not None
         assert outcome.run.key.drafter == "lookup", "most rounds are"
         assert outcome.run.num_draft_tokens == 4
         assert outcome.run.counts == generation.counts
@@ -103,7 +96,6 @@ def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
 def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:
     generation, prepared = decode(1, [("lookup", 3)])
     outcome = outcome_of(generation, prepared)
-    assert outcome.run is not None
     assert outcome.shadows == ()
     assert (outcome.run.key.drafter, outcome.run.key.draft_revision, outcome.run.mode) == (
         "lookup",
@@ -116,7 +108,6 @@ def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> N
 def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
     generation, prepared = decode(1, [("lookup", 0)])
     outcome = outcome_of(generation, prepared, decision("lookup", 3))
-    assert outcome.run is not None
     assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
     assert outcome.shadows == ()
 
@@ -191,7 +182,6 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
     served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
     counts = AcceptanceCounts(81, 81)
     outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
-    assert outcome.run is not None
     assert not outcome.run.is_evidence
     assert outcome.run.counts == counts
     assert len(outcome.shadows) == len(outcome.counted.evidence) == num_rows

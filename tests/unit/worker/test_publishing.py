@@ -26,8 +26,7 @@ from worker.streams import JobStream
 
 def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() -> None:
     one = Publishing()
-    one.queue.put([one.recorded(1, 2)])
-    assert one.publisher.turn(0.0) == 1
+    assert one.publish(one.recorded(1, 2)) == 1
     assert one.world.events == [
         "sent results result-1",
         "sent results result-2",
@@ -48,13 +47,10 @@ def test_a_failed_job_is_finished_by_the_thread_that_publishes_its_dead_letter()
     """Also when the outcome was recorded by a worker that died before it could publish the letter."""
     one = Publishing()
     failed = failed_job(delivery("j1", offset=1), FAILED, one.intake)  # type: ignore[arg-type]
-    assert failed is not None
     recorded = one.recorded(1, 2)
-    one.queue.put([replace(recorded, failed=(replace(failed, delivery=recorded.deliveries[0]),))])
-    one.publisher.turn(0.0)
+    one.publish(replace(recorded, failed=(replace(failed, delivery=recorded.deliveries[0]),)))
     assert one.world.events[-4:] == ["acknowledged", "cleared [1, 2]", "finished 2", "letter of j1"]
-    one.queue.put([one.again(1, FAILED)])
-    one.publisher.turn(0.0)
+    one.publish(one.again(1, FAILED))
     assert one.world.events[-2:] == ["acknowledged", "letter of j1"]
     assert {dead.reason.code for dead in one.dead} == {"decode_failed"}
 
@@ -63,8 +59,7 @@ def test_a_failed_job_is_finished_by_the_thread_that_publishes_its_dead_letter()
 def test_only_what_was_not_acknowledged_is_sent_again(failing: str) -> None:
     one = Publishing()
     one.world.reports[failing] = [DeliveryFailed("timed out"), DeliveryFailed("timed out"), None]
-    one.queue.put([one.recorded(1), one.recorded(2)])
-    one.publisher.turn(0.0)
+    one.publish(one.recorded(1), one.recorded(2))
     number = failing[1]
     assert sorted(one.sent()) == sorted(["result-1", "result-2", f"result-{number}", f"result-{number}"])
     assert one.world.events[-3:] == ["cleared [1, 2]", "finished 1", "finished 2"]
@@ -74,8 +69,7 @@ def test_only_what_was_not_acknowledged_is_sent_again(failing: str) -> None:
 def test_a_full_buffer_is_tried_again() -> None:
     one = Publishing()
     one.world.send_errors = [DeliveryFailed("the send buffer stayed full")]
-    one.queue.put([one.recorded(1), one.recorded(2)])
-    one.publisher.turn(0.0)
+    one.publish(one.recorded(1), one.recorded(2))
     assert one.sent() == ["result-1", "result-2"]
     assert one.world.events[-3:] == ["cleared [1, 2]", "finished 1", "finished 2"]
 
@@ -83,8 +77,7 @@ def test_a_full_buffer_is_tried_again() -> None:
 def test_an_outbox_that_cannot_be_cleared_keeps_deliveries_unfinished_and_sends_nothing_twice() -> None:
     one = Publishing()
     one.world.delete_errors = [StoreUnavailable(), StoreUnavailable()]
-    one.queue.put([one.recorded(1)])
-    one.publisher.turn(0.0)
+    one.publish(one.recorded(1))
     assert one.world.events == ["sent results result-1", "acknowledged", "cleared [1]", "finished 1"]
 
 
@@ -92,33 +85,29 @@ def test_in_a_hurry_what_is_not_acknowledged_stays_in_the_outbox() -> None:
     one = Publishing()
     one.hurry.set()
     one.world.reports["j1"] = [DeliveryFailed("nobody answers")]
-    one.queue.put([one.recorded(1)])
     with pytest.raises(DeliveryFailed):
-        one.publisher.turn(0.0)
+        one.publish(one.recorded(1))
     assert one.world.events == ["sent results result-1", "not acknowledged"]
 
 
 def test_a_dead_producer_ends_the_thread() -> None:
     one = Publishing()
     one.world.reports["j1"] = [FatalBrokerError("fenced")]
-    one.queue.put([one.recorded(1)])
     with pytest.raises(FatalBrokerError):
-        one.publisher.turn(0.0)
+        one.publish(one.recorded(1))
     assert one.intake.finished == []
 
 
 def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_deliveries() -> None:
     one = Publishing()
-    one.queue.put([RecordedGroup((), (delivery("j7", offset=7),), one.intake)])  # type: ignore[arg-type]
-    one.publisher.turn(0.0)
+    one.publish(RecordedGroup((), (delivery("j7", offset=7),), one.intake))  # type: ignore[arg-type]
     assert one.world.events == ["finished 7"]
 
 
 def test_a_replacement_that_is_refused_too_is_set_aside() -> None:
     one = Publishing()
     one.world.reports[RESULTS] = [MessageRefused("invalid")] * 2 + [None]
-    one.queue.put([one.whole(1)])
-    one.publisher.turn(0.0)
+    one.publish(one.whole(1))
     assert [event for event in one.world.events if event.startswith(("replaced", "set aside"))] == [
         "replaced j1",
         "set aside j1: invalid",
@@ -130,8 +119,7 @@ def test_a_replacement_that_is_refused_too_is_set_aside() -> None:
 def test_a_repeated_answer_that_is_refused_changes_nothing() -> None:
     one = Publishing()
     one.world.reports["j1"] = [MessageTooLarge("too large")]
-    one.queue.put([one.again(1)])
-    one.publisher.turn(0.0)
+    one.publish(one.again(1))
     assert one.world.events == ["sent results recorded", "not acknowledged", "finished 1"]
     assert one.value("alphaloop_results_refused_total", code="result_too_large", done="not_repeated") == 1.0
 
@@ -140,8 +128,7 @@ def test_a_refusal_that_cannot_be_recorded_yet_is_settled_later() -> None:
     one = Publishing()
     one.world.settle_errors = [StoreUnavailable()]
     one.world.reports["j1"] = [MessageTooLarge("too large")] * 2 + [None]
-    one.queue.put([one.whole(1)])
-    one.publisher.turn(0.0)
+    one.publish(one.whole(1))
     assert one.world.events[-3:] == ["acknowledged", "cleared [7]", "letter of j1"]
     assert one.world.events.count("replaced j1") == 1
 
@@ -153,8 +140,7 @@ def test_the_stream_of_a_replaced_result_ends_once_and_as_failed() -> None:
     one = Publishing()
     one.world.reports["j1"] = [MessageTooLarge("too large"), None]
     streamed = one.streamed(1, num_chunks=2)
-    one.queue.put([streamed])
-    one.publisher.turn(0.0)
+    one.publish(streamed)
     ((value, headers),) = one.world.chunks
     assert read_chunk(value, headers).status is Status.FAILED
 
@@ -165,13 +151,11 @@ def test_every_copy_of_a_result_has_the_same_headers_and_the_same_final_chunk() 
     one = Publishing()
     recorded = one.streamed(1, num_chunks=2, headers=carried)
     (message,) = recorded.messages
-    one.queue.put([recorded])
-    one.publisher.turn(0.0)
+    one.publish(recorded)
     one.world.overdue = {message.id: [message]}
     one.now = 60.0
     one.publisher.turn(0.0)
-    one.queue.put([answer_again(delivery("j1"), "j1", message.value, carried, one.intake)])  # type: ignore[arg-type]
-    one.publisher.turn(0.0)
+    one.publish(answer_again(delivery("j1"), "j1", message.value, carried, one.intake))  # type: ignore[arg-type]
     assert one.world.topics() == [RESULTS, TOKENS] * 3
     first, second, third = one.world.sent[::2]
     assert first == second == third
@@ -185,8 +169,7 @@ def test_while_a_chunk_is_under_way_every_turn_looks_for_its_acknowledgement() -
     one.publisher.turn(0.0)
     assert one.world.num_polls == 0
     stream = JobStream("j1", 1, {})
-    one.queue.put([stream.add("one ", created=0, model="target")])
-    one.publisher.turn(0.0)
+    one.publish(stream.add("one ", created=0, model="target"))
     assert not stream.is_settled
     with ThreadPoolExecutor(1) as pool:
         turn = pool.submit(one.publisher.turn, WAIT_S)
@@ -204,10 +187,8 @@ def test_a_chunk_that_an_outage_kept_back_is_sent_again_before_its_result_is_cle
     else:
         one.world.reports[TOKENS] = [DeliveryFailed("late")]
     stream = JobStream("j1", 1, {})
-    one.queue.put([*(stream.add(text, created=0, model="target") for text in ("one ", "two"))])
-    one.publisher.turn(0.0)
-    one.queue.put([one.streamed(1, num_chunks=2)])
-    one.publisher.turn(0.0)
+    one.publish(*(stream.add(text, created=0, model="target") for text in ("one ", "two")))
+    one.publish(one.streamed(1, num_chunks=2))
     text = StreamReader()
     for value, headers in one.world.chunks:
         text.take(read_chunk(value, headers))
@@ -219,7 +200,6 @@ def test_a_stream_is_ended_before_its_result_is_cleared() -> None:
     """So that the relay of another worker ends it if this one dies."""
     one = Publishing()
     one.world.reports[TOKENS] = [DeliveryFailed("late"), DeliveryFailed("late")]
-    one.queue.put([one.streamed(1, num_chunks=0)])
-    one.publisher.turn(0.0)
+    one.publish(one.streamed(1, num_chunks=0))
     assert one.world.topics() == [RESULTS, TOKENS, TOKENS, TOKENS]
     assert one.world.events[-3:] == ["acknowledged", "cleared [1]", "finished 1"]

@@ -1,27 +1,39 @@
 """Group commit: what waits shares one transaction, and only what won its record counts."""
 
 from __future__ import annotations
-
-import json
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from typing import Any
-
-import pytest
-
-from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
-from alphaloop.messages import Failure, Status
+from alphaloop.errors import StoreError
+from alphaloop.errors import StoreUnavailable
+from alphaloop.errors import StoreValueRefused
+from alphaloop.messages import Failure
+from alphaloop.messages import Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
+from collections.abc import Callable
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from tests.fixtures.publishing import FinishedDeliveries
+from tests.fixtures.publishing import NOW
+from tests.fixtures.publishing import claimed_job
+from tests.fixtures.publishing import ended_job
+from tests.fixtures.publishing import publishing_queue
+from tests.fixtures.turning import ClaimTable
+from typing import Any
 from worker import recording
 from worker.background import Retry
-from worker.claims import ClaimedJob, LeaseKeeper
+from worker.claims import ClaimedJob
+from worker.claims import LeaseKeeper
 from worker.metrics import WorkerMetrics
-from worker.publishing import Publication, RecordedGroup
-from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
+from worker.publishing import Publication
+from worker.publishing import RecordedGroup
+from worker.recording import EndedJob
+from worker.recording import GATHER_S
+from worker.recording import MOST_HELD_S
+from worker.recording import Recorder
+import json
+import pytest
+import threading
+
 
 WAIT_S = 60.0
 
@@ -57,14 +69,6 @@ class Ledger:
         return won
 
 
-class Held:
-    def renew(self, attempts, *, owner, lease_s):
-        return set(attempts)
-
-    def cancelled(self, job_ids):
-        return set()
-
-
 class Hurry(threading.Event):
     """Nobody waits for it: what is to pass meanwhile is told to `pause`."""
 
@@ -83,7 +87,7 @@ class Recording:
     def __init__(self) -> None:
         self.store, self.hurry = Ledger(), Hurry(self._pause)
         self.now, self.pauses = 100.0, list[float]()
-        self.leases = LeaseKeeper(Held(), owner="w", lease_s=30)
+        self.leases = LeaseKeeper(ClaimTable(), owner="w", lease_s=30)
         self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()
@@ -103,6 +107,11 @@ class Recording:
         self.pauses.append(seconds)
         self.now += seconds
 
+    def record(self, *jobs: EndedJob) -> int:
+        """One turn over these."""
+        self.recorder.put(jobs)
+        return self.recorder.turn(0.0)
+
     def published(self) -> list[Publication]:
         return self.publishing.take_all()
 
@@ -113,16 +122,13 @@ def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
 
 def test_transactions_do_not_begin_at_once_after_each_other_and_a_lone_job_does_not_wait() -> None:
     one = Recording()
-    one.recorder.put(ended("j1"))
-    one.recorder.turn(0.0)
+    one.record(*ended("j1"))
     assert one.pauses == []
     one.now += 0.005
-    one.recorder.put(ended("j2"))
-    one.recorder.turn(0.0)
+    one.record(*ended("j2"))
     assert one.pauses == [pytest.approx(GATHER_S - 0.005)]
     one.now += 1
-    one.recorder.put(ended("j3"))
-    one.recorder.turn(0.0)
+    one.record(*ended("j3"))
     assert len(one.pauses) == 1
     assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
 
@@ -131,11 +137,9 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
     one = Recording()
     one.leases.hold({"j1": 1, "j2": 1, "j3": 1})
     one.recorder.put(ended("j1"))
-    one.recorder.put(ended("j2"))
-    assert one.recorder.turn(0.0) == 2
+    assert one.record(*ended("j2")) == 2
     assert one.store.transactions == [["j1", "j2"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1", b"j2"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert (one.leases.holds("j1"), one.leases.holds("j3")) == (False, True)
@@ -147,11 +151,9 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
 def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_others_do_not_wait() -> None:
     one = Recording()
     claimed = claimed_job("j1", stream=True)
-    assert claimed.stream is not None
     chunk = claimed.stream.add("word ", created=0, model="target")
     one.recorder.put([ended_job(claimed)])
-    one.recorder.put(ended("j2"))
-    assert one.recorder.turn(0.0) == 1
+    assert one.record(*ended("j2")) == 1
     assert one.store.transactions == [["j2"]]
     with ThreadPoolExecutor(1) as pool:
         turn = pool.submit(one.recorder.turn, WAIT_S)
@@ -168,7 +170,6 @@ def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_oth
 def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurried: bool) -> None:
     one = Recording()
     claimed = claimed_job("j1", stream=True)
-    assert claimed.stream is not None
     for _ in range(3):
         chunk = claimed.stream.add("word ", created=0, model="target")
     chunk.settle(is_acknowledged=True)
@@ -211,10 +212,8 @@ def test_a_group_is_bounded_in_count_and_in_bytes(monkeypatch: pytest.MonkeyPatc
 def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finished() -> None:
     one = Recording()
     one.store.attempts = {"j2": 2}
-    one.recorder.put(ended("j1", "j2"))
-    assert one.recorder.turn(0.0) == 1
+    assert one.record(*ended("j1", "j2")) == 1
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.key for message in recorded.messages] == [b"j1"]
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2]
     assert [outcome.job_id for outcome in one.recorder.take_recorded()] == ["j1"]
@@ -224,8 +223,7 @@ def test_an_outcome_whose_claim_was_lost_is_dropped_and_its_delivery_still_finis
 def test_of_two_attempts_of_one_job_in_a_group_one_counts() -> None:
     one = Recording()
     one.store.attempts = {"j1": 2}
-    one.recorder.put([ended_job(claimed_job("j1", attempt=attempt)) for attempt in (1, 2)])
-    assert one.recorder.turn(0.0) == 1
+    assert one.record(*(ended_job(claimed_job("j1", attempt=attempt)) for attempt in (1, 2))) == 1
     assert [outcome.attempt for outcome in one.recorder.take_recorded()] == [2]
     assert one.metrics.registry.get_sample_value("alphaloop_outcomes_fenced_total") == 1.0
 
@@ -237,8 +235,7 @@ def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch:
     held_while_away = []
     one.store.before_record = lambda: held_while_away.append(one.leases.holds("j1"))
     one.store.errors = [StoreUnavailable(), StoreUnavailable()]
-    one.recorder.put(ended("j1"))
-    assert one.recorder.turn(0.0) == 1
+    assert one.record(*ended("j1")) == 1
     assert held_while_away == [True, True, True]
     assert len(one.published()) == 1
 
@@ -246,11 +243,9 @@ def test_a_database_that_is_away_is_waited_for_with_the_leases_held(monkeypatch:
 def test_an_outcome_that_postgres_does_not_take_becomes_a_failure_and_stops_no_other() -> None:
     one = Recording()
     one.store.untakable = {"j2"}
-    one.recorder.put(ended("j1", "j2", "j3"))
-    assert one.recorder.turn(0.0) == 3
+    assert one.record(*ended("j1", "j2", "j3")) == 3
     assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     results = {(message.key or b"").decode(): json.loads(message.value) for message in recorded.messages}
     assert results["j2"]["error"]["code"] == "outcome_refused"
     assert [delivery.record.offset for delivery in recorded.deliveries] == [1, 2, 3]
@@ -262,10 +257,8 @@ def test_what_postgres_does_not_take_of_scores_costs_the_score_and_not_the_job()
     one.store.untakable_scores = {"j2"}
     waiting = ended("j1", "j2", "j3")
     scored: Any = (object(),)
-    one.recorder.put([replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting])
-    assert one.recorder.turn(0.0) == 3
+    assert one.record(*(replace(job, outcome=replace(job.outcome, shadows=scored)) for job in waiting)) == 3
     (recorded,) = one.published()
-    assert isinstance(recorded, RecordedGroup)
     assert [message.value for message in recorded.messages] == [job.outcome.result for job in waiting]
     recorded_shadows = {outcome.job_id: outcome.shadows for outcome in one.recorder.take_recorded()}
     assert recorded_shadows == {"j1": scored, "j2": (), "j3": scored}
@@ -278,9 +271,8 @@ def test_what_cannot_be_recorded_ends_the_thread_and_publishes_nothing(error: St
     if is_hurried:
         one.hurry.set()
     one.store.errors = [error]
-    one.recorder.put(ended("j1"))
     with pytest.raises(type(error)):
-        one.recorder.turn(0.0)
+        one.record(*ended("j1"))
     assert one.published() == []
     assert one.recorder.take_recorded() == []
     assert one.leases.holds("j1")
@@ -297,12 +289,10 @@ def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first
         one = Recording()
         claims = [claimed_job(f"j{number}", stream=True) for number in range(len(sizes))]
         for claimed in claims:
-            assert claimed.stream is not None
             claimed.stream.add("word ", created=0, model="target")
         jobs = [cancelled(claimed) for claimed in claims]
         padded = [(job, job.outcome.result.ljust(size)) for job, size in zip(jobs, sizes, strict=True)]
-        one.recorder.put([replace(job, outcome=replace(job.outcome, result=result)) for job, result in padded])
-        one.recorder.turn(0.0)
+        one.record(*(replace(job, outcome=replace(job.outcome, result=result)) for job, result in padded))
         assert len(one.recorder) >= len(sizes), "what is in hand is not recorded yet"
         return [job_id for group in one.store.transactions for job_id in group]
 

@@ -59,7 +59,6 @@ class World:
             settings.setdefault(f"{job.lane.task} {job.decision.reason}", set()).add(job.setting)
         self.rounds.append(settings)
         step = self.running.step().step
-        assert step is not None
         # The fake tells what its parts would take; its own wall time is that of this test.
         self.slices += self.steering.observe(replace(step, wall_s=step.draft_s + step.verify_s))
 
@@ -100,7 +99,6 @@ def test_the_slices_tell_the_speed_up_of_the_engine() -> None:
     for _ in range(2500):
         world.turn()
     found = measured_speedup(world.slices)
-    assert found.speedup is not None
     # Expected tokens a round at α = .8 and k = 3, with the times that the fake reports for the two widths. Rounds that
     # end a text are cropped, so a little less is seen.
     tokens = 1 + 0.8 + 0.8**2 + 0.8**3
@@ -166,11 +164,10 @@ class RequestWorld:
         self,
         *jobs: tuple[str, Decision],
         share: float = 0.2,
-        law: Callable[[bool, int], float] = lambda drafts, num: (0.01 + 0.001 * num) * (1.5 if drafts else 1.0),
         overflowing: frozenset[str] = frozenset(),
     ) -> None:
         self.engine = ServingEngine(
-            law,
+            lambda drafts, num: (0.01 + 0.001 * num) * (1.5 if drafts else 1.0),
             overflowing=overflowing,
             num_slots=8,
             acceptance=(0.8,),
@@ -204,14 +201,12 @@ class RequestWorld:
                 self.start()
             self.steering.steer(self.running)
             stepped = self.running.step()
-            assert stepped.step is not None
             self.stepped.append(stepped)
             self.slices += self.steering.observe(stepped.step)
 
 
 def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_and_no_others() -> None:
-    forced = replace(LOOKUP, reason=Reason.FORCED)
-    world = RequestWorld(("code", LOOKUP), ("sql", LOOKUP), ("code", forced), ("sql", VANILLA))
+    world = RequestWorld(("code", LOOKUP), ("sql", LOOKUP), ("code", FORCED), ("sql", VANILLA))
     world.turn(450)
     on_trial = [job for job in world.started if job.decision is LOOKUP]
     control = [job for job in on_trial if job.setting == DraftSetting()]
@@ -227,11 +222,6 @@ def test_requests_on_trial_that_start_in_a_control_slice_are_admitted_vanilla_an
     assert {one.task for one in world.slices} == {"code greedy", "sql greedy"}
 
 
-def num_counted(world: RequestWorld) -> int:
-    """Requests that are in a slice, at the end."""
-    return sum(one.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
-
-
 def test_nothing_is_on_trial_and_nothing_counted_while_others_ask_servers_that_do_not_tell_their_load() -> None:
     world = RequestWorld(("code", LOOKUP))
     world.turn(100)
@@ -239,7 +229,8 @@ def test_nothing_is_on_trial_and_nothing_counted_while_others_ask_servers_that_d
     world.num_peers, world.engine.tells_load, num_started = 1, False, len(world.started)
     world.turn(550)
     assert all(job.setting == job.decision.setting for job in world.started[num_started:]), "none is a control"
-    assert 0 < num_counted(world) <= len(ended), "what ended before the other worker came, and nothing else"
+    num_counted = sum(one.num_prompt_rounds for one in (*world.slices, *world.steering.close()))
+    assert 0 < num_counted <= len(ended), "what ended before the other worker came, and nothing else"
 
 
 def test_requests_are_on_trial_beside_other_workers_where_servers_tell_their_load() -> None:

@@ -81,8 +81,6 @@ def spans_of(*jobs: EndedJob, sample_share: float = 1.0) -> dict[str, ReadableSp
 
 def seconds(span: ReadableSpan) -> tuple[float, float]:
     """Begin and end, from the end of decoding on."""
-    assert span.start_time is not None
-    assert span.end_time is not None
     return span.start_time / 1e9 - DECODED.timestamp(), span.end_time / 1e9 - DECODED.timestamp()
 
 
@@ -97,7 +95,6 @@ def test_the_spans_follow_the_job_from_its_arrival_to_its_result() -> None:
         "send results": (2.0, 4.0),
     }
     whole = found.pop("process jobs.code")
-    assert whole.parent is not None
     assert f"{whole.parent.span_id:016x}" == PARENT
     assert all(span.parent and span.parent.span_id == whole.context.span_id for span in found.values())
     assert {f"{span.context.trace_id:032x}" for span in (whole, *found.values())} == {TRACE}
@@ -169,7 +166,6 @@ def test_a_collector_gets_the_spans_over_http(
     settings = settings_with(address)
     assert "t0k3n" not in repr(settings)
     spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
-    assert spans is not None
     for trace in spans.recorded([traced()]):
         trace.published()
     spans.close()

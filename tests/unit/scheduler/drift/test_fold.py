@@ -21,9 +21,9 @@ STEP = timedelta(minutes=10)  # 300 jobs are two days
 RULES = DriftRules(run_length=50_000.0, reference_jobs=32, margin=0.03)
 
 
-def watched(jobs: list[WatchedJob], rules: DriftRules = RULES) -> WatchedStream:
+def watched(jobs: list[WatchedJob]) -> WatchedStream:
     stream = WatchedStream()
-    stream.add(jobs, rules)
+    stream.add(jobs, RULES)
     return stream
 
 

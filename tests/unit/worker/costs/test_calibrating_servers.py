@@ -18,6 +18,8 @@ NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoin
 class Servers(FakeEngine):
     """One vanilla server and one with look-up, of eight requests each, on a clock that only they move."""
 
+    can_redraft = False
+
     def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM) -> None:
         super().__init__(num_slots=16, drafters=(drafter,), context_length=8192)
         self.now_s, self.asked, self._refuses = 0.0, list[Shape](), refuses
@@ -33,10 +35,6 @@ class Servers(FakeEngine):
 
     def suspects(self) -> SuspectCounts:
         return SuspectCounts()
-
-    @property
-    def can_redraft(self) -> bool:
-        return False
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         kind = CostKind.SERVED if drafter else CostKind.ROUND

@@ -1,28 +1,24 @@
-"""What the rule promises: lasting changes are followed after one half-life, shorter disturbances never."""
+"""The rule: lasting changes are followed after one half-life, shorter disturbances never; and its weighted median."""
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import LogEstimate
-from worker.costs.correction import Correction, Moment
+from worker.costs.correction import Correction, ExponentialMedian, Moment
 
 HALF_LIFE = 32
 NOW = Moment(0.0, 0)
 SIZES = ("narrow", "wide", "seldom")
 
 ratios = st.floats(1e-3, 1e3)
-
-
-def noise(rng: random.Random, spread: float = 0.05) -> Callable[[], float]:
-    """Times as a quiet machine shows them."""
-    return lambda: math.exp(rng.gauss(0, spread))
 
 
 class OfTheTarget(Correction[str]):
@@ -75,10 +71,52 @@ def test_a_lasting_change_is_believed_in_full_after_one_half_life(ratio: float, 
 
 
 def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: random.Random) -> None:
-    correction, drawn = calibrated(), noise(rng)
+    correction = calibrated()
     for _ in range(900):
         shape = rng.choice(("narrow", "wide"))
-        correction.took(shape, drawn() * (1.6 if shape == "wide" else 1.0))
+        noise = math.exp(rng.gauss(0, 0.05))  # as a quiet machine shows it
+        correction.took(shape, noise * (1.6 if shape == "wide" else 1.0))
     assert factor(correction, "wide") / factor(correction, "narrow") == pytest.approx(1.6, rel=0.15)
     assert correction.deviation("wide").num_rounds > 300
     assert correction.deviation("seldom").num_rounds == 0
+
+
+@given(st.integers(1, 40), st.lists(st.floats(-5, 5), max_size=400))
+def test_the_median_is_the_weighted_median_of_all_values_kept(half_life: int, values: list[float]) -> None:
+    median = ExponentialMedian(half_life, 0.5)
+    for value in values:
+        median.add(value)
+    kept = values[-5 * half_life :][::-1]
+    weighted = [(value, 2 ** (-age / half_life)) for age, value in enumerate(kept)]
+    total = 1 / (1 - 2 ** (-1 / half_life))
+    weighted.append((0.5, total - sum(weight for _, weight in weighted)))
+    below = sum(weight for value, weight in weighted if value < median.value)
+    above = sum(weight for value, weight in weighted if value > median.value)
+    assert below <= total / 2 + 1e-6
+    assert above <= total / 2 + 1e-6
+    assert median.num_values == len(values)
+
+
+@given(st.integers(1, 40), st.floats(0.01, 2), st.floats(0.1, 1), st.floats(-2, 2))
+def test_what_was_known_first_is_doubted_less_with_every_value(
+    half_life: int, variance: float, share: float, value: float
+) -> None:
+    median = ExponentialMedian(half_life, value, variance, share)
+    before = median.variance
+    for _ in range(4 * half_life):
+        median.add(value)
+        assert median.variance < before
+        before = median.variance
+    assert before < variance / 8
+
+
+def test_the_variance_is_that_of_a_median_of_independent_values() -> None:
+    rng, half_life = random.Random(1), 16
+    medians, variances = [], []
+    for _ in range(200):
+        median = ExponentialMedian(half_life, 0.0)
+        for _ in range(6 * half_life):
+            median.add(rng.gauss(0, 0.1))
+        medians.append(median.value)
+        variances.append(median.variance)
+    assert statistics.mean(variances) == pytest.approx(statistics.variance(medians), rel=0.3)

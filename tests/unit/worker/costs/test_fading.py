@@ -17,8 +17,8 @@ levels = st.floats(-2, 2)
 pauses_s = st.floats(0, 20 * HALF_LIFE_S)
 
 
-def calibrated(variance: float = 0.0) -> Correction[str]:
-    return Correction(HALF_LIFE, {"shape": LogEstimate(0.0, variance)}, START)
+def calibrated() -> Correction[str]:
+    return Correction(HALF_LIFE, {"shape": LogEstimate(0.0, 0.0)}, START)
 
 
 def use(correction: Correction[str], level: float, now: Moment, num_rounds: int = 4 * HALF_LIFE) -> None:

@@ -47,15 +47,7 @@ def steep(k: int) -> ServerLaw:
 
 
 def made(drafter: DrafterState = FREE, points: Sequence[CostPoint] = (), store: Store | None = None) -> RequestCosts:
-    clock = Clock(0.0)
-    return RequestCosts(
-        [drafter],
-        points,
-        most_in_flight=8,
-        half_life=32,
-        save=store if store is not None else Store(),
-        clock=clock,
-    )
+    return RequestCosts([drafter], points, most_in_flight=8, half_life=32, save=store or Store(), clock=Clock(0.0))
 
 
 def serve(
@@ -65,21 +57,18 @@ def serve(
     lengths: Sequence[int],
     *,
     seed: int = 0,
-    noise: float = 0.1,
 ) -> None:
     """`number` vanilla requests, and as many of each of these lengths; no table is asked for between them."""
     rng = random.Random(seed)
     for _ in range(number):
-        costs.observe(step_of([answered(rng, VANILLA, rng.choice(LOADS), noise=noise)]))
+        costs.observe(step_of([answered(rng, VANILLA, rng.choice(LOADS))]))
         for k in lengths:
-            found = answered(rng, law(k), rng.choice(LOADS), drafter="lookup", k=k, tokens_per_round=2.0, noise=noise)
+            found = answered(rng, law(k), rng.choice(LOADS), drafter="lookup", k=k, tokens_per_round=2.0)
             costs.observe(step_of([found]))
 
 
-def ms_of(costs: RequestCosts, k: int, load: float = 4, context: float = 500) -> float:
-    found = costs.table.rounds(load, context).round_ms("lookup", k)
-    assert found is not None
-    return found
+def ms_of(costs: RequestCosts, k: int, load: float = 4) -> float:
+    return costs.table.rounds(load, 500).round_ms("lookup", k)  # type: ignore[return-value]
 
 
 def test_a_shorter_draft_is_assumed_between_vanilla_and_the_longest() -> None:
@@ -87,12 +76,9 @@ def test_a_shorter_draft_is_assumed_between_vanilla_and_the_longest() -> None:
     serve(costs, 60, even, [4])
     here = costs.table.rounds(4, 256)
     vanilla, longest = here.part_ms(None, 1), here.round_ms("lookup", 4)
-    assert vanilla is not None
-    assert longest is not None
     for k in (1, 2, 3):
         even_ms = vanilla + (longest - vanilla) * k / 4
         found = here.round_ms("lookup", k)
-        assert found is not None
         assert even_ms <= found <= even_ms + 0.1 * (longest - vanilla), "no length is put below vanilla"
     assert here.variance("lookup", 2) > 2 * here.variance("lookup", 5), "nobody has asked for it"
 

@@ -59,8 +59,6 @@ def test_kin_have_one_drafters_times_and_its_corrections(store: Store, clock: Cl
     stale = [replace(point, drafter="gated", median_ms=77.0) for point in POINTS if point.drafter == "model"]
     costs = LiveCosts([*POINTS, *stale], half_life=HALF_LIFE, save=store, timed={"gated": "model"}, clock=clock)
     calibrated, vanilla = costs.table.part_ms("model", 1, 3), costs.table.part_ms(None, 1, 3)
-    assert calibrated is not None
-    assert vanilla is not None
     for name, times in (("gated", 2), ("model", 3)):
         assert costs.table.part_ms("gated", 1, 3) == costs.table.part_ms("model", 1, 3)
         for _ in range(3 * HALF_LIFE):
@@ -109,8 +107,6 @@ def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(store: St
     points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
     costs = live(store, clock, points)
     first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
-    assert first is not None
-    assert all_of_them is not None
     for _ in range(3 * HALF_LIFE):
         costs.observe(step(19.0, width=9, draft_ms=all_of_them))
         reading = 3 * 16.0 + all_of_them - first
@@ -189,19 +185,6 @@ def test_a_restart_begins_where_the_last_life_ended(store: Store, clock: Clock) 
     assert not second.save()
     second.observe(step(1000.0))
     assert second.table.part_ms(None, 1, 1) == pytest.approx(22.0)
-
-
-def test_a_drafter_that_is_not_used_is_doubted_more_and_fades_towards_the_target(store: Store, clock: Clock) -> None:
-    costs = live(store, clock)
-    for _ in range(4 * HALF_LIFE):
-        costs.observe(step(19.0, draft_ms=3 * 9.0, width=9))
-    assert costs.table.part_ms("model", 1, 9) == pytest.approx(27.0)
-    sure = costs.table.rounds(1).variance("model")
-    clock.now_s = 100 * HALF_LIFE_S
-    assert costs.table.part_ms("model", 1, 9) == pytest.approx(9.0, rel=0.02)
-    assert costs.table.rounds(1).variance("model") > sure + 0.1
-    assert costs.table.rounds(1).variance(None) < 0.01
-    assert costs.level("model") == pytest.approx(1.0, rel=0.02)
 
 
 def test_rounds_that_move_nothing_are_stored_all_the_same_after_ten_minutes(store: Store, clock: Clock) -> None:

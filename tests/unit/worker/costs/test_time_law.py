@@ -25,13 +25,11 @@ def bent(load: float, context: float) -> float:
     return 20.0 + 0.2 * load + 3.0 * max(0.0, load - 8)
 
 
-def times(
-    seed: int, number: int, loads: Sequence[int], law: Callable[[float, float], float] = linear, error: float = 0.1
-) -> list[Time]:
+def times(seed: int, number: int, loads: Sequence[int], law: Callable[[float, float], float] = linear) -> list[Time]:
     rng, found = random.Random(seed), []
     for _ in range(number):
         load, context = rng.choice(loads), rng.uniform(50, 1500)
-        found.append(Time(load, context, law(load, context) * math.exp(rng.gauss(0, error)), (3 + load) / 4))
+        found.append(Time(load, context, law(load, context) * math.exp(rng.gauss(0, 0.1)), (3 + load) / 4))
     return found
 
 

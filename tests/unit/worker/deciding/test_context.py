@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Final, cast
 from uuid import uuid4
 
@@ -22,9 +23,10 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
-from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.snapshots import SnapshotStore
 from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
+from tests.fixtures.costs import Store
 from tests.fixtures.deciding import some_snapshot
 from worker.admission import lane_of
 from worker.deciding import keeping as module
@@ -133,25 +135,14 @@ def decision(now: datetime = NOON) -> Snapshot:
     return replace(some_snapshot(), decision_id=uuid4(), decided_at=now)
 
 
-class Store:
-    """Rows as they were written; away while told so."""
-
-    def __init__(self) -> None:
-        self.rows: list[SnapshotRow] = []
-        self.is_away = False
-
-    def add(self, rows: Sequence[SnapshotRow]) -> None:
-        if self.is_away:
-            raise StoreUnavailable("no connection")
-        self.rows += rows
-
-
 class Made:
     """A journal whose clock is the test's."""
 
     def __init__(self) -> None:
         self.store, self.now_s = Store(), 0.0
-        self.journal = SnapshotJournal(cast(SnapshotStore, self.store), FACTS, clock=lambda: self.now_s)
+        self.journal = SnapshotJournal(
+            cast(SnapshotStore, SimpleNamespace(add=self.store)), FACTS, clock=lambda: self.now_s
+        )
 
 
 def test_decisions_are_written_once_a_second() -> None:
@@ -165,7 +156,7 @@ def test_decisions_are_written_once_a_second() -> None:
     made.now_s += WRITE_EVERY_S
     assert made.journal.is_due
     made.journal.write()
-    assert len(made.store.rows) == 2
+    assert len(made.store.saved) == 2
 
 
 def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
@@ -183,5 +174,6 @@ def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
     made.now_s += WRITE_EVERY_S
     assert made.journal.is_due
     made.journal.write()
-    assert [row.decision_id for row in made.store.rows] == [one.decision_id for one in noted[2:]]
+    (rows,) = made.store.saved
+    assert [row.decision_id for row in rows] == [one.decision_id for one in noted[2:]]
     assert [record.getMessage() for record in caplog.records] == ["1 decisions not recorded"] * 2

@@ -174,9 +174,8 @@ def decoded(past: Past) -> Decoded:
     return Decoded(Outcomes(ms, ms, ms, lambda: counts), 0, (1,) * len(past.runs), evidence)
 
 
-def plain(decision: Decision | None) -> Decision:
+def plain(decision: Decision) -> Decision:
     """Without the settings by running sequences, which only a worker needs."""
-    assert decision is not None
     return replace(decision, settings_by_running=())
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
 
 from alphaloop.errors import DecodeFailed
 from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job
+from worker.decoding.engine import TransformersEngine
 from worker.engine import Generation, Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 PROMPT = "one two three one two three one two"
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 
 
 def decode(engine: TransformersEngine, decision: Any = VANILLA, sampling: Sampling = GREEDY) -> Generation:

@@ -6,9 +6,9 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -19,14 +19,12 @@ from alphaloop.messages import Purpose
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Generation, PreparedJob, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=16, temperature=0.0)
 METHODS: Final = ("open", "propose", "close")
@@ -46,99 +44,103 @@ class Fault(Exception):
     """What a drafter raises; its words may quote a prompt."""
 
 
-def failing(drafter: Any, method: str, calls: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Have `method` raise at the calls whose number, from 1, `calls` picks; returns how often it did."""
-    real, num = getattr(drafter, method), Counter[str]()
+@dataclass
+class Bench:
+    """An engine of four slots with every kind of drafter, and what a model alone writes."""
 
-    def called(*args: Any, **kwargs: Any) -> Any:
-        num["calls"] += 1
-        if calls(num["calls"]):
-            num["raised"] += 1
-            raise Fault("a prompt's own words")
-        return real(*args, **kwargs)
+    engine: TransformersEngine
+    reference: Reference
+    rng: random.Random
+    patch: pytest.MonkeyPatch
 
-    monkeypatch.setattr(drafter, method, called)
-    return num
+    def failing(self, drafter: str, method: str, calls: Callable[[int], bool]) -> Counter[str]:
+        """Have `method` raise at the calls whose number, from 1, `calls` picks; returns how often it did."""
+        real, num = getattr(self.engine._drafters[drafter], method), Counter[str]()
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            num["calls"] += 1
+            if calls(num["calls"]):
+                num["raised"] += 1
+                raise Fault("a prompt's own words")
+            return real(*args, **kwargs)
+
+        self.patch.setattr(self.engine._drafters[drafter], method, called)
+        return num
+
+    def prepare(self, num: int, first: int = 0) -> list[PreparedJob]:
+        """Jobs of traffic, greedy and seeded in turn, which no end token cuts."""
+        endless = replace(GREEDY, logit_bias=((0, -1000.0),))
+        return [
+            self.engine.prepare(
+                make_job("ab " * self.rng.randint(1, 40), first + i),
+                replace(endless, temperature=i % 2, seed=i, max_tokens=self.rng.randint(8, 16)),
+            )
+            for i in range(num)
+        ]
+
+    def decode(self, jobs: list[PreparedJob], *drafters: str) -> tuple[dict[str, Generation], Counter[str]]:
+        """Decode everything, job i with drafter i; the generations by job_id, and the failures by drafter."""
+        finished: dict[str, Generation] = {}
+        failures = Counter[str]()
+        waiting = list(enumerate(jobs))
+        while waiting or self.engine.load().num_running:
+            while waiting and self.engine.has_room(waiting[0][1]):
+                i, job = waiting.pop(0)
+                self.engine.admit(job, decision(drafters[i % len(drafters)], 4))
+            step = self.engine.step()
+            failures.update(step.drafter_failures)
+            finished |= {generation.job_id: generation for generation in step.finished}
+        return finished, failures
+
+    def know(self, jobs: list[PreparedJob]) -> dict[str, list[int]]:
+        """The right outputs by job_id, which the scripted drafter is told."""
+        expected = right_outputs(self.reference, jobs)
+        for one in jobs:
+            truth = [*one.token_ids, *expected[one.job.job_id]]
+            self.engine._drafters["tree"].truths[one.job.job_id] = truth  # type: ignore[attr-defined]
+        return expected
+
+    def check(self, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
+        """Right texts, counts that add up and are nested, and every slot of the target free."""
+        assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+        for one in finished.values():
+            assert one.counts.num_tokens == len(one.token_ids)
+            assert one.num_vanilla_rounds + sum(its.counts.rounds for its in one.drafted) == one.counts.rounds
+            for its in (*(its.counts for its in one.drafted), *(its.counts for its in one.shadows)):
+                assert all(a <= t <= p for a, t, p in zip(its.accepts, its.trials, its.proposed, strict=True))
+                assert list(its.trials) == sorted(its.trials, reverse=True)
+        assert self.engine.load().num_free == 4
+        assert len(self.engine._cache._free) == 4
 
 
 @pytest.fixture
-def engine(tiny_engine: Build, tiny_models: dict[str, Path], rng: random.Random) -> TransformersEngine:
-    """Four slots and every kind of drafter."""
-    drafters = {
-        "model": draft_model("model", tiny_models["qwen2"], num_slots=4),
-        "tree": ScriptedDrafter("tree", rng, is_tree=True),
-    }
-    return tiny_engine(num_slots=4, drafters=drafters)
-
-
-def prepare(engine: TransformersEngine, rng: random.Random, num: int, first: int = 0) -> list[PreparedJob]:
-    """Jobs of traffic, greedy and seeded in turn, which no end token cuts."""
-    return [
-        engine.prepare(
-            make_job("ab " * rng.randint(1, 40), first + i),
-            replace(GREEDY, temperature=i % 2, seed=i, max_tokens=rng.randint(8, 16), logit_bias=((0, -1000.0),)),
-        )
-        for i in range(num)
-    ]
-
-
-def decode(engine: TransformersEngine, jobs: list[PreparedJob], drafters: Sequence[str], k: int = 4) -> Any:
-    """Decode everything, job i with drafter i; the generations by job_id, and the failures by drafter."""
-    finished: dict[str, Generation] = {}
-    failures = Counter[str]()
-    waiting = list(enumerate(jobs))
-    while waiting or engine.load().num_running:
-        while waiting and engine.has_room(waiting[0][1]):
-            i, job = waiting.pop(0)
-            engine.admit(job, decision(drafters[i % len(drafters)], k))
-        step = engine.step()
-        failures.update(step.drafter_failures)
-        finished |= {generation.job_id: generation for generation in step.finished}
-    return finished, failures
-
-
-def know(engine: TransformersEngine, reference: Reference, jobs: list[PreparedJob]) -> dict[str, list[int]]:
-    """The right outputs by job_id, which the scripted drafter is told."""
-    expected = right_outputs(reference, jobs)
-    for one in jobs:
-        engine._drafters["tree"].truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]  # type: ignore[attr-defined]
-    return expected
-
-
-def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
-    """Right texts, counts that add up and are nested, and every slot of the target free."""
-    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
-    for one in finished.values():
-        assert one.counts.num_tokens == len(one.token_ids)
-        assert one.num_vanilla_rounds + sum(its.counts.rounds for its in one.drafted) == one.counts.rounds
-        for its in (*(its.counts for its in one.drafted), *(its.counts for its in one.shadows)):
-            assert all(a <= t <= p for a, t, p in zip(its.accepts, its.trials, its.proposed, strict=True))
-            assert list(its.trials) == sorted(its.trials, reverse=True)
-    assert engine.load().num_free == 4
-    assert len(engine._cache._free) == 4
+def bench(
+    tiny_engine: Build,
+    tiny_models: dict[str, Path],
+    references: References,
+    rng: random.Random,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Bench:
+    model = draft_model("model", tiny_models["qwen2"], num_slots=4)
+    drafters = {"model": model, "tree": ScriptedDrafter("tree", rng, is_tree=True)}
+    return Bench(tiny_engine(num_slots=4, drafters=drafters), references("llama"), rng, monkeypatch)
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
 def test_a_drafter_that_raises_once_costs_no_text(
-    engine: TransformersEngine,
-    references: References,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    rng: random.Random,
-    drafter: str,
-    method: str,
+    bench: Bench, caplog: pytest.LogCaptureFixture, drafter: str, method: str
 ) -> None:
-    jobs = prepare(engine, rng, 8)
-    expected = know(engine, references("llama"), jobs)
-    at = rng.randint(1, 4)
-    raised = failing(engine._drafters[drafter], method, lambda number: number == at, monkeypatch)
-    finished, failures = decode(engine, jobs, [drafter])
+    jobs = bench.prepare(8)
+    expected = bench.know(jobs)
+    at = bench.rng.randint(1, 4)
+    raised = bench.failing(drafter, method, lambda number: number == at)
+    finished, failures = bench.decode(jobs, drafter)
     assert raised["raised"] == 1
-    check(engine, finished, expected)
+    bench.check(finished, expected)
     # What a draft model holds of a text that it did not close is lost to it, so it may lack room for another.
     assert failures == {drafter: 1} or method == "close"
-    assert engine.unserved([]) == {}, "once is no reason to end it for the worker"
+    assert bench.engine.unserved([]) == {}, "once is no reason to end it for the worker"
     assert any(one.drafted for one in finished.values()), "the others draft on"
     told, *_ = [record for record in caplog.records if getattr(record, "action", "") == "drafter_failed"]
     assert told.levelno == logging.ERROR
@@ -146,42 +148,33 @@ def test_a_drafter_that_raises_once_costs_no_text(
 
 
 @pytest.mark.parametrize(("drafter", "method"), [("lookup", "open"), ("model", "propose"), ("tree", "close")])
-def test_a_drafter_that_always_raises_ends_for_the_worker(
-    engine: TransformersEngine,
-    references: References,
-    monkeypatch: pytest.MonkeyPatch,
-    rng: random.Random,
-    drafter: str,
-    method: str,
-) -> None:
-    jobs = prepare(engine, rng, 12)
-    expected = know(engine, references("llama"), jobs)
-    raised = failing(engine._drafters[drafter], method, lambda number: True, monkeypatch)
-    finished, failures = decode(engine, jobs, [drafter, "lookup" if drafter != "lookup" else "model"])
-    check(engine, finished, expected)
+def test_a_drafter_that_always_raises_ends_for_the_worker(bench: Bench, drafter: str, method: str) -> None:
+    jobs = bench.prepare(12)
+    expected = bench.know(jobs)
+    raised = bench.failing(drafter, method, lambda number: True)
+    finished, failures = bench.decode(jobs, drafter, "lookup" if drafter != "lookup" else "model")
+    bench.check(finished, expected)
     assert raised["raised"] >= MOST_IN_A_ROW
     assert failures[drafter] >= MOST_IN_A_ROW
-    why = engine.unserved([])[drafter]
+    why = bench.engine.unserved([])[drafter]
     assert "Fault" in why
     assert "own words" not in why
     num_before = raised["raised"]
-    more = prepare(engine, rng, 4, first=100)
-    expected = know(engine, references("llama"), more)
-    finished, failures = decode(engine, more, [drafter])
-    check(engine, finished, expected)
+    more = bench.prepare(4, first=100)
+    expected = bench.know(more)
+    finished, failures = bench.decode(more, drafter)
+    bench.check(finished, expected)
     assert not failures
     assert raised["raised"] == num_before, "nobody asks it again"
     assert all(not one.drafted for one in finished.values())
 
 
-def test_a_drafter_that_serves_others_is_not_ended(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
+def test_a_drafter_that_serves_others_is_not_ended(bench: Bench) -> None:
     """A prompt that it cannot bear now and then, more often than a broken drafter would be borne with."""
-    jobs = prepare(engine, rng, 4 * MOST_IN_A_ROW)
-    expected = know(engine, references("llama"), jobs)
+    jobs = bench.prepare(4 * MOST_IN_A_ROW)
+    expected = bench.know(jobs)
     bad = {one.job.job_id for one in jobs[::3]}
-    drafter = engine._drafters["lookup"]
+    drafter = bench.engine._drafters["lookup"]
     propose = drafter.propose
 
     def picky(asks: Sequence[Ask]) -> list[Proposal]:
@@ -189,44 +182,36 @@ def test_a_drafter_that_serves_others_is_not_ended(
             raise Fault
         return propose(asks)
 
-    monkeypatch.setattr(drafter, "propose", picky)
+    bench.patch.setattr(drafter, "propose", picky)
     finished: dict[str, Generation] = {}
     for job in jobs:
-        found, _ = decode(engine, [job], ["lookup"])
+        found, _ = bench.decode([job], "lookup")
         finished |= found
-    check(engine, finished, expected)
-    assert not engine.unserved([])
+    bench.check(finished, expected)
+    assert not bench.engine.unserved([])
     assert {job_id for job_id, one in finished.items() if not one.drafted} == bad
 
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("is_drawn", [False, True])
-def test_an_answer_that_is_no_proposal_counts_as_a_failure(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random, wrong: str, is_drawn: bool
-) -> None:
-    jobs = prepare(engine, rng, 4)
+def test_an_answer_that_is_no_proposal_counts_as_a_failure(bench: Bench, wrong: str, is_drawn: bool) -> None:
+    jobs = bench.prepare(4)
     if is_drawn:
         jobs = [replace(one, sampling=replace(one.sampling, temperature=1.0, seed=None)) for one in jobs]
-    monkeypatch.setattr(engine._drafters["tree"], "propose", WRONG[wrong])
-    finished, failures = decode(engine, jobs, ["tree"])
+    bench.patch.setattr(bench.engine._drafters["tree"], "propose", WRONG[wrong])
+    finished, failures = bench.decode(jobs, "tree")
     assert len(finished) == 4
     assert failures["tree"] >= 1
     assert all(len(finished[one.job.job_id].token_ids) == one.sampling.max_tokens for one in jobs)
 
 
 @pytest.mark.parametrize("method", ["remember", "rereading", "_propose"])
-def test_what_look_up_does_beside_decoding_may_fail(
-    engine: TransformersEngine,
-    references: References,
-    monkeypatch: pytest.MonkeyPatch,
-    rng: random.Random,
-    method: str,
-) -> None:
-    jobs = prepare(engine, rng, 8)
-    expected = know(engine, references("llama"), jobs)
-    raised = failing(engine._drafters["lookup"], method, lambda number: True, monkeypatch)
-    finished, failures = decode(engine, jobs, ["model"])
-    check(engine, finished, expected)
+def test_what_look_up_does_beside_decoding_may_fail(bench: Bench, method: str) -> None:
+    jobs = bench.prepare(8)
+    expected = bench.know(jobs)
+    raised = bench.failing("lookup", method, lambda number: True)
+    finished, failures = bench.decode(jobs, "model")
+    bench.check(finished, expected)
     assert raised["raised"]
     assert failures["lookup"] >= 1
     assert "model" not in failures
@@ -235,14 +220,12 @@ def test_what_look_up_does_beside_decoding_may_fail(
     )
 
 
-def test_a_score_that_fails_is_left_out(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
+def test_a_score_that_fails_is_left_out(bench: Bench) -> None:
     job = make_job("ab ab ab", 1)
     control = job.model_copy(update={"purpose": Purpose.CONTROL, "scored_drafters": ("model", "lookup")})
-    raised = failing(engine._drafters["model"], "choices", lambda number: True, monkeypatch)
-    engine.admit(engine.prepare(control, GREEDY), VANILLA)
-    done = list(steps(engine))
+    raised = bench.failing("model", "choices", lambda number: True)
+    bench.engine.admit(bench.engine.prepare(control, GREEDY), VANILLA)
+    done = list(steps(bench.engine))
     assert raised["raised"] == 1
     assert [step.drafter_failures for step in done if step.drafter_failures] == [{"model": 1}]
     (finished,) = (generation for step in done for generation in step.finished)
@@ -250,19 +233,17 @@ def test_a_score_that_fails_is_left_out(
     assert finished.second_choices
 
 
-def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    jobs = prepare(engine, rng, 4)
-    expected = know(engine, references("llama"), jobs)
+def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(bench: Bench) -> None:
+    jobs = bench.prepare(4)
+    expected = bench.know(jobs)
     for job in jobs:
-        engine.admit(job, decision("tree", 3))
-    engine.step()
-    failing(engine._drafters["lookup"], "clear", lambda number: True, monkeypatch)
-    engine.abandon()
-    assert engine.load().num_running == 0
-    finished, failures = decode(engine, jobs, ["tree", "model"])
-    check(engine, finished, expected)
+        bench.engine.admit(job, decision("tree", 3))
+    bench.engine.step()
+    bench.failing("lookup", "clear", lambda number: True)
+    bench.engine.abandon()
+    assert bench.engine.load().num_running == 0
+    finished, failures = bench.decode(jobs, "tree", "model")
+    bench.check(finished, expected)
     assert failures == {"lookup": 1}
 
 
@@ -276,37 +257,33 @@ def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(
     ],
     ids=["assert", "access", "library", "kernel"],
 )
-def test_a_fault_of_the_device_is_not_the_drafters(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random, method: str, fault: Exception
-) -> None:
+def test_a_fault_of_the_device_is_not_the_drafters(bench: Bench, method: str, fault: Exception) -> None:
     """It fails the step, as everywhere: the self-test then finds the engine sick."""
 
     def broken(*args: Any, **kwargs: Any) -> None:
         raise fault
 
-    monkeypatch.setattr(engine._drafters["model"], method, broken)
-    engine.admit(prepare(engine, rng, 1)[0], decision("model", 3))
+    bench.patch.setattr(bench.engine._drafters["model"], method, broken)
+    bench.engine.admit(bench.prepare(1)[0], decision("model", 3))
     with pytest.raises(DecodeFailed if method == "propose" else type(fault)):
-        finish(engine)
-    assert engine.unserved([]) == {}
+        finish(bench.engine)
+    assert bench.engine.unserved([]) == {}
 
 
-def test_a_draft_whose_logits_are_no_numbers_counts_as_failed(
-    engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
+def test_a_draft_whose_logits_are_no_numbers_counts_as_failed(bench: Bench) -> None:
     """Drawn from such a distribution, a draft would be verified against no number at all."""
-    draft: Any = engine._drafters["model"]
+    draft: Any = bench.engine._drafters["model"]
     read = draft.model.read
-    monkeypatch.setattr(draft.model, "read", lambda cache, reads: torch.full_like(read(cache, reads), torch.nan))
-    jobs = [replace(one, sampling=replace(one.sampling, temperature=1.0, seed=None)) for one in prepare(engine, rng, 4)]
-    finished, failures = decode(engine, jobs, ["model"])
+    bench.patch.setattr(draft.model, "read", lambda cache, reads: torch.full_like(read(cache, reads), torch.nan))
+    jobs = [replace(one, sampling=replace(one.sampling, temperature=1.0, seed=None)) for one in bench.prepare(4)]
+    finished, failures = bench.decode(jobs, "model")
     assert len(finished) == 4
     assert failures["model"] >= 1
     assert all(one.counts.num_trials == 0 for one in finished.values())
 
 
 def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: References, tmp_path: Path, rng: random.Random
+    bench: Bench, tiny_engine: Build, tiny_models: dict[str, Path], tmp_path: Path
 ) -> None:
     """On a GPU such a read ends the process. Rows that pad the target's embeddings have no token, but may come."""
     small = transformers.AutoModelForCausalLM.from_pretrained(tiny_models["qwen2"], dtype=torch.float64)
@@ -314,13 +291,14 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
     small.save_pretrained(tmp_path)
     draft = draft_model("small", tmp_path, num_slots=4)
     draft._tokens = DraftTokens(NUM_TOKENS, 300, frozenset({0}))
-    engine = tiny_engine(num_slots=4, drafters={"small": draft, "tree": ScriptedDrafter("tree", rng, is_tree=True)})
+    drafters = {"small": draft, "tree": ScriptedDrafter("tree", bench.rng, is_tree=True)}
+    bench = replace(bench, engine=tiny_engine(num_slots=4, drafters=drafters))
     # Half of the prompts it can read, and then the target may still write a token that it cannot.
     jobs = [
-        replace(one, token_ids=(*rng.choices(range(1, 300), k=20), rng.randint(300, 383) if i % 2 else 299))
-        for i, one in enumerate(prepare(engine, rng, 8))
+        replace(one, token_ids=(*bench.rng.choices(range(1, 300), k=20), bench.rng.randint(300, 383) if i % 2 else 299))
+        for i, one in enumerate(bench.prepare(8))
     ]
-    expected = know(engine, references("llama"), jobs)
+    expected = bench.know(jobs)
     highest: list[int] = []
     read = draft.model.read
 
@@ -329,7 +307,7 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
         return read(cache, reads)
 
     draft.model.read = watched  # type: ignore[method-assign]
-    finished, failures = decode(engine, jobs, ["small"])
-    check(engine, finished, expected)
+    finished, failures = bench.decode(jobs, "small")
+    bench.check(finished, expected)
     assert not failures
     assert 0 <= max(highest) < 300

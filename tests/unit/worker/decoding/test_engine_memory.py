@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import pytest
 import torch
@@ -15,15 +15,12 @@ import transformers
 from alphaloop.errors import DecodeFailed, JobTooLarge
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import FAMILIES, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
+from worker.decoding.engine import TransformersEngine
 from worker.decoding.network.kv_layout import BLOCK, KvShape
 from worker.decoding.network.slots import zeros
 from worker.engine import Generation, Sampling
 
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
-
-
-Build = Callable[..., "TransformersEngine"]
+Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=12, temperature=0.0)
 BYTES: Final = 2 * 2 * 2 * 16 * 8  #: of a token in the tiny llama: layers, keys and values, heads, head_dim, float64
@@ -99,160 +96,64 @@ def test_jobs_wait_for_room_and_the_limit_holds(tiny_engine: Build, references: 
     assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
 
 
-@pytest.fixture
-def engine(tiny_engine: Build, tiny_models: dict[str, Path], rng: random.Random) -> TransformersEngine:
-    """Eight slots and every kind of drafter."""
-    return tiny_engine(
-        num_slots=8,
-        drafters={
-            "model": draft_model("model", tiny_models["qwen2"], num_slots=8),
-            "chain": ScriptedDrafter("chain", rng, is_tree=False),
-            "tree": ScriptedDrafter("tree", rng, is_tree=True),
-        },
-    )
+@dataclass
+class Bench:
+    """An engine of eight slots with every kind of drafter, and what a model alone writes."""
 
+    engine: TransformersEngine
+    reference: Reference
+    rng: random.Random
+    patch: pytest.MonkeyPatch
 
-def admit_eight(
-    engine: TransformersEngine, reference: Reference, rng: random.Random, offset: int = 0
-) -> dict[str, list[int]]:
-    """Eight jobs, greedy and seeded, under vanilla and every drafter; their right outputs."""
-    jobs = [
-        engine.prepare(
-            make_job("ab " * rng.randint(1, 70), offset + i),
-            replace(GREEDY, temperature=i % 2, seed=i, max_tokens=rng.randint(6, 16)),
-        )
-        for i in range(8)
-    ]
-    expected = right_outputs(reference, jobs)
-    for i, one in enumerate(jobs):
-        for drafter in engine._drafters.values():
+    def admit_eight(self, offset: int = 0) -> dict[str, list[int]]:
+        """Eight jobs, greedy and seeded, under vanilla and every drafter; their right outputs."""
+        jobs = [
+            self.engine.prepare(
+                make_job("ab " * self.rng.randint(1, 70), offset + i),
+                replace(GREEDY, temperature=i % 2, seed=i, max_tokens=self.rng.randint(6, 16)),
+            )
+            for i in range(8)
+        ]
+        expected = right_outputs(self.reference, jobs)
+        for i, one in enumerate(jobs):
+            for drafter in self.engine._drafters.values():
+                if isinstance(drafter, ScriptedDrafter):
+                    drafter.truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]
+            self.engine.admit(one, decision(DRAFTERS[i % 4], self.rng.randint(1, 5) if i != 1 else 0))
+        return expected
+
+    def park_half(self) -> None:
+        with self.patch.context() as patched:
+            patched.setattr(self.engine._target.model, "read", raising(CAUSES["cuda"]))
+            self.engine.step()
+
+    def check(self, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
+        assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
+        assert all(generation.counts.num_tokens == len(generation.token_ids) for generation in finished.values())
+        assert self.engine.load().num_free == 8
+        assert len(self.engine._cache._free) == 8
+        for drafter in self.engine._drafters.values():
             if isinstance(drafter, ScriptedDrafter):
-                drafter.truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]
-        engine.admit(one, decision(DRAFTERS[i % 4], rng.randint(1, 5) if i != 1 else 0))
-    return expected
+                assert not drafter.running
+        model: Any = self.engine._drafters["model"]
+        assert not model._held
+        assert len(model._cache._free) == 8
 
 
-def check(engine: TransformersEngine, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
-    assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
-    assert all(generation.counts.num_tokens == len(generation.token_ids) for generation in finished.values())
-    assert engine.load().num_free == 8
-    assert len(engine._cache._free) == 8
-    for drafter in engine._drafters.values():
-        if isinstance(drafter, ScriptedDrafter):
-            assert not drafter.running
-    model: Any = engine._drafters["model"]
-    assert not model._held
-    assert len(model._cache._free) == 8
-
-
-@pytest.mark.parametrize(("cause", "num_steps"), [("cuda", 0), ("cpu", 4), ("new", 4)])
-def test_a_pass_that_memory_is_too_small_for_is_halved(
-    engine: TransformersEngine,
+@pytest.fixture
+def bench(
+    tiny_engine: Build,
+    tiny_models: dict[str, Path],
     references: References,
-    monkeypatch: pytest.MonkeyPatch,
     rng: random.Random,
-    cause: str,
-    num_steps: int,
-) -> None:
-    expected = admit_eight(engine, references("llama"), rng)
-    early = [generation for _ in range(num_steps) for generation in engine.step().finished]
-    num_running = engine.load().num_running
-    model, limit = engine._target.model, rng.randint(1, 3)
-    read = model.read
-
-    def small(cache: Any, reads: Any) -> torch.Tensor:
-        if len(reads) > limit:
-            raise CAUSES[cause]
-        return read(cache, reads)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(model, "read", small)
-        done = list(steps(engine))
-    finished = [*early, *(generation for step in done for generation in step.finished)]
-    check(engine, {generation.job_id: generation for generation in finished}, expected)
-    assert done[0].batch == num_running
-    assert 1 <= min(step.batch for step in done) <= limit
-    expected = admit_eight(engine, references("llama"), rng, offset=8)
-    first = engine.step()
-    assert first.batch == 8, "a new batch is as large as ever"
-    check(engine, {generation.job_id: generation for generation in first.finished} | finish(engine), expected)
-
-
-def test_a_cache_that_cannot_grow_leaves_no_text_wrong(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    """Memory runs out in the middle of a growth: in the second layer, after texts were read and drafts accepted."""
-    expected = admit_eight(engine, references("llama"), rng)
-    calls = []
-
-    def limited(shape: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if shape[0] > 5:
-            calls.append(shape)
-            if len(calls) % 2 == 0:
-                raise CAUSES["cpu"]
-        return zeros(shape, *args, **kwargs)
-
-    monkeypatch.setattr("worker.decoding.network.slots.zeros", limited)
-    finished = finish(engine)
-    assert len(calls) >= 2
-    check(engine, finished, expected)
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(
-    engine: TransformersEngine,
-    references: References,
     monkeypatch: pytest.MonkeyPatch,
-    rng: random.Random,
-    drafter: str,
-) -> None:
-    expected = admit_eight(engine, references("llama"), rng)
-    drafting = [
-        sequence.job_id for sequence in engine._admitted.running if sequence.drafting == engine._drafters[drafter].state
-    ]
-    failing = engine._drafters[drafter]
-    propose, num_asked = failing.propose, 0
-
-    def small(asks: Any) -> Any:
-        nonlocal num_asked
-        num_asked += 1
-        if num_asked < 2:
-            raise CAUSES["cuda"]
-        return propose(asks)
-
-    monkeypatch.setattr(failing, "propose", small)
-    finished: dict[str, Generation] = {}
-    while not num_asked:
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
-    assert all(sequence.drafter is None for sequence in engine._admitted.running if sequence.job_id in drafting)
-    assert not engine._admitted.parked, "nobody left its slot"
-    check(engine, finished | finish(engine), expected)
-    assert num_asked == 1, "nobody asked that drafter again"
-
-
-def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Three of eight sequences are turned to a draft model in the middle; memory is left for one."""
-    endless = replace(GREEDY, logit_bias=((0, -1000.0),))
-    jobs = [engine.prepare(make_job(f"{number} ab", number), endless) for number in range(8)]
-    for job in jobs:
-        engine.admit(job, VANILLA)
-    engine.step()
-    longest = max(sequence.num_positions for sequence in engine._admitted.running)
-    memory = engine.memory()
-    share = memory.of_draft("model", 1, longest)
-    short = memory.left_for_drafts(8, longest, 4) - memory.free
-    turned = [job.job.job_id for job in jobs[:3]]
-    with monkeypatch.context() as patched:
-        patched.setattr("worker.decoding.engine.available_bytes", lambda device: share + share // 2 - short)
-        for job_id in turned:
-            engine.redraft(job_id, "model", 3)
-        assert engine.step().drafting == (turned[0],)
-        assert engine.step().drafting == (turned[0],), "the others stay vanilla"
-    engine.redraft(turned[1], "model", 3)
-    assert engine.step().drafting == tuple(turned[:2])
-    check(engine, finish(engine), right_outputs(references("llama"), jobs))
+) -> Bench:
+    drafters = {
+        "model": draft_model("model", tiny_models["qwen2"], num_slots=8),
+        "chain": ScriptedDrafter("chain", rng, is_tree=False),
+        "tree": ScriptedDrafter("tree", rng, is_tree=True),
+    }
+    return Bench(tiny_engine(num_slots=8, drafters=drafters), references("llama"), rng, monkeypatch)
 
 
 def raising(error: Exception) -> Callable[..., torch.Tensor]:
@@ -262,60 +163,143 @@ def raising(error: Exception) -> Callable[..., torch.Tensor]:
     return read
 
 
-def park_half(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(engine._target.model, "read", raising(CAUSES["cuda"]))
-        engine.step()
+@pytest.mark.parametrize(("cause", "num_steps"), [("cuda", 0), ("cpu", 4), ("new", 4)])
+def test_a_pass_that_memory_is_too_small_for_is_halved(bench: Bench, cause: str, num_steps: int) -> None:
+    expected = bench.admit_eight()
+    early = [generation for _ in range(num_steps) for generation in bench.engine.step().finished]
+    num_running = bench.engine.load().num_running
+    model, limit = bench.engine._target.model, bench.rng.randint(1, 3)
+    read = model.read
+
+    def small(cache: Any, reads: Any) -> torch.Tensor:
+        if len(reads) > limit:
+            raise CAUSES[cause]
+        return read(cache, reads)
+
+    with bench.patch.context() as patched:
+        patched.setattr(model, "read", small)
+        done = list(steps(bench.engine))
+    finished = [*early, *(generation for step in done for generation in step.finished)]
+    bench.check({generation.job_id: generation for generation in finished}, expected)
+    assert done[0].batch == num_running
+    assert 1 <= min(step.batch for step in done) <= limit
+    expected = bench.admit_eight(offset=8)
+    first = bench.engine.step()
+    assert first.batch == 8, "a new batch is as large as ever"
+    bench.check({generation.job_id: generation for generation in first.finished} | finish(bench.engine), expected)
 
 
-def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    """A job that takes each slot as it comes free would keep them waiting for ever."""
-    expected = admit_eight(engine, references("llama"), rng)
-    park_half(engine, monkeypatch)
-    late = engine.prepare(make_job("late", 99), GREEDY)
+def test_a_cache_that_cannot_grow_leaves_no_text_wrong(bench: Bench) -> None:
+    """Memory runs out in the middle of a growth: in the second layer, after texts were read and drafts accepted."""
+    expected = bench.admit_eight()
+    calls = []
+
+    def limited(shape: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if shape[0] > 5:
+            calls.append(shape)
+            if len(calls) % 2 == 0:
+                raise CAUSES["cpu"]
+        return zeros(shape, *args, **kwargs)
+
+    bench.patch.setattr("worker.decoding.network.slots.zeros", limited)
+    finished = finish(bench.engine)
+    assert len(calls) >= 2
+    bench.check(finished, expected)
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(bench: Bench, drafter: str) -> None:
+    expected = bench.admit_eight()
+    drafting = [
+        sequence.job_id
+        for sequence in bench.engine._admitted.running
+        if sequence.drafting == bench.engine._drafters[drafter].state
+    ]
+    failing = bench.engine._drafters[drafter]
+    propose, num_asked = failing.propose, 0
+
+    def small(asks: Any) -> Any:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked < 2:
+            raise CAUSES["cuda"]
+        return propose(asks)
+
+    bench.patch.setattr(failing, "propose", small)
     finished: dict[str, Generation] = {}
-    while engine._admitted.parked:
-        assert not engine.has_room(late)
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
-    assert engine.has_room(late) == (engine.load().num_free > 0)
-    check(engine, finished | finish(engine), expected)
+    while not num_asked:
+        finished |= {generation.job_id: generation for generation in bench.engine.step().finished}
+    assert all(sequence.drafter is None for sequence in bench.engine._admitted.running if sequence.job_id in drafting)
+    assert not bench.engine._admitted.parked, "nobody left its slot"
+    bench.check(finished | finish(bench.engine), expected)
+    assert num_asked == 1, "nobody asked that drafter again"
 
 
-def test_a_job_that_waits_for_memory_can_be_cancelled(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    expected = admit_eight(engine, references("llama"), rng)
-    park_half(engine, monkeypatch)
-    assert len(engine._admitted.parked) == len(engine._admitted.running) == 4
-    assert engine.load().num_running == 8, "it is not forgotten"
-    for sequence in (engine._admitted.parked[1], engine._admitted.running[0]):
-        assert engine.cancel(sequence.job_id)
-        assert not engine.cancel(sequence.job_id)
+def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(bench: Bench) -> None:
+    """Three of eight sequences are turned to a draft model in the middle; memory is left for one."""
+    endless = replace(GREEDY, logit_bias=((0, -1000.0),))
+    jobs = [bench.engine.prepare(make_job(f"{number} ab", number), endless) for number in range(8)]
+    for job in jobs:
+        bench.engine.admit(job, VANILLA)
+    bench.engine.step()
+    longest = max(sequence.num_positions for sequence in bench.engine._admitted.running)
+    memory = bench.engine.memory()
+    share = memory.of_draft("model", 1, longest)
+    short = memory.left_for_drafts(8, longest, 4) - memory.free
+    turned = [job.job.job_id for job in jobs[:3]]
+    with bench.patch.context() as patched:
+        patched.setattr("worker.decoding.engine.available_bytes", lambda device: share + share // 2 - short)
+        for job_id in turned:
+            bench.engine.redraft(job_id, "model", 3)
+        assert bench.engine.step().drafting == (turned[0],)
+        assert bench.engine.step().drafting == (turned[0],), "the others stay vanilla"
+    bench.engine.redraft(turned[1], "model", 3)
+    assert bench.engine.step().drafting == tuple(turned[:2])
+    bench.check(finish(bench.engine), right_outputs(bench.reference, jobs))
+
+
+def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(bench: Bench) -> None:
+    """A job that takes each slot as it comes free would keep them waiting for ever."""
+    expected = bench.admit_eight()
+    bench.park_half()
+    late = bench.engine.prepare(make_job("late", 99), GREEDY)
+    finished: dict[str, Generation] = {}
+    while bench.engine._admitted.parked:
+        assert not bench.engine.has_room(late)
+        finished |= {generation.job_id: generation for generation in bench.engine.step().finished}
+    assert bench.engine.has_room(late) == (bench.engine.load().num_free > 0)
+    bench.check(finished | finish(bench.engine), expected)
+
+
+def test_a_job_that_waits_for_memory_can_be_cancelled(bench: Bench) -> None:
+    expected = bench.admit_eight()
+    bench.park_half()
+    assert len(bench.engine._admitted.parked) == len(bench.engine._admitted.running) == 4
+    assert bench.engine.load().num_running == 8, "it is not forgotten"
+    for sequence in (bench.engine._admitted.parked[1], bench.engine._admitted.running[0]):
+        assert bench.engine.cancel(sequence.job_id)
+        assert not bench.engine.cancel(sequence.job_id)
         del expected[sequence.job_id]
-    check(engine, finish(engine), expected)
+    bench.check(finish(bench.engine), expected)
 
 
-def test_a_failure_that_no_smaller_batch_mends_fails_the_step(
-    engine: TransformersEngine, references: References, monkeypatch: pytest.MonkeyPatch, rng: random.Random
-) -> None:
-    model = engine._target.model
-    admit_eight(engine, references("llama"), rng)
-    engine.step()
+def test_a_failure_that_no_smaller_batch_mends_fails_the_step(bench: Bench) -> None:
+    model = bench.engine._target.model
+    bench.admit_eight()
+    bench.engine.step()
 
-    with monkeypatch.context() as patched:
+    with bench.patch.context() as patched:
         patched.setattr(model, "read", raising(RuntimeError("CUDA error: an illegal memory access was encountered")))
         with pytest.raises(DecodeFailed, match="8 sequences failed"):
-            engine.step()
-        engine.abandon()
+            bench.engine.step()
+        bench.engine.abandon()
         patched.setattr(model, "read", raising(CAUSES["cuda"]))
-        admit_eight(engine, references("llama"), rng)
+        bench.admit_eight()
         for expected in (8, 4, 2):
-            assert engine.step().batch == expected
+            assert bench.engine.step().batch == expected
         with pytest.raises(DecodeFailed, match="1 sequences failed"):
-            engine.step()
-    engine.abandon()
-    assert engine.load().num_running == 0
-    right = admit_eight(engine, references("llama"), rng)
-    check(engine, finish(engine), right)
+            bench.engine.step()
+    bench.engine.abandon()
+    assert bench.engine.load().num_running == 0
+    right = bench.admit_eight()
+    bench.check(finish(bench.engine), right)

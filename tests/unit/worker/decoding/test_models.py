@@ -35,11 +35,11 @@ def settings(source: Path, **more: Any) -> TargetSettings:
     return TargetSettings(name="tiny", source=str(source), dtype="float32", device="cpu", **more)
 
 
-def copied(source: Path, folder: Path, file: str = "config.json", **changed: Any) -> Path:
-    """A copy of a model with other entries in a JSON file."""
+def copied(source: Path, folder: Path, **changed: Any) -> Path:
+    """A copy of a model with other entries in its configuration."""
     shutil.copytree(source, folder)
-    before = json.loads((folder / file).read_text())
-    (folder / file).write_text(json.dumps(before | changed))
+    before = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(before | changed))
     return folder
 
 
@@ -349,7 +349,6 @@ def test_a_tokenizer_of_another_model_is_refused(
     with pytest.raises(UnsupportedModel, match=r"for 300 rows of embeddings, found 84 tokens without a row, .* 300 "):
         load_target(settings(folder))
     refusal = facts_of(str(folder), dtype="float32").refusal
-    assert refusal is not None
     assert "300 rows" in refusal
 
 

@@ -5,18 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import pytest
 
 from tests.fixtures.models import VANILLA, make_job, steps
-from worker.decoding.engine import SHARED_CHUNK
+from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
 from worker.decoding.network.language_model import PREFILL_CHUNK
 from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
 from worker.engine import Sampling
-
-if TYPE_CHECKING:
-    from worker.decoding.engine import TransformersEngine
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
 ENDLESS: Final = replace(GREEDY, max_tokens=40)

@@ -45,11 +45,9 @@ def lookup(name: str = "lookup", **settings: object) -> LookupDrafter:
     return LookupDrafter(name, LookupDrafterSettings.model_validate({"min_probability": 0, **settings}))
 
 
-def decode(shadows: Shadows, text: Any, *, num_steps: int = 0) -> tuple[ShadowCounts, ...]:
-    """A whole sequence, read along for so many steps before it ends."""
+def decode(shadows: Shadows, text: Any) -> tuple[ShadowCounts, ...]:
+    """A whole sequence."""
     shadows.begin(text)
-    for _ in range(num_steps):
-        shadows.advance()
     text.finish_reason = "stop"
     return shadows.end(text)
 

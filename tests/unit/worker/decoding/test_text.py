@@ -33,16 +33,12 @@ def stream(text: TextStream, token_ids: Sequence[int]) -> tuple[list[str], int]:
     return [*deltas, text.take_delta()], num
 
 
-def test_a_stop_string_is_found_whether_anybody_watches_or_not() -> None:
-    for is_live in (True, False):
-        text = TextStream(characters, ["b"], is_live=is_live)
-        assert [text.push(ord(character)) for character in "ab"] == [False, True]
-        assert text.text == "a"
-
-
-@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4))
-def test_the_text_ends_before_the_stop_string_that_is_complete_first(written: str, stop: list[str]) -> None:
-    text = TextStream(characters, stop)
+@given(st.text("abc", max_size=40), st.lists(st.text("abc", min_size=1, max_size=4), max_size=4), st.booleans())
+@example("ab", ["b"], False)
+def test_the_text_ends_before_the_stop_string_that_is_complete_first(
+    written: str, stop: list[str], is_live: bool
+) -> None:
+    text = TextStream(characters, stop, is_live=is_live)
     deltas, num = stream(text, [ord(character) for character in written])
     ends = [end for end in range(1, len(written) + 1) if any(written[:end].endswith(s) for s in stop)]
     if ends:

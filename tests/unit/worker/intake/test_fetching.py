@@ -1,22 +1,24 @@
 """Prompts that lie elsewhere: read beside the feed, a bounded number at once, and none lost to a store that is away."""
 
 from __future__ import annotations
-
-import json
-import threading
-from pathlib import Path
-
-import pytest
-
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.messages import ContentReference
-from alphaloop.settings import ClaimCheckSettings, TaskSettings
-from tests.fixtures.publishing import delivery, validation
+from alphaloop.settings import ClaimCheckSettings
+from alphaloop.settings import TaskSettings
+from pathlib import Path
+from tests.fixtures.publishing import delivery
+from tests.fixtures.publishing import validation
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.partitions import Delivery
-from worker.intake.validation import NUM_AT_ONCE, Fetching, ReadyJob
+from worker.intake.validation import Fetching
+from worker.intake.validation import NUM_AT_ONCE
+from worker.intake.validation import ReadyJob
+import json
+import pytest
+import threading
+
 
 ROOM = 1 << 20
 
@@ -25,9 +27,7 @@ class Contents:
     """A folder that answers only while its gate is open, and counts who reads at once."""
 
     def __init__(self, folder: Path) -> None:
-        store = ContentStore.of(ClaimCheckSettings(url=str(folder)))
-        assert store is not None
-        self.store = store
+        self.store = ContentStore.of(ClaimCheckSettings(url=str(folder)))
         self.gate = threading.Event()
         self.gate.set()
         self._lock = threading.Lock()
@@ -115,7 +115,6 @@ def test_a_missing_prompt_is_the_jobs_failure_and_a_wrong_one_a_refusal(feeding:
     feeding.send("wrong", b'{"prompt": 5}')
     feeding.until_empty()
     (failed,) = feeding.ready
-    assert failed.failure is not None
     assert (failed.job.job_id, failed.failure.code) == ("missing", "content_missing")
     ((_, error),) = feeding.refused
     assert (error.field, error.message.split(":")[0]) == ("body_ref", "prompt of the content")

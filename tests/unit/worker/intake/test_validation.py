@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from alphaloop.errors import InvalidField
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
@@ -95,12 +94,6 @@ def test_what_a_job_says_is_what_the_engine_gets() -> None:
 )
 def test_jobs_that_are_sampled_in_another_way_have_another_history(body: dict[str, Any], bucket: str) -> None:
     assert read(**body).bucket == bucket
-
-
-def test_another_model_than_the_one_served_is_refused() -> None:
-    assert read(model="fake").max_tokens == 77
-    with pytest.raises(InvalidField, match="'fake'"):
-        read(model="large")
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ class Timed(FakeEngine):
         return replace(step, wall_s=wall_s, draft_s=draft_s, verify_s=verify_s, num_positions=step.batch * step.width)
 
 
-def prompts(engine: FakeEngine, sampling: Sampling, num: int = NUM) -> list[PreparedJob]:
+def prompts(engine: FakeEngine, sampling: Sampling) -> list[PreparedJob]:
     found = []
-    for number in range(num):
+    for number in range(NUM):
         value = json.dumps({"job_id": f"m-{number}", "task": "chat", "prompt": f"{SECRET} {number}"}).encode()
         found.append(engine.prepare(parse_job(value, Origin("", "", 0, number), task="chat"), sampling))
     return found
@@ -80,13 +80,11 @@ def report_of(session: MeasuringSession) -> Report:
 def test_what_pays_ships_and_says_by_how_much(seed: int) -> None:
     report = report_of(session_of(Timed(acceptance=(0.95,)), seed=seed))
     assert {row.judgement.verdict for row in report.rows} == {ShipVerdict.SHIP}
-    assert report.shipped is not None
     assert report.shipped.candidate.num_draft_tokens == 4
     assert report.shipped.figures.ratio.estimate > 2
     assert not report.shipped.reasons
     for row in report.rows:
         assert row.figures.exactness.num_equal == NUM
-        assert row.costs is not None
         assert row.costs.draft_step == pytest.approx(0.05, rel=0.05)
         # What the parts explain is what was measured.
         assert row.costs.speedup == pytest.approx(row.figures.ratio.estimate, rel=0.02)
@@ -166,7 +164,6 @@ def test_sampled_prompts_are_not_compared_and_are_tried_greedy(rng: random.Rando
 def test_too_few_batches_are_refused(num_prompts: int, batch: int, num_candidates: int, hint: str) -> None:
     with pytest.raises(ConfigError) as raised:
         refuse_few(num_prompts, batch, num_candidates)
-    assert raised.value.hint is not None
     assert hint in raised.value.hint
     refuse_few(num_prompts + 1, batch, num_candidates)
 

@@ -1,19 +1,24 @@
 """What the counters of a server say, and that a slice counts its own requests, in whatever order they come."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass, field, replace
-from random import Random
-
-import pytest
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL
+from alphaloop.errors import ReplyInvalid
+from dataclasses import dataclass
+from dataclasses import field
+from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
-
-from alphaloop.acceptance import PREFILL, AcceptanceCounts
-from alphaloop.errors import ReplyInvalid
+from random import Random
 from tests.fixtures.inference_server import MetricsPage
 from worker.engine import SliceCounts
-from worker.servers.counters import Counters, CounterSlices, SliceEnd, SliceKey, counts_between
+from worker.servers.counters import CounterSlices
+from worker.servers.counters import Counters
+from worker.servers.counters import SliceEnd
+from worker.servers.counters import SliceKey
+from worker.servers.counters import counts_between
+import pytest
+
 
 K = 4
 START = Counters(5, 300, 40, 160, (20, 10, 5, 1))
@@ -41,7 +46,6 @@ def test_they_are_the_rounds_that_were_played(played: list[tuple[bool, int]], nu
 
 def test_tokens_that_were_cut_at_the_end_are_censored() -> None:
     counts = counts_between(START, replace(END, num_tokens=318), 3, 18, K)
-    assert counts is not None
     assert (counts.rounds, counts.num_empty_rounds, counts.num_cropped, counts.num_tokens) == (11, 1, 2, 16)
     assert counts_between(START, replace(END, num_tokens=303), 3, 3, 1) is None  # more than a round for each text
 
@@ -54,7 +58,6 @@ def test_of_ragged_drafts_all_but_the_trials_is_exact(played: list[tuple[int, in
     before = Counters.of_page(page.text())
     page.add(counts.num_tokens, counts)
     found = counts_between(before, Counters.of_page(page.text()), 1, page.num_tokens, K)
-    assert found is not None
     padding = (0,) * (K - len(counts.accepts))
     assert (found.rounds, found.num_empty_rounds, found.num_tokens) == (
         counts.rounds,
@@ -270,12 +273,10 @@ def test_another_key_ends_the_slice_without_a_word(other: SliceKey) -> None:
     slices = CounterSlices(SLICE_K)
     slices.began(key("before"))
     due = slices.ended()
-    assert due is not None
     assert due.since is None
     assert slices.read(due, Counters(0, 0, 0, 0, (0, 0))) is None
     for one in (key(), other, key()):
         slices.began(one)
     *early, due = [slices.ended(5, 4) for _ in range(3)]
     assert early == [None, None], "only the last leaves the server idle"
-    assert due is not None
     assert due.since is None

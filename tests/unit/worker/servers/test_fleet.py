@@ -31,6 +31,7 @@ from worker.servers.load import Flight
 PLAIN = server_of("plain", None, 0, 4)
 PLAIN_2 = server_of("plain-2", None, 0, 4)
 NGRAM = server_of("ngram", "ngram", 4, 4)
+NGRAM_2 = server_of("ngram-2", "ngram", 4, 4)
 BOTH = server_of("both", "ngram", 4, 4, switches_drafts=True)
 
 
@@ -43,23 +44,12 @@ def fleet_of(clock: Clock, *endpoints: InferenceServer, seed: int = 0) -> Fleet:
     return Fleet(endpoints, clock=clock, rng=Random(seed))
 
 
-def send(fleet: Fleet, drafter: str | None, num: int, *, is_bound: bool = False) -> list[Flight]:
-    """As many requests as find room, at most `num`."""
-    flights = []
-    for _ in range(num):
-        name = fleet.choose(drafter, is_bound=is_bound)
-        if name is None:
-            break
-        flights.append(fleet.began(name, drafter=drafter))
-    return flights
+def state_of(fleet: Fleet) -> str:
+    return fleet.statuses()[0].state
 
 
-def state_of(fleet: Fleet, name: str = "plain") -> str:
-    return next(status.state for status in fleet.statuses() if status.name == name)
-
-
-def limit_of(fleet: Fleet, name: str = "plain") -> int:
-    return next(status.limit for status in fleet.statuses() if status.name == name)
+def limit_of(fleet: Fleet) -> int:
+    return fleet.statuses()[0].limit
 
 
 def pass_test(fleet: Fleet, clock: Clock, *, after_s: float = 0.0) -> None:
@@ -91,7 +81,6 @@ def test_a_server_that_is_away_is_tested_with_longer_and_longer_waits(clock: Clo
     for _ in range(8):
         assert fleet.due_tests() == ()
         wait_s = fleet.next_change_s()
-        assert wait_s is not None
         waits_s.append(wait_s)
         clock.pass_s(wait_s)
         assert fleet.due_tests() == ("plain",)
@@ -155,7 +144,7 @@ def test_replies_that_are_invalid_in_a_row_open_the_circuit_whatever_tests_say(c
 
 def test_a_busy_server_is_sent_half_as_many_and_nothing_for_as_long_as_it_asks(clock: Clock) -> None:
     fleet = fleet_of(clock, server_of("plain", None, 0, 60))
-    flights = send(fleet, None, 60)
+    flights = [fleet.began("plain") for _ in range(60)]
     for flight in flights[40:]:  # twenty are refused at once: that counts once
         fleet.ended(flight)
         fleet.failed("plain", ServerBusy(retry_after_s=5.0))
@@ -228,6 +217,34 @@ def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(
         fleet = fleet_of(clock, BOTH, *others)
         fleet.choose(None, is_bound=False, alone=True)
         assert [status.name for status in fleet.statuses() if status.is_for_suspect] == [kept]
+
+
+def ask_alone(fleet: Fleet, *, is_bound: bool = False) -> str | None:
+    """Ask as a suspect does; the tests that are asked for pass."""
+    if (name := fleet.choose(None, is_bound=is_bound, alone=True)) is not None:
+        return name
+    for due in fleet.due_tests():
+        fleet.tested(due, None)
+    return fleet.choose(None, is_bound=is_bound, alone=True)
+
+
+def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
+    fleet = fleet_of(clock, PLAIN, PLAIN_2)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.next_change_s() == 0
+    (name,) = fleet.due_tests()
+    fleet.tested(name, None)
+    assert fleet.choose(None, is_bound=False, alone=True) == name
+    clock.pass_s(6.0)
+    assert fleet.choose(None, is_bound=False, alone=True) is None
+    assert fleet.due_tests() == (name,)
+
+
+def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
+    for seed_s in range(10):
+        clock.pass_s(float(seed_s))
+        assert ask_alone(fleet_of(clock, PLAIN, NGRAM, NGRAM_2)) in ("ngram", "ngram-2")
+    assert ask_alone(fleet_of(clock, PLAIN, NGRAM, NGRAM_2), is_bound=True) == "plain"
 
 
 FAILURES: tuple[AlphaloopError, ...] = (

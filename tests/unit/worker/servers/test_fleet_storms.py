@@ -27,6 +27,13 @@ def poison(number: int, rng: Random) -> SimulatedJob:
     return SimulatedJob(f"poison-{number}", 30.0, kills_after_s=rng.uniform(0.2, 3.0))
 
 
+def run(simulation: FleetSimulation, num: int, mean_s: float, rng: Random) -> None:
+    """So many jobs, all of which are finished within a day."""
+    simulation.send(jobs(num, mean_s, rng))
+    simulation.run(ALL_DAY_S)
+    assert len(simulation.finished) == num
+
+
 def num_deaths(simulation: FleetSimulation) -> int:
     return sum(server.num_deaths for server in simulation.servers.values())
 
@@ -57,9 +64,7 @@ def test_a_rolling_restart_blames_nobody() -> None:
     simulation = fleet_of(4, seed=1)
     for number in range(12):
         simulation.at(20.0 + 90.0 * number, lambda name=f"s{number % 4}": simulation.kill(name))  # type: ignore[misc]
-    simulation.send(jobs(600, 60.0, Random(1)))
-    simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 600
+    run(simulation, 600, 60.0, Random(1))
     assert num_deaths(simulation) == 12
 
 
@@ -71,9 +76,7 @@ def test_one_flapping_replica_costs_the_jobs_that_are_there_and_no_others() -> N
         simulation.at(3.0 + rng.expovariate(1 / 6), flap)
 
     simulation.at(10.0, flap)
-    simulation.send(jobs(1000, 5.0, rng))
-    simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 1000
+    run(simulation, 1000, 5.0, rng)
     assert num_deaths(simulation) > 5
     assert sum(simulation.num_tries.values()) < 1100
     assert simulation.clock() < 100 + 1000 * 5.0 / (3 * 16) * 1.5, "three servers' time and a half"
@@ -82,8 +85,7 @@ def test_one_flapping_replica_costs_the_jobs_that_are_there_and_no_others() -> N
 def test_a_slow_replica_gets_what_it_can_do() -> None:
     simulation = fleet_of(4, seed=3)
     simulation.servers["s0"].slowness = 10.0
-    simulation.send(jobs(1000, 5.0, Random(3)))
-    simulation.run(ALL_DAY_S)
+    run(simulation, 1000, 5.0, Random(3))
     by_server = Counter(simulation.finished.values())
     assert by_server.total() == 1000
     assert by_server["s0"] < 60
@@ -95,9 +97,7 @@ def test_servers_that_take_fewer_than_they_are_given_are_asked_less(retry_after_
     simulation = fleet_of(4, seed=4, max_requests=32)
     for server in simulation.servers.values():
         server.most, server.retry_after_s = 8, retry_after_s
-    simulation.send(jobs(1000, 5.0, Random(4)))
-    simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 1000
+    run(simulation, 1000, 5.0, Random(4))
     assert sum(simulation.num_tries.values()) < 2000, "at most one refusal for each job, where 24 of 32 were in the way"
     assert simulation.clock() - 100.0 < 2 * 1000 * 5.0 / (4 * 8), "at least half of what the servers could do"
 
@@ -106,9 +106,7 @@ def test_a_hung_server_costs_the_jobs_that_are_there_one_silence() -> None:
     simulation = fleet_of(3, seed=5)
     simulation.at(20.0, lambda: simulation.hang("s0"))
     simulation.at(200.0, lambda: simulation.kill("s0"))
-    simulation.send(jobs(400, 5.0, Random(5)))
-    simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 400
+    run(simulation, 400, 5.0, Random(5))
     assert max(simulation.num_tries.values()) == 2
     assert sum(simulation.num_tries.values()) <= 400 + 16
 
@@ -122,9 +120,7 @@ def test_outages_of_all_servers_count_against_nobody() -> None:
 
     for number in range(5):
         simulation.at(20.0 + 120.0 * number, away)
-    simulation.send(jobs(200, 60.0, Random(6)))
-    simulation.run(ALL_DAY_S)
-    assert len(simulation.finished) == 200
+    run(simulation, 200, 60.0, Random(6))
     assert num_deaths(simulation) == 20
     assert simulation.max_alone == 0
 

@@ -46,7 +46,6 @@ def test_rounds_and_times_are_the_servers_own() -> None:
     assert found.time_to_first_token_s == 1.0 + 0.25 + 0.5, "from the admission on"
     assert found.wall_s == 4.0
     assert found.device_s == 1.5, "half of three seconds, because two were there"
-    assert found.served is not None
     assert (found.served.num_rounds, found.served.decode_s, found.served.is_counted) == (4, 2.0, True)
 
 
@@ -55,10 +54,8 @@ def test_a_text_has_the_k_that_was_asked_for_and_obeyed() -> None:
     for asked, k in ((2, 2), (None, 4)):
         found = generation_of("job", reply, replace(SENT, asked_length=asked))
         (drafted,) = found.drafted
-        assert found.served is not None
         assert (drafted.num_draft_tokens, found.served.num_draft_tokens) == (k, k)
     untold = generation_of("job", replace(REPLY, drafts=NOTHING), replace(SENT, asked_length=2))
-    assert untold.served is not None
     assert (untold.served.num_draft_tokens, untold.served.is_counted) == (2, False)
 
 
@@ -67,13 +64,11 @@ def test_without_counts_it_says_how_many_tokens_there_are_and_that_no_more_is_kn
         found = generation_of("job", replace(REPLY, drafts=told), SENT)
         assert found.counts.num_tokens == 9
         assert found.drafted == ()
-        assert found.served is not None
         assert (found.served.drafter, found.served.is_counted, found.served.num_rounds) == ("ngram", False, None)
 
 
 def test_counts_of_a_server_that_drafts_though_it_should_not_are_not_believed() -> None:
     found = generation_of("job", REPLY, replace(SENT, drafter=None))
-    assert found.served is not None
     assert not found.served.is_counted
 
 

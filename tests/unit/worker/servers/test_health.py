@@ -1,4 +1,4 @@
-"""Whose fault a failure was, and the endpoints that requests get for themselves because servers died with them."""
+"""Whose fault a failure was, and which requests run alone because servers died with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from alphaloop.errors import (
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import Fleet
 from worker.servers.health import FailureVerdict
-from worker.servers.load import Flight
 
 SAID = [ServerFailed(), ReplyInvalid()]
 LOST = [ReplyCut(), ServerSilent()]
@@ -35,9 +34,9 @@ GONE = ServerUnreachable("no connection")
 class Three:
     """Three replicas and one job; a second on the clock between two happenings."""
 
-    def __init__(self, num: int = 3) -> None:
+    def __init__(self) -> None:
         self.clock = Clock()
-        self.names = [f"s{number}" for number in range(num)]
+        self.names = ["s0", "s1", "s2"]
         endpoints = [server_of(name, None, 0, 8) for name in self.names]
         self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
         self.verdict: FailureVerdict | None = None
@@ -71,16 +70,9 @@ class Three:
             self.test(**tests)
         return self.verdict
 
-    def dies(self, name: str, *, alone: bool = False) -> FailureVerdict:
-        """The server dies with the job, and comes back."""
-        verdict = self.fail(name, ReplyCut(), alone=alone, **{name: GONE})
-        assert verdict is not None
-        self.heal()
-        return verdict
-
-    def outage(self, name: str, *, alone: bool = False) -> FailureVerdict:
-        """All servers are gone with the job, and come back."""
-        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys(self.names, GONE))
+    def dies(self, name: str, *others: str, alone: bool = False) -> FailureVerdict:
+        """The server dies with the job, the others are gone with it, and all come back."""
+        verdict = self.fail(name, ReplyCut(), alone=alone, **dict.fromkeys((name, *others), GONE))
         assert verdict is not None
         self.heal()
         return verdict
@@ -122,7 +114,6 @@ def test_a_server_that_is_wrong_for_all_says_nothing_against_a_job(test: Alphalo
     three = Three()
     for name in three.names:
         verdict = three.fail(name, ServerFailed(), **{name: test})
-        assert verdict is not None
         assert (verdict.action, verdict.avoid) == ("again", frozenset())
 
 
@@ -147,7 +138,6 @@ def test_a_suspect_that_left_and_comes_back_is_a_suspect() -> None:
     three.dies("s0")
     three.dies("s1")
     standing = three.fleet.suspicion.standing("job")
-    assert standing is not None
     assert standing.action == "alone"
     three.fleet.suspicion.forget("job")
     assert three.fleet.suspicion.standing("job") is None
@@ -164,9 +154,9 @@ def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() ->
 
 def test_an_outage_of_all_counts_against_nobody_until_it_has_followed_the_job_again_and_again() -> None:
     three = Three()
-    assert [three.outage("s0").action for _ in range(11)] == ["again"] * 10 + ["alone"]
-    assert [three.outage("s1", alone=True).action for _ in range(2)] == ["alone", "alone"]
-    verdict = three.outage("s2", alone=True)
+    assert [three.dies(*three.names).action for _ in range(11)] == ["again"] * 10 + ["alone"]
+    assert [three.dies("s1", "s0", "s2", alone=True).action for _ in range(2)] == ["alone", "alone"]
+    verdict = three.dies("s2", "s0", "s1", alone=True)
     assert (verdict.action, verdict.is_final) == ("blame", False)
 
 
@@ -186,7 +176,6 @@ def test_a_death_alone_is_judged_once_the_other_servers_are_known_to_be_well() -
     assert three.fleet.judge("job", flight, ReplyCut(), GONE) is None
     three.fleet.tested("s1", None)
     verdict = three.fleet.judge("job", flight, ReplyCut(), GONE)
-    assert verdict is not None
     assert verdict.action == "alone"
 
 
@@ -198,51 +187,3 @@ def test_a_suspect_avoids_servers_that_die_without_it() -> None:
         three.heal()
     three.dies("s0")
     assert three.dies("s1").avoid == frozenset({"s2"})
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def fleet_of(clock: Clock, *, plain: int = 0, ngram: int = 0) -> Fleet:
-    endpoints = [server_of(f"plain-{number}", None, 0, 4) for number in range(plain)]
-    endpoints += [server_of(f"ngram-{number}", "ngram", 4, 4) for number in range(ngram)]
-    return Fleet(endpoints, clock=clock, rng=Random(0))
-
-
-def ask_alone(fleet: Fleet, drafter: str | None = None, *, is_bound: bool = False) -> str | None:
-    """Ask as a suspect does; the tests that are asked for pass."""
-    if (name := fleet.choose(drafter, is_bound=is_bound, alone=True)) is not None:
-        return name
-    for due in fleet.due_tests():
-        fleet.tested(due, None)
-    return fleet.choose(drafter, is_bound=is_bound, alone=True)
-
-
-def fill(fleet: Fleet, drafter: str | None = None) -> list[Flight]:
-    flights = []
-    while (name := fleet.choose(drafter, is_bound=False)) is not None:
-        flights.append(fleet.began(name))
-    return flights
-
-
-def test_an_endpoint_is_tested_just_before_a_suspect_goes_there(clock: Clock) -> None:
-    fleet = fleet_of(clock, plain=2)
-    assert fleet.choose(None, is_bound=False, alone=True) is None
-    assert fleet.next_change_s() == 0
-    (name,) = fleet.due_tests()
-    fleet.tested(name, None)
-    assert fleet.choose(None, is_bound=False, alone=True) == name
-    clock.pass_s(6.0)
-    assert fleet.choose(None, is_bound=False, alone=True) is None
-    assert fleet.due_tests() == (name,)
-
-
-def test_a_suspect_rather_takes_no_routes_only_endpoint(clock: Clock) -> None:
-    for seed_s in range(10):
-        clock.pass_s(float(seed_s))
-        fleet = fleet_of(clock, plain=1, ngram=2)
-        assert str(ask_alone(fleet)).startswith("ngram")
-    fleet = fleet_of(clock, plain=1, ngram=2)
-    assert ask_alone(fleet, is_bound=True) == "plain-0"

@@ -1,25 +1,26 @@
 """An endpoint's address, key and limits; events however bytes are cut; bodies that leave nothing to defaults."""
 
 from __future__ import annotations
-
-import asyncio
+from alphaloop.errors import ConfigError
+from alphaloop.errors import InvalidField
+from alphaloop.messages import Origin
+from alphaloop.messages import Purpose
+from alphaloop.messages import parse_job
+from alphaloop.server_identity import ServerKind
 from collections.abc import AsyncIterator
-from itertools import pairwise
-from typing import Any
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from itertools import pairwise
 from pydantic import SecretStr
-
-from alphaloop.errors import ConfigError, InvalidField
-from alphaloop.messages import Origin, Purpose, parse_job
-from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
+from typing import Any
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.http import endpoint_of, events
-from worker.servers.request_body import body_of, path_of
+from worker.servers.http import endpoint_of
+from worker.servers.http import events
+from worker.servers.request_body import body_of
+import asyncio
+import pytest
 
 
 @pytest.mark.parametrize(
@@ -111,8 +112,6 @@ CUT = Sampling(
     stop=("END",),
     logit_bias=((5, -2.0),),
 )
-
-
 CHAT = parse_job(
     b'{"task": "code", "body": {"messages": [{"role": "system", "content": "Be brief."}]}}',
     Origin("test", "jobs.code", 0, 1),
@@ -126,9 +125,7 @@ def asked(
     return body_of(kind, "m", CHAT if is_chat else make_job("one two"), sampling, stream=stream)
 
 
-def test_a_prompt_and_messages_go_to_their_own_paths() -> None:
-    assert (path_of(make_job("one")), path_of(CHAT)) == ("/completions", "/chat/completions")
-    assert asked("openai")["prompt"] == "one two"
+def test_messages_take_the_place_of_a_prompt() -> None:
     body = asked("openai", is_chat=True)
     assert (body["messages"], "prompt" in body) == ([{"role": "system", "content": "Be brief."}], False)
 

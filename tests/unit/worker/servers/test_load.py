@@ -1,125 +1,40 @@
 """The requests of others at a server: when servers are asked, and what follows for one request's life."""
 
 from __future__ import annotations
-
-import asyncio
-import json
-from collections.abc import Awaitable, Callable, Sequence
-from random import Random
-from typing import TypeAlias
-from unittest.mock import patch
-
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
+from alphaloop.errors import AlphaloopError
+from alphaloop.errors import ReplyInvalid
+from alphaloop.errors import RequestRefused
+from alphaloop.errors import ServerSilent
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
+from collections.abc import Awaitable
+from collections.abc import Callable
+from collections.abc import Sequence
+from hypothesis import given
+from hypothesis import strategies as st
+from random import Random
 from tests.fixtures.inference_server import MetricsPage
-from tests.fixtures.simulated import Clock, server_of
+from tests.fixtures.simulated import Clock
+from typing import TypeAlias
+from unittest.mock import patch
 from worker.engine import ServerLoad
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.load import FRESH_S, Flight
-from worker.servers.load_watch import LoadWatch, load_url, num_present_on
+from worker.servers.load import FRESH_S
+from worker.servers.load import Flight
+from worker.servers.load_watch import LoadWatch
+from worker.servers.load_watch import load_url
+from worker.servers.load_watch import num_present_on
+import asyncio
+import json
+import pytest
+
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many
-
-
-class Servers:
-    """Two endpoints on a clock of their own; `told` is what one says of its load."""
-
-    def __init__(self) -> None:
-        self.clock = Clock()
-        endpoints = [server_of("plain", None, 0, 100), server_of("ngram", "ngram", 4, 100)]
-        self.fleet = Fleet(endpoints, clock=self.clock, rng=Random(0))
-
-    def told(self, name: str, num_present: int) -> None:
-        places = self.fleet.members[name].places
-        places.told(num_present, places.num_in_flight)
-
-    def told_both(self, plain: int, ngram: int) -> None:
-        self.told("plain", plain)
-        self.told("ngram", ngram)
-
-
-def test_what_a_server_has_above_our_own_is_of_others_until_it_tells_again() -> None:
-    servers = Servers()
-    servers.told_both(2, 5)
-    flight = servers.fleet.began("plain")
-    servers.clock.pass_s(1.0)
-    servers.told_both(5, 5)  # four of others at plain
-    servers.clock.pass_s(1.0)
-    other = servers.fleet.began("plain")  # our own are counted at once
-    servers.clock.pass_s(2.0)
-    landing = servers.fleet.ended(flight)
-    assert landing.num_beside == pytest.approx((1 + 1 + 2 * 2) / 4), "ours"
-    assert landing.load == ServerLoad(pytest.approx((3 + 5 + 2 * 6) / 4), pytest.approx(5.0), is_whole=True)
-    assert servers.fleet.ended(other).load.num_beside == pytest.approx(6.0)
-
-
-def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_right_on_average() -> None:
-    """A request on its way is not seen there yet, and one that has ended may be seen still."""
-    servers = Servers()
-    flights = [servers.fleet.began("plain") for _ in range(4)]
-    for num_present in (6, 4, 7, 3):  # of others: 2, 0, 3, -1
-        servers.told_both(num_present, 0)
-        servers.clock.pass_s(1.0)
-    assert servers.fleet.ended(flights[0]).load.num_beside == pytest.approx(4 + 1)
-
-
-@pytest.mark.parametrize("silent", NAMES)
-def test_a_load_that_one_server_told_too_long_ago_is_not_whole(silent: str) -> None:
-    servers = Servers()
-    servers.told_both(3, 3)
-    first = servers.fleet.began("plain")
-    servers.clock.pass_s(FRESH_S - 0.5)
-    assert all(status.is_whole_load_known for status in servers.fleet.statuses())
-    assert servers.fleet.ended(first).load.is_whole
-    second = servers.fleet.began("plain")
-    servers.told("plain" if silent == "ngram" else "ngram", 3)
-    servers.clock.pass_s(1.0)
-    assert {one.name for one in servers.fleet.statuses() if not one.is_whole_load_known} == {silent}
-    servers.told_both(3, 3)
-    servers.clock.pass_s(1.0)
-    assert not servers.fleet.ended(second).load.is_whole, "half a second of it is not known"
-
-
-events = st.lists(
-    st.one_of(
-        st.tuples(st.just("began"), st.sampled_from(NAMES), st.just(0)),
-        st.tuples(st.just("ended"), st.sampled_from(NAMES), st.integers(0, 5)),
-        st.tuples(st.just("told"), st.sampled_from(NAMES), st.integers(0, 20)),
-        st.tuples(st.just("passes"), st.just(""), st.integers(1, 5_000)),  # ms
-    ),
-    max_size=60,
-)
-
-
-@given(events)
-def test_the_whole_load_is_never_below_our_own(happened: Sequence[Event]) -> None:
-    servers, flights = Servers(), list[Flight]()
-    for what, name, number in happened:
-        match what:
-            case "began":
-                flights.append(servers.fleet.began(name))
-            case "told":
-                servers.told(name, number)
-            case "passes":
-                servers.clock.pass_s(number / 1000)
-            case "ended" if flights:
-                flight = flights.pop(number % len(flights))
-                landing = servers.fleet.ended(flight)
-                assert landing.load.num_beside >= landing.num_beside
-                assert landing.num_beside >= 1 - 1e-9, "itself"
-                assert landing.load.num_elsewhere >= 0
-
-
 URL = "http://gpu:8000/v1"
 
 
@@ -149,8 +64,8 @@ class World:
         drafter = DrafterState("ngram", "r1", 4, least_draft_tokens=4) if drafts else None
         endpoint = endpoint_of(URL, "vllm", "m")
         servers = [
-            InferenceServer("plain", endpoint, None, 8, 4096),
-            InferenceServer("ngram", endpoint, drafter, 8, 4096),
+            InferenceServer("plain", endpoint, None, 100, 4096),
+            InferenceServer("ngram", endpoint, drafter, 100, 4096),
         ]
         self.clients = {one.name: Telling(endpoint) for one in servers}
         self.fleet = Fleet(servers, clock=self.clock, rng=Random(0))
@@ -160,12 +75,21 @@ class World:
     def plain(self) -> Telling:
         return self.clients["plain"]
 
-    def turn(self, num_turns: int = 20) -> None:
-        """Watch for so many turns of the loop."""
+    def told(self, name: str, num_present: int) -> None:
+        """One says so of its load, whoever asked."""
+        places = self.fleet.members[name].places
+        places.told(num_present, places.num_in_flight)
+
+    def told_both(self, plain: int, ngram: int) -> None:
+        self.told("plain", plain)
+        self.told("ngram", ngram)
+
+    def turn(self) -> None:
+        """Watch for some turns of the loop."""
 
         async def watch() -> None:
             watching = asyncio.create_task(self.watch.run())
-            for _ in range(num_turns):
+            for _ in range(20):
                 await asyncio.sleep(0)
             watching.cancel()
 
@@ -174,6 +98,78 @@ class World:
 
     def others(self) -> list[float | None]:
         return [status.num_others for status in self.fleet.statuses()]
+
+
+def test_what_a_server_has_above_our_own_is_of_others_until_it_tells_again() -> None:
+    servers = World()
+    servers.told_both(2, 5)
+    flight = servers.fleet.began("plain")
+    servers.clock.pass_s(1.0)
+    servers.told_both(5, 5)  # four of others at plain
+    servers.clock.pass_s(1.0)
+    other = servers.fleet.began("plain")  # our own are counted at once
+    servers.clock.pass_s(2.0)
+    landing = servers.fleet.ended(flight)
+    assert landing.num_beside == pytest.approx((1 + 1 + 2 * 2) / 4), "ours"
+    assert landing.load == ServerLoad(pytest.approx((3 + 5 + 2 * 6) / 4), pytest.approx(5.0), is_whole=True)
+    assert servers.fleet.ended(other).load.num_beside == pytest.approx(6.0)
+
+
+def test_a_server_that_says_too_few_for_a_moment_and_too_many_at_another_is_right_on_average() -> None:
+    """A request on its way is not seen there yet, and one that has ended may be seen still."""
+    servers = World()
+    flights = [servers.fleet.began("plain") for _ in range(4)]
+    for num_present in (6, 4, 7, 3):  # of others: 2, 0, 3, -1
+        servers.told_both(num_present, 0)
+        servers.clock.pass_s(1.0)
+    assert servers.fleet.ended(flights[0]).load.num_beside == pytest.approx(4 + 1)
+
+
+@pytest.mark.parametrize("silent", NAMES)
+def test_a_load_that_one_server_told_too_long_ago_is_not_whole(silent: str) -> None:
+    servers = World()
+    servers.told_both(3, 3)
+    first = servers.fleet.began("plain")
+    servers.clock.pass_s(FRESH_S - 0.5)
+    assert all(status.is_whole_load_known for status in servers.fleet.statuses())
+    assert servers.fleet.ended(first).load.is_whole
+    second = servers.fleet.began("plain")
+    servers.told("plain" if silent == "ngram" else "ngram", 3)
+    servers.clock.pass_s(1.0)
+    assert {one.name for one in servers.fleet.statuses() if not one.is_whole_load_known} == {silent}
+    servers.told_both(3, 3)
+    servers.clock.pass_s(1.0)
+    assert not servers.fleet.ended(second).load.is_whole, "half a second of it is not known"
+
+
+events = st.lists(
+    st.one_of(
+        st.tuples(st.just("began"), st.sampled_from(NAMES), st.just(0)),
+        st.tuples(st.just("ended"), st.sampled_from(NAMES), st.integers(0, 5)),
+        st.tuples(st.just("told"), st.sampled_from(NAMES), st.integers(0, 20)),
+        st.tuples(st.just("passes"), st.just(""), st.integers(1, 5_000)),  # ms
+    ),
+    max_size=60,
+)
+
+
+@given(events)
+def test_the_whole_load_is_never_below_our_own(happened: Sequence[Event]) -> None:
+    servers, flights = World(), list[Flight]()
+    for what, name, number in happened:
+        match what:
+            case "began":
+                flights.append(servers.fleet.began(name))
+            case "told":
+                servers.told(name, number)
+            case "passes":
+                servers.clock.pass_s(number / 1000)
+            case "ended" if flights:
+                flight = flights.pop(number % len(flights))
+                landing = servers.fleet.ended(flight)
+                assert landing.load.num_beside >= landing.num_beside
+                assert landing.num_beside >= 1 - 1e-9, "itself"
+                assert landing.load.num_elsewhere >= 0
 
 
 def test_servers_are_asked_while_there_are_requests_of_ours_and_a_little_longer() -> None:

@@ -4,22 +4,27 @@ A slot that holds one wrong, missing or stale token gives other logits at once, 
 whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models."""
 
 from __future__ import annotations
-
-import random
 from dataclasses import replace
-from typing import Any
-
-import pytest
-import torch
+from tests.fixtures.drafting import GREEDY
+from tests.fixtures.drafting import Model
+from tests.fixtures.drafting import TOKENS
+from tests.fixtures.drafting import VOCABULARY
+from tests.fixtures.drafting import ask
+from tests.fixtures.drafting import drafter
+from tests.fixtures.drafting import greedy
+from tests.fixtures.drafting import logits_behind
+from tests.fixtures.drafting import one
 from torch import Tensor
-
-from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
+from typing import Any
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import CHUNK
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import draw
 from worker.engine import Sampling
+import pytest
+import random
+import torch
 
 
 def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:
@@ -122,7 +127,6 @@ def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, t
         if temperature == 0:
             assert token == int(own.argmax())
         else:
-            assert proposal.q is not None
             assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
             assert not proposal.q[place, 25:].any()
 
@@ -155,7 +159,6 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
     for name, text, kind in zip(names, texts, kinds, strict=True):
         made.open(name, text, kind, "code")
     for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
-        assert proposal.q is not None
         assert proposal.q.shape == (6, VOCABULARY)
         again = TokenChooser(asked.job_id, kind, 3)
         for place, token in enumerate(proposal.tokens):
@@ -214,7 +217,6 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
         num = rng.randint(1, 9)
         choice = TokenChooser("j", sampling, 4)
         (proposal,) = made.propose([Ask("j", text, num, choice)])
-        assert proposal.parents is not None
         assert len(proposal.tokens) == len(proposal.parents) <= min(num, 8)
         place, path, seen = -1, [], 0
         while seen < len(proposal.tokens):

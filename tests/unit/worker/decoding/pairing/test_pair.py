@@ -1,15 +1,21 @@
 """The checks of a pair, each at both of its sides."""
 
 from __future__ import annotations
-
-from dataclasses import replace
-from typing import Any
-
-import pytest
-
 from alphaloop.commands import CheckFinding
 from alphaloop.errors import IncompatiblePair
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from alphaloop.settings.models import ModelSettings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from worker.decoding.pairing import DeviceRoom
+from worker.decoding.pairing import ModelFacts
+from worker.decoding.pairing import check_pair
+from worker.decoding.pairing import num_shared_tokens
+from worker.decoding.pairing import refuse_incompatible
+import pytest
+import re
+import tomllib
+
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
@@ -175,3 +181,10 @@ def test_every_refusal_is_in_the_error() -> None:
     with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
         refuse_incompatible(DRAFT, found)
     assert "check-pair" in (caught.value.hint or "")
+
+
+def test_the_settings_that_the_guide_of_gpus_shows_are_settings() -> None:
+    guide = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    read = ModelSettings.model_validate(tomllib.loads(block)["models"])
+    assert (read.target.device, read.drafters["small"].device) == ("cuda:0", "cuda:1")  # type: ignore[union-attr]

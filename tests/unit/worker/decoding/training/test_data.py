@@ -193,7 +193,6 @@ def test_notes_are_the_targets_own(target: Any, texts: list[WrittenText], tmp_pa
         assert list(wanted[lesson.first_answer :]) == list(lesson.text.output[-LONGEST:])
         with torch.inference_mode():
             logits = target(input_ids=lesson.token_ids[None, :-1], use_cache=False).logits[0]
-            assert lesson.states is not None
             again = target.get_output_embeddings()(lesson.states.double())
         expected = logits.float().log_softmax(dim=-1).topk(KEPT, dim=-1)
         assert torch.equal(lesson.top_ids[:, 0], expected.indices[:, 0])
@@ -226,13 +225,11 @@ def test_the_vocabulary_holds_what_the_target_is_likeliest_to_say(
             mass[ids] += log_probs.double().exp()
     rarest = int(mass.argmin())
     chosen = choose_vocabulary(lessons, 50, 384, always=[rarest, 9999])
-    assert chosen is not None
     assert len(chosen) == 50
     assert rarest in chosen.tolist()
     assert bool((chosen.diff() > 0).all())
     others = [token for token in range(384) if token not in set(chosen.tolist())]
     assert min(float(mass[token]) for token in chosen.tolist() if token != rarest) >= float(mass[others].max()) - 1e-9
     columns = columns_of(chosen, 384)
-    assert columns is not None
     assert torch.equal(columns[chosen], torch.arange(50))
     assert set(columns[others].tolist()) == {-1}

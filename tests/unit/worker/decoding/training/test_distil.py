@@ -4,35 +4,38 @@ The loss is compared with sums by hand, a run that was stopped with one that was
 """
 
 from __future__ import annotations
-
-import random
+from alphaloop.errors import ConfigError
+from alphaloop.errors import UnsupportedModel
 from pathlib import Path
+from torch import Tensor
 from typing import Any
-
+from worker.decoding.device import find_device
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
+from worker.decoding.drafters.draft_vocabulary import restrict_head
+from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
+from worker.decoding.models import load_weights
+from worker.decoding.sources import DRAFT_VOCABULARY
+from worker.decoding.sources import find_weights
+from worker.decoding.training.data import Lesson
+from worker.decoding.training.data import TeacherNotes
+from worker.decoding.training.data import WrittenText
+from worker.decoding.training.distil import Distillation
+from worker.decoding.training.distil import collate
+from worker.decoding.training.distil import columns_of
+from worker.decoding.training.distil import cut_draft
+from worker.decoding.training.distil import distillation_loss
+from worker.decoding.training.distil import fit_map
+from worker.decoding.training.distil import judge
+from worker.decoding.training.distil import num_layers
+from worker.decoding.training.distil import turn_head
+from worker.decoding.training.distil import walk_rounds
+from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.recipe import read_recipe
 import pytest
+import random
 import torch
 import transformers
-from torch import Tensor
 
-from alphaloop.errors import ConfigError, UnsupportedModel
-from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
-from worker.decoding.models import load_weights
-from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
-from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
-from worker.decoding.training.distil import (
-    Distillation,
-    collate,
-    columns_of,
-    cut_draft,
-    distillation_loss,
-    fit_map,
-    judge,
-    num_layers,
-    turn_head,
-    walk_rounds,
-)
-from worker.decoding.training.recipe import Recipe, read_recipe
 
 RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rate=3e-3, warmup_share=0.2)
 KNOWN = torch.arange(0, 384, 2)
@@ -163,8 +166,7 @@ def target_of(folder: Path) -> Any:
 
 @torch.inference_mode()
 def logits_of(model: Any) -> torch.Tensor:
-    logits: torch.Tensor = model(input_ids=TOKENS, use_cache=False).logits
-    return logits
+    return model(input_ids=TOKENS, use_cache=False).logits
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
@@ -216,7 +218,6 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
     assert read_draft_vocabulary(tmp_path) is None
     write_draft_vocabulary(tmp_path, torch.tensor([2, 3, 9]))
     found = read_draft_vocabulary(tmp_path)
-    assert found is not None
     assert found.tolist() == [2, 3, 9]
     for wrong in (torch.tensor([3, 2]), torch.tensor([2, 2]), torch.tensor([-1, 2]), torch.tensor([[1, 2]])):
         write_draft_vocabulary(tmp_path, wrong)
@@ -230,7 +231,6 @@ def test_a_vocabulary_comes_back_and_a_wrong_one_is_refused(tmp_path: Path) -> N
 def distance(draft: Any, mapping: torch.Tensor, lessons: list[Lesson]) -> float:
     total = 0.0
     for lesson in lessons:
-        assert lesson.states is not None
         with torch.inference_mode():
             output = draft(input_ids=lesson.token_ids[None, :-1], use_cache=False, output_hidden_states=True)
         total += float((output.hidden_states[-1][0] @ mapping.T - lesson.states.float()).square().sum())
