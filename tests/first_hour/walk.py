@@ -104,8 +104,8 @@ class Walk:
 
     def take_down(self) -> None:
         """`make down`; the command in the other terminal ends, too. Raises Promised."""
-        for ended in (self.type(f"{self._make} down"), self.end_other()):
-            if ended.code:
+        for ended, said in ((self.type(f"{self._make} down"), "stopped"), (self.end_other(), "stopping the servers")):
+            if ended.code or said not in ended.text:
                 raise Promised(f"{self._make} down: expected exit code 0, found {ended.code}:\n{ended.text}")
 
     def stay(self, command: str, until: str) -> None:
