@@ -124,7 +124,7 @@ def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_cl
         assert after.model_copy(update={"pids": before.pids}) == before
         with psycopg.connect(exported["DATABASE_URL"]) as connection:
             assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
-        assert list_topics(KafkaSettings(bootstrap_servers=addresses["broker"])) == topics
+        assert {*topics} <= {*list_topics(KafkaSettings(bootstrap_servers=addresses["broker"]))}
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     finally:
