@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -69,22 +70,27 @@ class Threads:
 
     def end_neighbours(self, timeout_s: float = 10.0) -> None:
         """End the neighbours after their turn in hand."""
-        for neighbour in self.neighbours:
-            neighbour.end(timeout_s)
+        _end(self.neighbours, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """End all: commit what is finished, leave the group."""
         self.end_neighbours(timeout_s)
         for intake in self.intakes:
             intake.stop_taking()
-            intake.close(timeout_s)
-        for keeper in self.keepers:
-            keeper.end(timeout_s)
+        _end([intake.thread for intake in self.intakes], timeout_s)
+        _end(self.keepers, timeout_s)
         if self.tracing is not None:
             self.tracing.close()
 
     def _all(self) -> tuple[BackgroundThread, ...]:
         return (*self.neighbours, *(intake.thread for intake in self.intakes), *self.keepers)
+
+
+def _end(threads: Sequence[BackgroundThread], timeout_s: float) -> None:
+    """All are asked to end before one is waited for, because each idle one takes a while to look."""
+    for seconds in (0.0, timeout_s):
+        for thread in threads:
+            thread.end(seconds)
 
 
 def set_up_interpreter() -> None:

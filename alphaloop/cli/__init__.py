@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import gc
 import io
 import signal
 import sys
@@ -21,10 +22,12 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell may have it ignored
             signal.signal(signal.SIGINT, interrupt)
+        gc.disable()  # nothing that is imported goes again: searching for it is a tenth of the start
         from alphaloop.cli.app import app
         from alphaloop.cli.screen import show_error
         from alphaloop.errors import AlphaloopError
 
+        gc.enable()
         try:
             app(prog_name="alphaloop")
         except AlphaloopError as error:

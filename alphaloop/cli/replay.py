@@ -1,55 +1,30 @@
 """`alphaloop replay`: decide past jobs again under other settings, day by day, and compare the costs."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, time, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import AS_JSON
-from alphaloop.cli.options import connected_settings
-from alphaloop.cli.options import example
-from alphaloop.cli.options import global_options
-from alphaloop.cli.options import open_database
-from alphaloop.cli.screen import FittedTable
-from alphaloop.cli.screen import out
-from alphaloop.cli.screen import paragraph
-from alphaloop.cli.screen import print_json
-from alphaloop.cli.screen import progress
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
+from alphaloop.cli.screen import FittedTable, out, paragraph, print_json, progress
 from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.replay import Compared
-from alphaloop.deciding.replay import Pricing
-from alphaloop.deciding.replay import Replay
-from alphaloop.deciding.replay import Rules
-from alphaloop.deciding.replay import group_of
-from alphaloop.deciding.replay import is_given
-from alphaloop.deciding.replay import total
-from alphaloop.deciding.snapshot import JobsAlike
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
+from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given, total
+from alphaloop.deciding.snapshot import JobsAlike, Snapshot
+from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import HISTORY
 from alphaloop.messages import Purpose
-from alphaloop.moments import moment
-from alphaloop.moments import shown
-from alphaloop.settings import Settings
-from alphaloop.settings import load_settings
-from alphaloop.settings import overridden
+from alphaloop.moments import moment, shown
+from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.wording import named
-from collections import Counter
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import asdict
-from dataclasses import dataclass
-from dataclasses import field
-from datetime import UTC
-from datetime import datetime
-from datetime import time
-from datetime import timedelta
-from pathlib import Path
-from typing import Any
-from typing import Final
-import typer
-
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (

@@ -1,44 +1,26 @@
 """Jobs: the newest, those of a batch, and one, with its text while it is decoded, as server-sent events."""
 
 from __future__ import annotations
-from alphaloop.console.page import Page
-from alphaloop.console.page import WrongRequest
-from alphaloop.console.page import moment
-from alphaloop.console.page import named
-from alphaloop.console.page import past
-from alphaloop.console.page import text
-from alphaloop.console.reading import Sources
-from alphaloop.errors import AlphaloopError
-from alphaloop.messages import Result
-from alphaloop.messages import Status
-from alphaloop.outcomes.reading import Ended
-from alphaloop.outcomes.reading import Event
-from alphaloop.outcomes.reading import TextSoFar
-from alphaloop.outcomes.reading import Waits
-from alphaloop.outcomes.reading import follow
-from alphaloop.outcomes.reading import text_so_far
-from alphaloop.store.known_jobs import JobPages
-from alphaloop.store.known_jobs import ListedJob
-from alphaloop.store.known_jobs import PageStart
-from alphaloop.store.known_jobs import Wanted
-from alphaloop.store.known_jobs import known_jobs
-from collections.abc import AsyncIterator
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from contextlib import suppress
-from pydantic import ValidationError
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.responses import StreamingResponse
-from typing import Any
-from typing import Final
-from urllib.parse import urlencode
+
 import asyncio
 import json
 import logging
 import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import urlencode
 
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
+from alphaloop.console.reading import Sources
+from alphaloop.errors import AlphaloopError
+from alphaloop.messages import Result, Status
+from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
+from alphaloop.store.known_jobs import JobPages, ListedJob, PageStart, Wanted, known_jobs
 
 _PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.

@@ -1,40 +1,23 @@
 """Snapshots of decisions: written in batches by workers; read by `explain` and `replay`, with the jobs they decided."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.snapshot import JobsAlike
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.deciding.snapshot import decode
-from alphaloop.messages import Purpose
-from alphaloop.store.database import Database
-from alphaloop.store.database import of_row
-from alphaloop.store.database import values_of
-from alphaloop.store.exchange import RowSet
-from alphaloop.store.housekeeping import ensure_days
-from alphaloop.store.housekeeping import utc_day
-from alphaloop.tables import decision_snapshots
-from alphaloop.tables import decode_runs
-from collections.abc import Iterator
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import BigInteger
-from sqlalchemy import Column
-from sqlalchemy import ColumnElement
-from sqlalchemy import Connection
-from sqlalchemy import Row
-from sqlalchemy import Select
-from sqlalchemy import Text
-from sqlalchemy import cast
-from sqlalchemy import func
-from sqlalchemy import select
-from typing import Any
-from typing import Final
-from uuid import UUID
-import logging
 
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Select, Text, cast, func, select
+
+from alphaloop.deciding.decision import DraftSetting
+from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
+from alphaloop.messages import Purpose
+from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.exchange import RowSet
+from alphaloop.store.housekeeping import ensure_days, utc_day
+from alphaloop.tables import decision_snapshots, decode_runs
 
 log = logging.getLogger(__name__)
 

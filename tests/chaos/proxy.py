@@ -20,9 +20,9 @@ _WAIT_S: Final = 10.0
 
 
 class Proxy:
-    """Listens on 127.0.0.1:`port` and passes everything on to 127.0.0.1:`target_port`."""
+    """Listens on 127.0.0.1:`port` and passes everything on to 127.0.0.1:`target_port`. `port` 0: a free one."""
 
-    def __init__(self, target_port: int) -> None:
+    def __init__(self, target_port: int, *, port: int = 0) -> None:
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._links: set[_Link] = set()
@@ -34,7 +34,7 @@ class Proxy:
         self._flowing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(_WAIT_S)
+        self._server = asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(_WAIT_S)
         self.port: Final[int] = self._server.sockets[0].getsockname()[1]
 
     @property
@@ -89,8 +89,8 @@ class Proxy:
     def _plan_cuts(self, num_lost: int, num_unanswered: int) -> None:
         self._commits_to_lose, self._answers_to_lose = num_lost, num_unanswered
 
-    async def _listen(self) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", 0)
+    async def _listen(self, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._serve, "127.0.0.1", port)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

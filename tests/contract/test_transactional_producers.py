@@ -1,40 +1,31 @@
 """Producers with transactions: their markers and aborted messages are offsets, and no messages, to every reader."""
 
 from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import confluent_kafka as ck
+import pytest
+
 from alphaloop.kafka import backlog
-from alphaloop.kafka.backlog import search
-from alphaloop.kafka.backlog import unfinished
+from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import TOKENS, ensure_topics
 from alphaloop.letters.reading import LetterFilter
-from alphaloop.messages import Chunk
-from alphaloop.messages import chunk_headers
-from alphaloop.messages import text_chunk
-from alphaloop.messages.topics import dlq_topic
-from alphaloop.messages.topics import high_topic
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import refusals_of
-from alphaloop.outcomes.reading import text_so_far
+from alphaloop.messages import Chunk, chunk_headers, text_chunk
+from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
+from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings
-from collections.abc import Iterator
-from collections.abc import Sequence
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from tests.fixtures.broker import intake_of
-from tests.fixtures.broker import lag
+from tests.fixtures.broker import intake_of, lag
 from tests.fixtures.worker import until
 from worker.intake.polling import Intake
-import confluent_kafka as ck
-import contextlib
-import json
-import pytest
-import time
-import uuid
-
 
 pytestmark = pytest.mark.kafka
 

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from tests.first_hour.machine import fresh_checkout, fresh_environment, installed_program
-from tests.first_hour.readme import check_first_result
 from tests.first_hour.terminal import NothingCame, Terminal
 from tests.first_hour.walk import COMMAND_S, PAGES, Promised, Walk
 
@@ -40,7 +39,7 @@ def main() -> int:
                 for page in pages:
                     walk.read(page)
                 walk.take_down()
-                check_first_result(walk)
+                walk.check_first_result()
                 if wheel:
                     with Terminal(place, environment) as third:
                         _check_commands(walk, third)

@@ -8,7 +8,6 @@ import pytest
 
 from alphaloop.embedded.install import cache_folder
 from tests.first_hour.machine import fresh_checkout, fresh_environment
-from tests.first_hour.readme import check_first_result
 from tests.first_hour.walk import Walk
 
 #: Of the costs, what no decision can be taken without is measured, and no more.
@@ -31,4 +30,4 @@ def test_the_readme_keeps_its_promises(tmp_path: Path) -> None:
     with Walk(fresh_checkout(tmp_path), {**environment, **QUICK}) as walk:
         walk.read("README.md")
         walk.take_down()
-        check_first_result(walk)
+        walk.check_first_result()

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.first_hour.comparing import difference
-from tests.first_hour.pages import Prints, Saves, Typed, steps
+from tests.first_hour.pages import ROOT, Prints, Saves, Typed, steps
 from tests.first_hour.terminal import Ended, NothingCame, Terminal
 
 #: The first page comes first; each later one may use what the ones before have made.
@@ -27,6 +27,9 @@ PAGES: Final = (
     "docs/guides/measure.md",
 )
 COMMAND_S: Final = 300.0
+#: What the README states of the way to a first result.
+_STATED: Final = re.compile(r"(\w+) commands from nothing to a first result")
+_WORDS: Final = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5}
 
 
 class Promised(AssertionError):
@@ -102,11 +105,21 @@ class Walk:
             raise Promised(f"{command}: expected exit code 0, found {ended.code}:\n{ended.text}")
         return ended
 
+    def check_first_result(self) -> None:
+        """Raises Promised where a walk that has read the README took another number of commands than it states."""
+        found = _STATED.search((ROOT / "README.md").read_text(encoding="utf-8"))
+        if found is None or self.first_result is None:
+            raise Promised(f"README.md: expected a first result, and {_STATED.pattern!r}")
+        if (stated := _WORDS[found[1].lower()]) != self.first_result.num_commands:
+            raise Promised(f"README.md: states {stated} commands to a first result, found {self.first_result}")
+
     def take_down(self) -> None:
         """`make down`; the command in the other terminal ends, too. Raises Promised."""
-        for ended in (self.type(f"{self._make} down"), self.end_other()):
-            if ended.code:
-                raise Promised(f"{self._make} down: expected exit code 0, found {ended.code}:\n{ended.text}")
+        for ended, said in ((self.type(f"{self._make} down"), "stopped"), (self.end_other(), "stopping the servers")):
+            if ended.code or said not in ended.text:
+                raise Promised(
+                    f"{self._make} down: expected {said!r} and exit code 0, found {ended.code}:\n{ended.text}"
+                )
 
     def stay(self, command: str, until: str) -> None:
         """Type a command that stays into the other terminal, and wait until it prints this. Raises NothingCame."""

@@ -27,6 +27,8 @@ from tests.fixtures.worker import until
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 ROOT = Path(__file__).resolve().parents[2]
+#: A new broker takes long to make many.
+FEW_TOPICS = {"ALPHALOOP_KAFKA__RETRY_DELAYS_S": "[]", "ALPHALOOP_KAFKA__NUM_PARTITIONS": "1"}
 
 
 @pytest.fixture
@@ -49,36 +51,36 @@ def command(folder: Path, *arguments: str, **environment: str) -> subprocess.Pop
     )
 
 
-@pytest.mark.parametrize("start", [("up", "--no-scheduler"), ("demo",)], ids=lambda start: start[0])
-def test_why_a_model_does_not_load_is_told(
-    tiny_models: dict[str, Path], folder: Path, tmp_path: Path, start: tuple[str, ...]
-) -> None:
+def test_why_a_model_does_not_load_is_told(tiny_models: dict[str, Path], folder: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(tiny_models["llama"], model)
     weights = model / "model.safetensors"
     os.truncate(weights, weights.stat().st_size - 100)
     source = {"ALPHALOOP_EMBEDDED__BROKER": "tansu", "ALPHALOOP_MODELS__TARGET__SOURCE": str(model)}
-    process = command(folder, *start, **source)
-    try:
-        told = process.communicate(timeout=240)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 1, told
-    shown = " ".join(told.split())
-    assert "model.safetensors: Error while deserializing header: incomplete metadata, file not fully covered" in shown
-    assert "is the download complete? Fetch the file again" in shown
-    assert "Traceback" not in told
-    if start == ("demo",):
-        assert f"The demo failed while starting the worker. Logs: {folder / 'logs'}" in told
-        assert "error: worker ended with code 1" in told
-        assert "hint: " in told
+    for start in (("up", "--no-scheduler"), ("demo",)):
+        with command(folder, *start, **source) as process:
+            try:
+                told = process.communicate(timeout=240)[1]
+            finally:
+                process.kill()
+        assert process.returncode == 1, told
+        shown = " ".join(told.split())
+        assert (
+            "model.safetensors: Error while deserializing header: incomplete metadata, file not fully covered" in shown
+        )
+        assert "is the download complete? Fetch the file again" in shown
+        assert "Traceback" not in told
+    assert f"The demo failed while starting the worker. Logs: {folder / 'logs'}" in told
+    assert "error: worker ended with code 1" in told
+    assert "hint: " in told
 
 
+@pytest.mark.kafka
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the child in /proc")
-def test_up_prints_addresses_that_work_starts_a_scheduler_that_was_killed_again_and_stops_clean(
-    cli: Cli, folder: Path
+def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_clean(
+    cli: Cli, folder: Path, kafka_home: Path
 ) -> None:
-    process = command(folder, "up", "--no-worker", ALPHALOOP_EMBEDDED__BROKER="tansu")
+    process = command(folder, "up", "--no-worker", KAFKA_HOME=str(kafka_home), **FEW_TOPICS)
     try:
         assert process.stdout is not None
         addresses: dict[str, str] = {}
@@ -93,26 +95,46 @@ def test_up_prints_addresses_that_work_starts_a_scheduler_that_was_killed_again_
         assert password in exported["DATABASE_URL"]
         assert password not in str(addresses), "what `up` prints is often kept as a log"
         with psycopg.connect(exported["DATABASE_URL"]) as connection:
-            row = connection.execute("SELECT count(*) FROM jobs").fetchone()
-        assert row == (0,)
+            assert connection.execute("SELECT count(*) FROM jobs").fetchone() == (0,)
+            connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
+        topics = list_topics(KafkaSettings(bootstrap_servers=addresses["broker"]))
         status = cli("--data-dir", folder, "status", "--json")
         assert status.json["broker"] == addresses["broker"]
         assert status.json["scheduler"] == addresses["scheduler metrics"]
         second = cli("--data-dir", folder, "up")
         assert (second.code, "is in use" in second.err) == (1, True)
-        killed, log = child_pid(folder, "scheduler"), folder / "logs" / "scheduler.log"
-        assert killed is not None
-        os.kill(killed, signal.SIGKILL)
-        until(lambda: log.read_text().count("scheduler_ready") == 2, "it is up again")
-        assert child_pid(folder, "scheduler") not in (None, killed)
-        assert cli("--data-dir", folder, "down").err == "stopped\n"
+
+        before, scheduler = running_stack(folder), child_pid(folder, "scheduler")
+        assert before is not None
+        assert scheduler is not None
+        killed = {before.pids["postgres"], before.pids["broker"], scheduler}
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+
+        def is_new() -> bool:
+            now = running_stack(folder)
+            return now is not None and not set(now.pids.values()) & {*killed, 0}
+
+        until(is_new, "both servers run again", 120)
+        log = folder / "logs" / "scheduler.log"
+        until(lambda: log.read_text().count("scheduler_ready") == 2, "the scheduler is up again", 120)
+        assert child_pid(folder, "scheduler") not in (None, scheduler)
+        after = running_stack(folder)
+        assert after is not None
+        assert after.model_copy(update={"pids": before.pids}) == before
+        with psycopg.connect(exported["DATABASE_URL"]) as connection:
+            assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
+        assert {*topics} <= {*list_topics(KafkaSettings(bootstrap_servers=addresses["broker"]))}
+        process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0, told
-    assert "stopping the scheduler" in told
-    assert "the scheduler ended with code 137 (killed by signal 9); starting it again in 1 s" in " ".join(told.split())
     assert "Traceback" not in told
+    assert "stopping the scheduler" in told
+    told = " ".join(told.split())
+    for name in ("PostgreSQL", "Apache Kafka", "the scheduler"):
+        assert f"{name} ended with code 137 (killed by signal 9); starting it again in 1 s" in told
 
 
 def child_pid(folder: Path, module: str) -> int | None:
@@ -128,44 +150,6 @@ def child_pid(folder: Path, module: str) -> int | None:
     return None
 
 
-@pytest.mark.kafka
-def test_up_starts_servers_that_were_killed_again_at_their_old_addresses(folder: Path, kafka_home: Path) -> None:
-    few_topics = {"ALPHALOOP_KAFKA__RETRY_DELAYS_S": "[]", "ALPHALOOP_KAFKA__NUM_PARTITIONS": "1"}
-    process = command(folder, "up", "--no-worker", "--no-scheduler", KAFKA_HOME=str(kafka_home), **few_topics)
-    try:
-        until(lambda: running_stack(folder) is not None, "the servers are up", 120)
-        before = running_stack(folder)
-        assert before is not None
-        assert process.stdout is not None
-        process.stdout.readline()  # addresses are shown once everything is up and watched
-        assert before.database_url is not None
-        with psycopg.connect(before.database_url.get_secret_value()) as connection:
-            connection.execute("CREATE TABLE kept AS SELECT 7 AS number")
-        topics = list_topics(KafkaSettings(bootstrap_servers=before.bootstrap_servers))
-        for part in ("postgres", "broker"):
-            os.kill(before.pids[part], signal.SIGKILL)
-
-        def is_new() -> bool:
-            now = running_stack(folder)
-            return now is not None and not set(now.pids.values()) & {before.pids["postgres"], before.pids["broker"], 0}
-
-        until(is_new, "both servers run again", 120)
-        after = running_stack(folder)
-        assert after is not None
-        assert after.model_copy(update={"pids": before.pids}) == before
-        with psycopg.connect(before.database_url.get_secret_value()) as connection:
-            assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
-        assert list_topics(KafkaSettings(bootstrap_servers=before.bootstrap_servers)) == topics
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, told
-    told = " ".join(told.split())
-    for name in ("PostgreSQL", "Apache Kafka"):
-        assert f"{name} ended with code 137 (killed by signal 9); starting it again in 1 s" in told
-
-
 @pytest.mark.model
 @pytest.mark.kafka
 @pytest.mark.timeout(600)
@@ -177,6 +161,7 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
         "--jobs",
         "2",
         ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1",
+        **FEW_TOPICS,
         KAFKA_HOME=str(kafka_home),
         ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1",
         ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",

@@ -14,6 +14,8 @@ from typing import Final
 
 import pytest
 
+from tests.fixtures.cli import Cli
+
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NAMES: Final = (
@@ -77,10 +79,12 @@ def test_both_servers_start_twice_and_keep_their_data(
 
 
 @pytest.mark.parametrize("name", ["red\x1b[31m", os.fsdecode(b"latin-\xe4")])
-def test_a_name_that_a_server_cannot_have_is_refused_before_anything_is_made(name: str, tmp_path: Path) -> None:
-    up = command(Path(name), "up", "--no-worker", "--no-scheduler")
-    done = subprocess.run(up, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == 1
-    assert "data_dir: expected a folder whose name is UTF-8 without control characters, found" in done.stderr
-    assert "hint: " in done.stderr
+def test_a_name_that_a_server_cannot_have_is_refused_before_anything_is_made(
+    name: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused = cli(f"--data-dir={name}", "up", "--no-worker", "--no-scheduler")
+    assert refused.code == 1
+    assert "data_dir: expected a folder whose name is UTF-8 without control characters, found" in refused.err
+    assert "hint: " in refused.err
     assert list(tmp_path.iterdir()) == []

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result, Status
-from alphaloop.settings import KafkaSettings, Settings
+from alphaloop.settings import Settings
 from alphaloop.start_wait import StartWait
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerLoad, WorkerStore
@@ -45,29 +44,16 @@ def consume(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_worker_of_another_target_ends_before_it_loads_a_model(
-    kafka_settings: KafkaSettings, database: Database, worker_settings: Settings
+    here: Any, database: Database, database_url: SecretStr, kafka_broker: str
 ) -> None:
-    assert worker_settings.postgres.url is not None
     WorkerStore(database).say(OTHER)
-    ended = subprocess.run(
-        [sys.executable, "-m", "worker", "--profile", "local"],
-        env={
-            **os.environ,
-            "KAFKA_BOOTSTRAP_SERVERS": kafka_settings.bootstrap_servers,
-            "DATABASE_URL": worker_settings.postgres.url.get_secret_value(),
-            "ALPHALOOP_MODELS__TARGET__NAME": "model-b",
-            "ALPHALOOP_MODELS__TARGET__SOURCE": "/nowhere",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert ended.returncode == 1, ended.stderr
-    told = ended.stdout + ended.stderr
+    servers = {"KAFKA_BOOTSTRAP_SERVERS": kafka_broker, "DATABASE_URL": database_url.get_secret_value()}
+    target = {"ALPHALOOP_MODELS__TARGET__NAME": "model-b", "ALPHALOOP_MODELS__TARGET__SOURCE": "/nowhere"}
+    code, told = here("worker", servers, **target)
+    assert code == 1
     for part in ("model-a", "model-b", "worker-of-before", "models.target.name", "Two models at once"):
-        assert part in told
-    assert "/nowhere" not in told
+        assert part in str(told)
+    assert "/nowhere" not in str(told)
     assert [one.load.owner for one in WorkerStore(database).seen()] == ["worker-of-before"]
 
 

@@ -1,58 +1,37 @@
 """Whole runs of the scheduler on a real database, with a sender that keeps what it is given."""
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import Reason
-from alphaloop.errors import DeliveryFailed
-from alphaloop.experiment.wording import figure
-from alphaloop.experiment.wording import load
-from alphaloop.experiment.wording import sentence
-from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Mode
-from alphaloop.messages import Purpose
-from alphaloop.messages import parse_job
-from alphaloop.messages.dead_letter import Origin
-from alphaloop.probe_plan import ProbePlanner
-from alphaloop.probe_plan import Why
-from alphaloop.settings import ReportSettings
-from alphaloop.settings import SchedulerSettings
-from alphaloop.settings import Settings
-from alphaloop.settings import TaskSettings
-from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drafts import DraftStatus
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.drift import EventChange
-from alphaloop.store.drift import EventState
-from alphaloop.store.reports import ReportStore
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.tables import decode_runs
-from alphaloop.tables import drift_events
-from alphaloop.tables import probe_runs
-from alphaloop.tables import schedule_runs
+
+import json
+import random
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import pytest
+from sqlalchemy import func, select
+
+from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.errors import DeliveryFailed
+from alphaloop.experiment.wording import figure, load, sentence
+from alphaloop.measurements import DriftSubject
+from alphaloop.messages import Mode, Purpose, parse_job
+from alphaloop.messages.dead_letter import Origin
+from alphaloop.probe_plan import ProbePlanner, Why
+from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
+from alphaloop.store.database import Database
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.reports import ReportStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.tables import decode_runs, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
-from sqlalchemy import func
-from sqlalchemy import select
-from tests.fixtures.drift import Sender
-from tests.fixtures.drift import content
-from tests.fixtures.drift import register_probe_set
-from tests.fixtures.history import DRAFT
-from tests.fixtures.history import History
-from tests.fixtures.history import TARGET
-from tests.fixtures.runs import block_rows
-from tests.fixtures.runs import subject
-import json
-import pytest
-import random
-
+from tests.fixtures.drift import Sender, content, register_probe_set
+from tests.fixtures.history import DRAFT, TARGET, History
+from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import make_url
 
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
-from alphaloop.settings import load_settings
-from alphaloop.store.schema import upgrade
+from alphaloop.settings import KafkaSettings, load_settings
+from tests.chaos.proxy import Proxy
 from tests.fixtures.postgres import as_member
-from tests.fixtures.processes import START_S
 from tests.fixtures.worker import Client
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
-ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "planted-password"
 
 
@@ -50,16 +48,17 @@ def nowhere(ports: tuple[int, int]) -> dict[str, str]:
 @pytest.mark.model
 @pytest.mark.timeout(500)
 def test_both_processes_wait_for_both_servers_and_then_serve(
-    processes: Any, kafka_home: Path, tiny_models: dict[str, Path], ports: tuple[int, int], tmp_path: Path
+    processes: Any,
+    kafka_broker: str,
+    clean_kafka: KafkaSettings,
+    postgres_server: str,
+    database_url: SecretStr,
+    tiny_models: dict[str, Path],
+    ports: tuple[int, int],
+    tmp_path: Path,
 ) -> None:
+    """Nothing listens at the servers' addresses until a proxy does."""
     kafka_port, postgres_port = ports
-    postgres = EmbeddedPostgres(tmp_path / "postgres", port=postgres_port, durable=False)
-    kafka = EmbeddedKafka(kafka_home, tmp_path / "kafka", port=kafka_port)
-    url = postgres.start()
-    upgrade(SecretStr(url))
-    # With the rights of their roles, as the Compose stack runs them.
-    logins = {module: as_member(url, SecretStr(url), f"alphaloop_{module}") for module in ("worker", "scheduler")}
-    postgres.stop()
     servers = {"KAFKA_BOOTSTRAP_SERVERS": f"127.0.0.1:{kafka_port}"}
     quick = {
         "ALPHALOOP_MODELS__TARGET__SOURCE": str(tiny_models["llama"]),
@@ -67,32 +66,33 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
         "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
-    worker = processes("worker", servers | {"DATABASE_URL": logins["worker"].get_secret_value()}, **quick)
-    scheduler = processes("scheduler", servers | {"DATABASE_URL": logins["scheduler"].get_secret_value()})
-    try:
-        for process in (worker, scheduler):
+
+    def start(module: str, **settings: str) -> Any:
+        # With the rights of its role, as the Compose stack runs it.
+        login = as_member(postgres_server, database_url, f"alphaloop_{module}").get_secret_value()
+        there = make_url(login).set(port=postgres_port).render_as_string(hide_password=False)
+        return processes(module, servers | {"DATABASE_URL": there}, **settings)
+
+    url = make_url(database_url.get_secret_value())
+    assert url.port is not None
+    both = start("worker", **quick), start("scheduler")
+    with ExitStack() as proxies:
+        for process in both:
             process.event("server_awaited")
-            process.awaits(f"PostgreSQL at 127.0.0.1:{postgres_port}/alphaloop")
-        postgres.start()
-        for process in (worker, scheduler):
+            process.awaits(f"PostgreSQL at 127.0.0.1:{postgres_port}/{url.database}")
+        proxies.enter_context(closing(Proxy(url.port, port=postgres_port)))
+        for process in both:
             process.awaits(f"Kafka at 127.0.0.1:{kafka_port}")
-        kafka.start()
-        scheduler.event("leader_elected")
-        worker.event("worker_ready")
-        kafka_settings = {"bootstrap_servers": servers["KAFKA_BOOTSTRAP_SERVERS"], "retry_delays_s": ()}
-        settings = load_settings(tmp_path, overrides={"kafka": kafka_settings})
-        client = Client(settings)
+        proxies.enter_context(closing(Proxy(int(kafka_broker.rpartition(":")[2]), port=kafka_port)))
+        both[1].event("leader_elected")
+        both[0].event("worker_ready")
+        kafka = {"bootstrap_servers": kafka_broker, "retry_delays_s": ()}
+        client = Client(load_settings(tmp_path, overrides={"kafka": kafka}))
         client.send("code", [b'{"job_id": "first", "prompt": "Hello", "max_tokens": 2}'])
         (record,) = client.read([RESULTS], lambda records: bool(records))
         assert Result.decode(record.value or b"").job_id == "first"
-        assert (worker.stop(), scheduler.stop()) == (0, 0)
-    finally:
-        for process in (worker, scheduler):
-            process.process.kill()
-            process.process.wait(60)
-        kafka.stop()
-        postgres.stop()
-    for process in (worker, scheduler):
+        assert [process.stop() for process in both] == [0, 0]
+    for process in both:
         lines = [line["message"] for line in process.events if line.get("action") == "server_awaited"]
         assert len(lines) == 2, "one line a server"
 
@@ -105,29 +105,24 @@ def test_a_process_that_waits_ends_cleanly_when_asked(processes: Any, nowhere: d
         assert PASSWORD not in (tmp_path / f"{module}.log").read_text(encoding="utf-8")
 
 
-def test_the_wait_has_its_limit(processes: Any, nowhere: dict[str, str]) -> None:
-    process = processes("scheduler", nowhere, ALPHALOOP_STARTUP__SERVER_WAIT_S="0")
-    assert process.process.wait(60) == 1
-    assert "did not answer within startup.server_wait_s" in process.events[-1]["message"]
-    assert process.events[-1]["code"] == "store_unavailable"
+def test_the_wait_has_its_limit(here: Any, nowhere: dict[str, str]) -> None:
+    code, told = here("scheduler", nowhere, ALPHALOOP_STARTUP__SERVER_WAIT_S="0")
+    assert (code, told[-1]["code"]) == (1, "store_unavailable")
+    assert "did not answer within startup.server_wait_s" in told[-1]["message"]
 
 
-#: What is wrong with the address of a database that answers, and the code with which the start ends.
-WRONG_DATABASES: dict[str, tuple[Callable[[str], str], str]] = {
-    "password": (lambda url: url.replace("alphaloop:", "alphaloop:x", 1), "store_login_refused"),
-    "database": (lambda url: f"{url.rsplit('/', 1)[0]}/no_such_database", "store_login_refused"),
-    "tls": (lambda url: f"{url}?sslmode=require", "store_login_refused"),
-    "schema": (lambda url: url, "schema_mismatch"),
-}
-
-
+@pytest.mark.parametrize(
+    ("wrong", "reason"),
+    [
+        pytest.param(lambda url: url.replace("alphaloop:", "alphaloop:x", 1), "store_login_refused", id="password"),
+        pytest.param(lambda url: f"{url.rsplit('/', 1)[0]}/no_such_database", "store_login_refused", id="database"),
+        pytest.param(lambda url: f"{url}?sslmode=require", "store_login_refused", id="tls"),
+        pytest.param(lambda url: url, "schema_mismatch", id="schema"),
+    ],
+)
 def test_what_waiting_does_not_mend_ends_the_start_at_once(
-    processes: Any, nowhere: dict[str, str], empty_database_url: SecretStr
+    here: Any, nowhere: dict[str, str], empty_database_url: SecretStr, wrong: Callable[[str], str], reason: str
 ) -> None:
-    url, started = empty_database_url.get_secret_value(), {}
-    for name, (wrong, _) in WRONG_DATABASES.items():
-        started[name] = processes("scheduler", nowhere | {"DATABASE_URL": wrong(url)}, folder=name)
-    for name, process in started.items():
-        assert process.process.wait(START_S) == 1, name
-        assert process.events[-1]["code"] == WRONG_DATABASES[name][1], name
-        assert not [line for line in process.events if line.get("action") == "server_awaited"], name
+    code, told = here("scheduler", nowhere | {"DATABASE_URL": wrong(empty_database_url.get_secret_value())})
+    assert (code, told[-1]["code"]) == (1, reason)
+    assert not [line for line in told if line.get("action") == "server_awaited"]

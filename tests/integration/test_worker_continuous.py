@@ -1,43 +1,32 @@
 """The worker never waits for its slowest job: slots are filled at once, and results, cancellations and stops too."""
 
 from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Connection, text
+
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Subject
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.topics import CONTROL
-from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Result
-from alphaloop.messages import Status
+from alphaloop.kafka.topics import CONTROL, RESULTS
+from alphaloop.messages import Result, Status
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from contextlib import contextmanager
-from datetime import UTC
-from datetime import datetime
-from datetime import timedelta
-from sqlalchemy import Connection
-from sqlalchemy import text
 from tests.fakes import FakeEngine
-from tests.fixtures.broker import committed
-from tests.fixtures.broker import lag
+from tests.fixtures.broker import committed, lag
 from tests.fixtures.postgres import count
 from tests.fixtures.publishing import NOW
-from tests.fixtures.worker import Client
-from tests.fixtures.worker import RunningWorker
-from tests.fixtures.worker import SteppedEngine
-from tests.fixtures.worker import by_id
-from tests.fixtures.worker import changed
-from tests.fixtures.worker import running_worker
-from tests.fixtures.worker import until
+from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, by_id, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
-import json
-import pytest
-import threading
-
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -8,33 +8,21 @@ evidence of the task's jobs without a segment: they add to it and are decided fr
 """
 
 from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime, timedelta
+from heapq import nlargest
+from typing import Final, NamedTuple
+
 from alphaloop.acceptance import EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSnapshot
-from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.evidence import JobLengths
-from alphaloop.deciding.evidence import MAX_TASKS
-from alphaloop.deciding.evidence import Place
-from alphaloop.deciding.evidence import Standing
-from alphaloop.deciding.evidence import place_of
+from alphaloop.deciding.evidence import MAX_TASKS, EvidenceSnapshot, EvidenceSums, JobLengths, Place, Standing, place_of
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.experiment.figures import ExpectationPair
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.acceptance_state import StateRow
+from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
-from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Mapping
-from collections.abc import Sequence
-from dataclasses import KW_ONLY
-from dataclasses import dataclass
-from datetime import datetime
-from datetime import timedelta
-from heapq import nlargest
-from typing import Final
-from typing import NamedTuple
-import threading
-
 
 #: Of a task, beside its jobs without a segment.
 MOST_SEGMENTS: Final = 64

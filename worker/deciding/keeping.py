@@ -4,38 +4,28 @@ Decoding waits for none of it. What is read for the first decision of a task is 
 """
 
 from __future__ import annotations
-from alphaloop.deciding.decision import Decision
-from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.decision import IncumbentKey
-from alphaloop.deciding.evidence import Place
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.snapshot import SessionFacts
-from alphaloop.deciding.snapshot import Snapshot
-from alphaloop.deciding.snapshot import SnapshotEncoder
-from alphaloop.errors import StoreError
-from alphaloop.store.budgets import BudgetStore
-from alphaloop.store.budgets import BudgetSubject
-from alphaloop.store.budgets import BudgetSums
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.snapshots import SnapshotRow
-from alphaloop.store.snapshots import SnapshotStore
-from alphaloop.store.traffic import TrafficStore
-from collections import deque
-from collections.abc import Callable
-from collections.abc import Mapping
-from dataclasses import KW_ONLY
-from dataclasses import dataclass
-from dataclasses import replace
-from functools import partial
-from typing import Final
-from typing import TypeAlias
-from worker.background import Write
-from worker.deciding.evidence_cache import EvidenceCache
-from worker.engine import EngineIdentity
+
 import logging
 import threading
 import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import partial
+from typing import Final, TypeAlias
 
+from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey
+from alphaloop.deciding.evidence import Place
+from alphaloop.deciding.exploration import ExplorationBudget
+from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
+from alphaloop.errors import StoreError
+from alphaloop.store.budgets import BudgetStore, BudgetSubject, BudgetSums
+from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.traffic import TrafficStore
+from worker.background import Write
+from worker.deciding.evidence_cache import EvidenceCache
+from worker.engine import EngineIdentity
 
 log = logging.getLogger(__name__)
 

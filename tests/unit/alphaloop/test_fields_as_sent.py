@@ -1,33 +1,27 @@
 """A refusal names the field as its sender wrote it, so that `dlq redrive --set` takes the name; null is left out."""
 
 from __future__ import annotations
-from alphaloop.errors import InvalidField
-from alphaloop.errors import MessageError
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from alphaloop.errors import InvalidField, MessageError
 from alphaloop.job_lines import JobReader
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
-from alphaloop.messages import Body
-from alphaloop.messages import ChatMessage
-from alphaloop.messages import ContentReference
-from alphaloop.messages import Job
-from alphaloop.messages import dead_letter
-from alphaloop.messages import payload_digest
+from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
 from alphaloop.messages.job import UNSUPPORTED
 from alphaloop.settings import Settings
-from collections.abc import Mapping
-from hypothesis import given
-from hypothesis import strategies as st
-from pydantic import BaseModel
-from tests.fixtures.messages import ORIGIN
-from tests.fixtures.messages import job_validator
-from tests.fixtures.messages import read
-from typing import Any
+from tests.fixtures.messages import ORIGIN, job_validator, read
 from worker.intake.control import parse_cancellation
-import json
-import jsonschema
-import pytest
-
 
 #: Of fields of the body: what is wrong, and what is right.
 IN_BODY: Mapping[str, tuple[list[Any], Any]] = {

@@ -1,26 +1,21 @@
 """What waits for a database or another thread: writes in the background, bounded queues, and what is repeated."""
 
 from __future__ import annotations
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.errors import DeliveryFailed
-from alphaloop.errors import StoreError
-from alphaloop.errors import StoreUnavailable
-from collections.abc import Callable
-from collections.abc import Iterator
-from collections.abc import Sequence
-from concurrent.futures import Future
-from concurrent.futures import ThreadPoolExecutor
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
+from alphaloop.errors import BrokerUnavailable, DeliveryFailed, StoreError, StoreUnavailable
 from tests.fixtures.publishing import InstantEvent
-from types import SimpleNamespace
 from worker import background as retry
-from worker.background import BackgroundWrites
-from worker.background import BoundedQueue
-from worker.background import Retry
-import pytest
-import threading
+from worker.background import BackgroundWrites, BoundedQueue, Retry
 
 
 def test_while_the_database_is_away_writes_wait_in_their_order(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,20 +1,18 @@
 """One turn of the loop over an engine without a model: what starts, in which order, and jobs whose server is away."""
 
 from __future__ import annotations
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import FatalBrokerError
-from alphaloop.errors import StoreError
+
 from dataclasses import replace
 from datetime import timedelta
-from tests.fakes import FakeEngine
-from tests.fixtures.publishing import NOW
-from tests.fixtures.publishing import claimed_job
-from tests.fixtures.turning import MemoryEngine
-from tests.fixtures.turning import Turning
 from typing import Any
-from worker.engine import Load
-from worker.engine import Step
+
 import pytest
+
+from alphaloop.errors import AlphaloopError, FatalBrokerError, StoreError
+from tests.fakes import FakeEngine
+from tests.fixtures.publishing import NOW, claimed_job
+from tests.fixtures.turning import MemoryEngine, Turning
+from worker.engine import Load, Step
 
 
 def test_nobody_overtakes_a_job_for_which_there_is_no_memory() -> None:

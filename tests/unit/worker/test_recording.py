@@ -1,39 +1,28 @@
 """Group commit: what waits shares one transaction, and only what won its record counts."""
 
 from __future__ import annotations
-from alphaloop.errors import StoreError
-from alphaloop.errors import StoreUnavailable
-from alphaloop.errors import StoreValueRefused
-from alphaloop.messages import Failure
-from alphaloop.messages import Status
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome
-from collections.abc import Callable
-from collections.abc import Sequence
+
+import json
+import threading
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from tests.fixtures.publishing import FinishedDeliveries
-from tests.fixtures.publishing import NOW
-from tests.fixtures.publishing import claimed_job
-from tests.fixtures.publishing import ended_job
-from tests.fixtures.publishing import publishing_queue
-from tests.fixtures.turning import ClaimTable
 from typing import Any
+
+import pytest
+
+from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
+from alphaloop.messages import Failure, Status
+from alphaloop.store.outbox import OutboxMessage
+from alphaloop.store.outcomes import Outcome
+from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
+from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
-from worker.claims import ClaimedJob
-from worker.claims import LeaseKeeper
+from worker.claims import ClaimedJob, LeaseKeeper
 from worker.metrics import WorkerMetrics
-from worker.publishing import Publication
-from worker.publishing import RecordedGroup
-from worker.recording import EndedJob
-from worker.recording import GATHER_S
-from worker.recording import MOST_HELD_S
-from worker.recording import Recorder
-import json
-import pytest
-import threading
-
+from worker.publishing import Publication, RecordedGroup
+from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
 
 WAIT_S = 60.0
 

@@ -1,33 +1,27 @@
 """Bytes that a model takes and that are left, what decisions are told of them, and slots that never take more."""
 
 from __future__ import annotations
+
+import dataclasses
+import os
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import NUM_TOKENS
-from tests.fixtures.models import decision
-from tests.fixtures.models import finish
-from tests.fixtures.models import make_job
-from typing import Any
-from typing import Final
-from worker.decoding.device import available_bytes
-from worker.decoding.device import available_host_bytes
-from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.engine import AdmittedSequences
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.network.kv_layout import BLOCK
-from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.network.slots import SlotCache
-from worker.engine import PreparedJob
-from worker.engine import Sampling
-import dataclasses
-import os
+from typing import Any, Final
+
 import pytest
-import random
 import torch
 import transformers
 
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
+from worker.decoding.device import available_bytes, available_host_bytes
+from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.engine import AdmittedSequences, TransformersEngine
+from worker.decoding.network.kv_layout import BLOCK, KvShape
+from worker.decoding.network.slots import SlotCache
+from worker.engine import PreparedJob, Sampling
 
 GB = 10**9
 HOST = 2**36

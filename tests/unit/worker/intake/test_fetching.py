@@ -1,24 +1,22 @@
 """Prompts that lie elsewhere: read beside the feed, a bounded number at once, and none lost to a store that is away."""
 
 from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import MessageError
 from alphaloop.messages import ContentReference
-from alphaloop.settings import ClaimCheckSettings
-from alphaloop.settings import TaskSettings
-from pathlib import Path
-from tests.fixtures.publishing import delivery
-from tests.fixtures.publishing import validation
+from alphaloop.settings import ClaimCheckSettings, TaskSettings
+from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.worker import until
 from worker.background import Retry
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching
-from worker.intake.validation import NUM_AT_ONCE
-from worker.intake.validation import ReadyJob
-import json
-import pytest
-import threading
-
+from worker.intake.validation import NUM_AT_ONCE, Fetching, ReadyJob
 
 ROOM = 1 << 20
 

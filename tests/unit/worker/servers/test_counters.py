@@ -1,24 +1,19 @@
 """What the counters of a server say, and that a slice counts its own requests, in whatever order they come."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import PREFILL
-from alphaloop.errors import ReplyInvalid
-from dataclasses import dataclass
-from dataclasses import field
-from dataclasses import replace
+
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from random import Random
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.errors import ReplyInvalid
 from tests.fixtures.inference_server import MetricsPage
 from worker.engine import SliceCounts
-from worker.servers.counters import CounterSlices
-from worker.servers.counters import Counters
-from worker.servers.counters import SliceEnd
-from worker.servers.counters import SliceKey
-from worker.servers.counters import counts_between
-import pytest
-
+from worker.servers.counters import Counters, CounterSlices, SliceEnd, SliceKey, counts_between
 
 K = 4
 START = Counters(5, 300, 40, 160, (20, 10, 5, 1))

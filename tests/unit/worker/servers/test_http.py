@@ -1,26 +1,25 @@
 """An endpoint's address, key and limits; events however bytes are cut; bodies that leave nothing to defaults."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import InvalidField
-from alphaloop.messages import Origin
-from alphaloop.messages import Purpose
-from alphaloop.messages import parse_job
-from alphaloop.server_identity import ServerKind
+
+import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from itertools import pairwise
 from pydantic import SecretStr
+
+from alphaloop.errors import ConfigError, InvalidField
+from alphaloop.messages import Origin, Purpose, parse_job
+from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from typing import Any
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.http import endpoint_of
-from worker.servers.http import events
+from worker.servers.http import endpoint_of, events
 from worker.servers.request_body import body_of
-import asyncio
-import pytest
 
 
 @pytest.mark.parametrize(

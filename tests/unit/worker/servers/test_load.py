@@ -1,37 +1,31 @@
 """The requests of others at a server: when servers are asked, and what follows for one request's life."""
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ReplyInvalid
-from alphaloop.errors import RequestRefused
-from alphaloop.errors import ServerSilent
-from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings
-from collections.abc import Awaitable
-from collections.abc import Callable
-from collections.abc import Sequence
-from hypothesis import given
-from hypothesis import strategies as st
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
-from tests.fixtures.inference_server import MetricsPage
-from tests.fixtures.simulated import Clock
 from typing import TypeAlias
 from unittest.mock import patch
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
+from alphaloop.server_identity import ServerKind
+from alphaloop.settings.models import EndpointSettings
+from tests.fixtures.inference_server import MetricsPage
+from tests.fixtures.simulated import Clock
 from worker.engine import ServerLoad
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.load import FRESH_S
-from worker.servers.load import Flight
-from worker.servers.load_watch import LoadWatch
-from worker.servers.load_watch import load_url
-from worker.servers.load_watch import num_present_on
-import asyncio
-import json
-import pytest
-
+from worker.servers.load import FRESH_S, Flight
+from worker.servers.load_watch import LoadWatch, load_url, num_present_on
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many

@@ -1,37 +1,27 @@
 """Which jobs servers may be sent, what the fleet is asked for those in line, and how a job goes on after a failure."""
 
 from __future__ import annotations
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import InvalidField
-from alphaloop.errors import ReplyCut
-from alphaloop.errors import ServerUnreachable
-from alphaloop.messages import Body
-from alphaloop.messages import Job
-from alphaloop.server_identity import ServerKind
+
+import asyncio
 from collections.abc import Callable
-from hypothesis import given
-from hypothesis import settings
-from hypothesis import strategies as st
 from random import Random
+from typing import Any, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.errors import AlphaloopError, InvalidField, ReplyCut, ServerUnreachable
+from alphaloop.messages import Body, Job
+from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from tests.fixtures.simulated import Clock
-from tests.fixtures.simulated import server_of
-from typing import Any
-from typing import cast
-from worker.engine import PreparedJob
-from worker.engine import Sampling
+from tests.fixtures.simulated import Clock, server_of
+from worker.engine import PreparedJob, Sampling
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.sending import Arrival
-from worker.servers.sending import InLine
-from worker.servers.sending import Sending
-from worker.servers.sending import ServerRequest
-from worker.servers.sending import TokenEstimate
-from worker.servers.sending import prepare
-import asyncio
-import pytest
+from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
 
 class Servers:

@@ -4,27 +4,22 @@ A slot that holds one wrong, missing or stale token gives other logits at once, 
 whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models."""
 
 from __future__ import annotations
+
+import random
 from dataclasses import replace
-from tests.fixtures.drafting import GREEDY
-from tests.fixtures.drafting import Model
-from tests.fixtures.drafting import TOKENS
-from tests.fixtures.drafting import VOCABULARY
-from tests.fixtures.drafting import ask
-from tests.fixtures.drafting import drafter
-from tests.fixtures.drafting import greedy
-from tests.fixtures.drafting import logits_behind
-from tests.fixtures.drafting import one
-from torch import Tensor
 from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import CHUNK
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import draw
 from worker.engine import Sampling
-import pytest
-import random
-import torch
 
 
 def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:

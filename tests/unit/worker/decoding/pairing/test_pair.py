@@ -1,21 +1,19 @@
 """The checks of a pair, each at both of its sides."""
 
 from __future__ import annotations
-from alphaloop.commands import CheckFinding
-from alphaloop.errors import IncompatiblePair
-from alphaloop.settings.models import ModelSettings
+
+import re
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from worker.decoding.pairing import DeviceRoom
-from worker.decoding.pairing import ModelFacts
-from worker.decoding.pairing import check_pair
-from worker.decoding.pairing import num_shared_tokens
-from worker.decoding.pairing import refuse_incompatible
-import pytest
-import re
-import tomllib
 
+import pytest
+
+from alphaloop.commands import CheckFinding
+from alphaloop.errors import IncompatiblePair
+from alphaloop.settings.models import ModelSettings
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(

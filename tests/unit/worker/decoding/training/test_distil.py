@@ -4,38 +4,35 @@ The loss is compared with sums by hand, a run that was stopped with one that was
 """
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.errors import UnsupportedModel
-from pathlib import Path
-from torch import Tensor
-from typing import Any
-from worker.decoding.device import find_device
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.drafters.draft_vocabulary import restrict_head
-from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.models import load_weights
-from worker.decoding.sources import DRAFT_VOCABULARY
-from worker.decoding.sources import find_weights
-from worker.decoding.training.data import Lesson
-from worker.decoding.training.data import TeacherNotes
-from worker.decoding.training.data import WrittenText
-from worker.decoding.training.distil import Distillation
-from worker.decoding.training.distil import collate
-from worker.decoding.training.distil import columns_of
-from worker.decoding.training.distil import cut_draft
-from worker.decoding.training.distil import distillation_loss
-from worker.decoding.training.distil import fit_map
-from worker.decoding.training.distil import judge
-from worker.decoding.training.distil import num_layers
-from worker.decoding.training.distil import turn_head
-from worker.decoding.training.distil import walk_rounds
-from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.recipe import read_recipe
-import pytest
+
 import random
+from pathlib import Path
+from typing import Any
+
+import pytest
 import torch
 import transformers
+from torch import Tensor
 
+from alphaloop.errors import ConfigError, UnsupportedModel
+from worker.decoding.device import find_device
+from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
+from worker.decoding.models import load_weights
+from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
+from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
+from worker.decoding.training.distil import (
+    Distillation,
+    collate,
+    columns_of,
+    cut_draft,
+    distillation_loss,
+    fit_map,
+    judge,
+    num_layers,
+    turn_head,
+    walk_rounds,
+)
+from worker.decoding.training.recipe import Recipe, read_recipe
 
 RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rate=3e-3, warmup_share=0.2)
 KNOWN = torch.arange(0, 384, 2)
