@@ -27,7 +27,7 @@ from sqlalchemy import Connection, delete, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import KEY, acceptance_state
 
@@ -68,11 +68,8 @@ class StateRead:
     is_all: bool
 
 
-class AcceptanceStateStore:
+class AcceptanceStateStore(Store):
     """Reads the state; `add_jobs` writes it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def read(
         self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, func, select, tuple_, u
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Store, of_row
 from alphaloop.tables import cost_profiles
 
 #: The target's own rows: no drafter, no revision.
@@ -31,11 +31,8 @@ class MeasuredEngine:
     batches: tuple[int, ...]  #: batch sizes whose costs were measured
 
 
-class CostStore:
+class CostStore(Store):
     """The table of round times, by host, device, engine, target and drafter revisions."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
         """What was measured for the target and for `drafters` (name → revision); empty if nothing was.

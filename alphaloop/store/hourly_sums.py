@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.store.decode_runs import CountSource, JobCounts
 from alphaloop.store.exchange import RowSet
 from alphaloop.tables import acceptance_daily, acceptance_hourly
@@ -75,11 +75,8 @@ def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, A
 _LATE: Final = timedelta(days=2)
 
 
-class RollupStore:
+class RollupStore(Store):
     """Rebuilds days from hours; running it again gives the same rows."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def roll_up(self, now: datetime) -> list[date]:
         """Sum up every day that has jobs beyond its sum, up to the day of `now`; returns those days, in order.

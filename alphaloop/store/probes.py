@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
 from alphaloop.probes import DecodedText, ProbePrompt, ProbeSet, ProbeSource, ProbeText, TaskTraffic, TextPair
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Database, Store, of_row
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import (
@@ -64,11 +64,8 @@ class ProbeSetVersion:
     created_at: datetime
 
 
-class ProbeSetStore:
+class ProbeSetStore(Store):
     """Keeps every version, because runs of an earlier one are still compared; of each task at most one is in use."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def register(self, probe_set: ProbeSet, now: datetime) -> None:
         """Put a set in use in place of the one before. A version that is known already comes back as it was."""
@@ -159,11 +156,8 @@ class ProbeRun:
     scored_drafters: tuple[str, ...] = ()  #: on a control's text
 
 
-class ProbeStore:
+class ProbeStore(Store):
     """Probes and controls that were sent. What became of them is read from decode_runs and probe_texts."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
         """When each (task, drafter) was last measured with the set in use, or is being measured.

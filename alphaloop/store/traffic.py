@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
 from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
 
@@ -59,11 +59,8 @@ class DecodedLately:
     num_tokens: int
 
 
-class TrafficStore:
+class TrafficStore(Store):
     """Reads decoded traffic."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def streams(
         self,

@@ -21,7 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
@@ -98,11 +98,8 @@ class SeenWorker:
         }
 
 
-class WorkerStore:
+class WorkerStore(Store):
     """The table of workers."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def say(self, load: WorkerLoad) -> int:
         """Replace what this worker said before; returns how many others with the same device said something lately.
@@ -205,11 +202,8 @@ class ServerLife:
     last_seen_at: datetime
 
 
-class ServerIdentityStore:
+class ServerIdentityStore(Store):
     """The table of servers' identities."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @contextmanager
     def naming(self) -> Iterator[Naming]:
