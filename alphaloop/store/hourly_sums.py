@@ -54,7 +54,8 @@ def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job counts once under each of its evidence keys."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    hour_of = cache(_hour_of)  # jobs that ended together have one moment
+    # Jobs that ended together have one moment.
+    hour_of = cache(lambda moment: moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0))
     for job in jobs:
         if (run := job.run) is not None:
             row = _row(rows, run.key, hour_of(run.decoded_at), run.purpose, run.mode, run.num_draft_tokens)
@@ -163,10 +164,6 @@ _ADD: Final = f"""
     ORDER BY {", ".join(f"given.{column.name}{_collation(column)}" for column in acceptance_hourly.primary_key)}
     ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
 """  # noqa: S608 - names of columns, no values
-
-
-def _hour_of(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _row(

@@ -92,11 +92,8 @@ class ProbeSetStore(Store):
     def retire(self, task: str) -> bool:
         """Probe the task no more; False when it had no set in use."""
         sets = probe_sets.c
-        with self._database.begin() as connection:
-            changed = connection.execute(
-                update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
-            )
-            return changed.rowcount > 0
+        retired = update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
+        return self._database.change(retired) > 0
 
     def active(self) -> dict[str, ProbeSet]:
         """The set in use of each task that has one."""
@@ -222,8 +219,7 @@ class ProbeStore(Store):
     def record(self, runs: Sequence[ProbeRun]) -> None:
         """Record runs that are about to be sent; recorded ones stay as they are."""
         if runs:
-            with self._database.begin() as connection:
-                connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
+            self._database.change(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
 
     def is_recorded(self, job_id: str, payload_sha256: bytes) -> bool:
         """Whether this is a probe or control of the scheduler, with just this payload."""

@@ -194,12 +194,12 @@ class TrafficStore(Store):
         return sorted(self._database.scalars(select(acceptance_hourly.c.task).distinct()))
 
 
-def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
+def decoded_lately(database: Database) -> list[DecodedLately]:
     """Jobs and tokens by task and purpose, in the order of names; by the clock of the database."""
     runs = decode_runs.c
     query = (
         select(runs.task, runs.purpose, func.count(), cast(func.sum(runs.num_tokens), BigInteger))
-        .where(runs.decoded_at > func.now() - window)
+        .where(runs.decoded_at > func.now() - WINDOW)
         .group_by(runs.task, runs.purpose)
         .order_by(runs.task, runs.purpose)
     )
