@@ -69,7 +69,9 @@ class CostTable:
     """
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
-        self.points: Final = tuple(sorted(points, key=_order))
+        self.points: Final = tuple(
+            sorted(points, key=lambda one: (one.drafter or "", one.kind, one.context, one.batch, one.width))
+        )
         self._prepared: dict[tuple[float, float | None], RoundCosts] = {}
         self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
         self._served: Final = frozenset(point.drafter for point in self.points if point.kind is CostKind.SERVED)
@@ -230,10 +232,6 @@ def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
         drafter: (sorted(by_width), [sum(by_width[width]) / len(by_width[width]) for width in sorted(by_width)])
         for drafter, by_width in found.items()
     }
-
-
-def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
-    return (point.drafter or "", point.kind, point.context, point.batch, point.width)
 
 
 #: Widths, ascending, and the value at each.
