@@ -52,7 +52,7 @@ from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
@@ -206,8 +206,8 @@ def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-        where = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-        CostStore(database).save(*where, points, replaces_all=True)
+        where = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+        CostStore(database).save(where, points, replaces_all=True)
         database.close()
     seconds = time.perf_counter() - began
     tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))
