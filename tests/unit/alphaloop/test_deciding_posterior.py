@@ -245,8 +245,7 @@ def test_more_accepts_never_lower_any_position(counts: Counts, position: int, mo
 
 def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     """A drafter that goes on where it is right, and stops at once where it is wrong: seldom long, often accepted."""
-    k, num_rounds, num_right = 6, 3000, rng.randint(200, 800)
-    right, wrong = num_right, num_rounds - num_right
+    k, num_rounds, right = 6, 3000, rng.randint(200, 800)
     counts = AcceptanceCounts(
         rounds=num_rounds + 1,
         num_empty_rounds=1,
@@ -259,7 +258,6 @@ def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     seen = (num_rounds + (k - 1) * right) / num_rounds
     assert posterior.proposed[k] == pytest.approx(seen, rel=0.1)
     assert posterior.reach[1] > 0.95  # behind what was accepted it always goes on
-    assert wrong > right
 
 
 @given(

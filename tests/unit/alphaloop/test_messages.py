@@ -39,10 +39,6 @@ def test_the_smallest_job_is_a_chat_of_one_user_message() -> None:
     assert job.job_id == derived_job_id(ORIGIN, b'{"task": "code", "prompt": "def f():"}')
 
 
-def test_a_raw_completion_stays_raw() -> None:
-    assert read({"body": {"prompt": "def f():"}}).body.prompt == "def f():"
-
-
 def test_fields_of_data_sets_and_of_clients_are_dropped() -> None:
     job = read({"prompt": "x", "user": "u", "nested": {"a": [1]}, "source": "s", "task_id": 3, "prompts": ["y"]})
     assert read({"body": {"prompt": "x", "store": True, "tempreature": None}}).body.prompt == "x"

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from typer.main import get_command
 from typer.testing import CliRunner
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app
+from alphaloop.cli.reference import commands
 from alphaloop.cli.screen import FittedTable, progress
 from alphaloop.cli.status import task_table
 from alphaloop.store.task_figures import TaskFigures
@@ -134,17 +134,10 @@ def test_a_progress_bar_fits() -> None:
     assert max(map(cell_len, rendered(bar.get_renderable()))) <= WIDTH
 
 
-def commands() -> list[list[str]]:
-    found: list[list[str]] = [[]]
-    for name, its in get_command(app).commands.items():  # type: ignore[attr-defined]
-        found += [[name], *([name, sub] for sub in getattr(its, "commands", {}))]
-    return found
-
-
 def test_help_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(WIDTH))
-    for command in commands():
-        shown = CliRunner().invoke(app, [*command, "--help"], terminal_width=WIDTH)
+    for command, _ in commands():
+        shown = CliRunner().invoke(app, [*command.split()[1:], "--help"], terminal_width=WIDTH)
         assert shown.exit_code == 0, command
         # An example is a line to copy, however long.
         told = re.split(r"\n +Examples?:", shown.output)[0]
