@@ -25,6 +25,7 @@ NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
 LOADS = (1, 2, 4, 8, 16, 32)
 CONTEXT = context_of(1, 1, 200.0)
+POSTERIORS = {"ngram": inferred(0.7, k=4)}
 
 
 def served(
@@ -75,43 +76,40 @@ def test_a_server_is_weighed_at_its_one_length() -> None:
 
 def test_servers_share_what_runs() -> None:
     table = served((20.0, 1.0), ngram=(30.0, 2.0))
-    posteriors = {"ngram": inferred(0.7, k=4)}
     shared = replace(NGRAM, num_endpoints=2, num_vanilla_endpoints=4)
-    found = weigh(posteriors, [shared], table, 8)
+    found = weigh(POSTERIORS, [shared], table, 8)
     assert find(found, 4, "ngram").round_ms == pytest.approx(30.0 + 2.0 * 4)
     assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 2.0)
-    assert find(weigh(posteriors, [shared], table, 1), 4, "ngram").round_ms == 32.0, "one request is at one server"
-    assert find(weigh(posteriors, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
+    assert find(weigh(POSTERIORS, [shared], table, 1), 4, "ngram").round_ms == 32.0, "one request is at one server"
+    assert find(weigh(POSTERIORS, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
 
 
 def test_servers_have_no_more_requests_than_they_take() -> None:
     """A backlog fills both routes: their rounds are those of full servers, not of all that runs."""
     table = served((20.0, 1.0), ngram=(2.0, 8.0))
-    posteriors = {"ngram": inferred(0.7, k=4)}
     full = replace(NGRAM, num_places=8, num_vanilla_places=16, num_vanilla_endpoints=2)
-    found = weigh(posteriors, [full], table, 40)
+    found = weigh(POSTERIORS, [full], table, 40)
     assert find(found, 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 8)
     assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 1.0 * 16 / 2)
-    assert find(weigh(posteriors, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
+    assert find(weigh(POSTERIORS, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
     context = replace(CONTEXT, num_running=40)
-    assert decide(posteriors, [full], table, context, LIMITS).drafter == "ngram"
-    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
+    assert decide(POSTERIORS, [full], table, context, LIMITS).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
 
 
 def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
     table = served((20.0, 1.0), ngram=(30.0, 2.0), prompts=True)
-    posteriors = {"ngram": inferred(0.7, k=4)}
     size = JobSize(100.0, 50.0)
-    four = find(weigh(posteriors, [NGRAM], table, 4, size), 4, "ngram")
-    tokens = posteriors["ngram"].tokens[4]
+    four = find(weigh(POSTERIORS, [NGRAM], table, 4, size), 4, "ngram")
+    tokens = POSTERIORS["ngram"].tokens[4]
     assert four.speedup == pytest.approx((20.0 + 50 * 24.0) / (30.0 + 50 * 38.0 / tokens))
     # 25 ms are enough for the vanilla server's 20 ms; the other one reads for 30, not for 50.
     for allowed_ms, chance in ((25.0, 0.0), (30.0, 1.0)):
         target = Objective(Aim.TIME_TO_FIRST_TOKEN, allowed_ms)
-        found = weigh(posteriors, [NGRAM], table, 1, size, target, 1)
+        found = weigh(POSTERIORS, [NGRAM], table, 1, size, target, 1)
         assert find(found, 4, "ngram").chance == chance
     context = replace(CONTEXT, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 40.0))
-    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter == "ngram"
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])
