@@ -10,12 +10,10 @@ import pytest
 import alphaloop
 from alphaloop import contract
 from alphaloop.errors import MalformedMessage, MessageError
-from alphaloop.messages import Origin, dead_letter, parse_job
+from alphaloop.messages import dead_letter
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
 from alphaloop.messages.headers import RetryHeaders
-from tests.fixtures.messages import described, job_validator
-
-ORIGIN = Origin("cluster", "jobs.code", 0, 0)
+from tests.fixtures.messages import ORIGIN, described, job_validator, read
 
 
 def test_the_generated_files_are_up_to_date() -> None:
@@ -61,7 +59,7 @@ def test_the_schemas_are_schemas(path: Path) -> None:
 def test_the_schema_accepts_what_the_reader_accepts(message: dict[str, Any]) -> None:
     errors = list(job_validator().iter_errors(message))
     try:
-        parse_job(json.dumps(message).encode(), ORIGIN, task="code")
+        read(message)
     except MessageError:
         assert errors
     else:

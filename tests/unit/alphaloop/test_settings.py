@@ -9,7 +9,15 @@ import pytest
 
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
-from alphaloop.settings import EndpointSettings, PolicySettings, Settings, find_configs, load_settings, read_tasks
+from alphaloop.settings import (
+    EndpointSettings,
+    PolicySettings,
+    Settings,
+    TaskSettings,
+    find_configs,
+    load_settings,
+    read_tasks,
+)
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
 from alphaloop.settings.reference import settings_reference
@@ -325,3 +333,39 @@ def test_an_empty_variable_is_unset(section: str | None, configs: Path, monkeypa
     for name in names:
         monkeypatch.setenv(name.upper(), "")
     assert load_settings(configs) == expected
+
+
+def read_task(configs: Path, settings: str) -> TaskSettings:
+    return read_tasks(add(configs, "tasks", f"[tasks.code]\n{settings}\n"))["code"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ('vanilla_patterns = ["a*", ""]', r"tasks\.code\.vanilla_patterns\.1: .*at least 1 character"),
+        (f'vanilla_patterns = ["{"a" * 501}"]', r"tasks\.code\.vanilla_patterns\.0: .*at most 500 characters"),
+        (f"vanilla_patterns = {['a'] * 101}", r"tasks\.code\.vanilla_patterns: .*at most 100 items"),
+        ('vanilla_patterns = "a*"', r"tasks\.code\.vanilla_patterns: .*tuple"),
+        ("weight = 0.0", r"tasks\.code\.weight: .*greater than or equal to 0\.01; found 0\.0"),
+        ("weight = -1", r"tasks\.code\.weight: .*greater than or equal to 0\.01; found -1"),
+        ("weight = 1e3", r"tasks\.code\.weight: .*less than or equal to 100; found 1000"),
+        ("weight = nan", r"tasks\.code\.weight: .*found nan"),
+        ('weight = "heavy"', r"tasks\.code\.weight: .*valid number.*; found 'heavy'"),
+        ("target_time_per_token_ms = 0", r"tasks\.code\.target_time_per_token_ms: .*greater than 0"),
+        ("target_time_to_first_token_ms = -1.0", r"tasks\.code\.target_time_to_first_token_ms: .*greater than 0"),
+        (
+            "target_time_per_token_ms = 50\ntarget_time_to_first_token_ms = 900",
+            r"tasks\.code: Expected one target, target_time_per_token_ms or target_time_to_first_token_ms",
+        ),
+    ],
+)
+def test_a_wrong_setting_of_a_task_is_named_with_what_is_wrong(configs: Path, settings: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told) as raised:
+        read_task(configs, settings)
+    assert raised.value.hint
+    assert len(raised.value.message) < 400
+
+
+def test_a_target_may_stand_alone(configs: Path) -> None:
+    by_token, by_first = "target_time_per_token_ms = 50", "target_time_to_first_token_ms = 900"
+    assert read_task(configs, by_token) != read_task(configs, by_first)

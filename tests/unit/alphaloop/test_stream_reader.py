@@ -136,7 +136,7 @@ def test_a_chunk_is_read_as_it_was_written_and_as_the_schemas_say(text: str, seq
 
 
 CHUNK = Chunk("job-1", 1, 0, "a")
-GOOD = {"value": text_chunk(CHUNK, created=1, model="t"), "headers": chunk_headers(CHUNK, {})}
+VALUE = text_chunk(CHUNK, created=1, model="t")
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ GOOD = {"value": text_chunk(CHUNK, created=1, model="t"), "headers": chunk_heade
         (b"{}", {}),
         (b"not JSON", {}),
         (None, {}),
-        (GOOD["value"], {"seq": "first"}),
-        (GOOD["value"], {"attempt": "-1"}),
-        (GOOD["value"], {"final": "1"}),
-        (GOOD["value"], {"final": "1", "status": "nearly"}),
+        (VALUE, {"seq": "first"}),
+        (VALUE, {"attempt": "-1"}),
+        (VALUE, {"final": "1"}),
+        (VALUE, {"final": "1", "status": "nearly"}),
     ],
 )
 def test_anything_else_is_no_chunk(value: bytes | None, wrong: dict[str, str]) -> None:
@@ -161,7 +161,7 @@ def test_a_message_without_a_place_is_no_chunk(name: str) -> None:
     headers = chunk_headers(CHUNK, {})
     del headers[name]
     with pytest.raises(MalformedMessage, match=name):
-        read_chunk(text_chunk(CHUNK, created=1, model="t"), encoded(headers))
+        read_chunk(VALUE, encoded(headers))
 
 
 def test_a_reader_ignores_what_comes_after_the_end() -> None:

@@ -11,17 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, JobLengths, Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
-from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import pack, unpack
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from benchmarks.policy.ours import ChoicesInMemory
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -40,35 +34,6 @@ def lengths(*texts: EvidenceSums) -> JobLengths:
     for one in texts:
         snapshot.add([(VANILLA, one)])
     return snapshot.lengths("code", [LOOKUP], NOW)
-
-
-def session(snapshot: EvidenceSnapshot) -> DecisionSession:
-    limits = PolicyLimits()
-    costs = CostTable(
-        [CostPoint(None, b, w, 40.0 + w / 10, 5) for b in (1, 4) for w in (1, 4, 9)]
-        + [CostPoint("lookup", b, w, 0.1, 5) for b in (1, 4) for w in (4, 9)]
-    )
-    return DecisionSession(
-        TARGET,
-        ENGINE,
-        Posteriors(snapshot, limits),
-        choices=ChoicesInMemory(),
-        budgets=None,
-        costs=lambda: costs,
-        drafters=lambda: [LOOKUP],
-        num_slots=0,
-    )
-
-
-def test_four_jobs_capped_at_six_tokens_do_not_make_a_long_job_vanilla() -> None:
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    for _ in range(4):
-        snapshot.add([(VANILLA, text_of(6, is_cut=True))])
-    its, job = session(snapshot), JobFacts(40, 120, "")
-    context = its.context(Subject("code", "greedy"), [job], TaskRules(), num_running=1, now=NOW)
-    assert (context.expected_tokens, context.known_output_jobs) == (120, 0)
-    (decision,) = its.decide(Subject("code", "greedy"), [job], TaskRules(), num_running=1, now=NOW)
-    assert decision.reason is not Reason.SHORT_OUTPUT, decision.explanation
 
 
 _lengths = st.lists(st.integers(1, 400), min_size=1, max_size=12)
