@@ -214,9 +214,6 @@ class TestStore:
         assert "planted" not in repr(settings)
         assert settings.client_options() == {"secret": "planted"}
 
-    def test_without_an_address_there_is_no_store(self) -> None:
-        assert ContentStore.of(ClaimCheckSettings()) is None
-
 
 class TestMessages:
     def job(self, prompt: str) -> Job:

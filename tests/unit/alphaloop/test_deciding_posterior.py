@@ -55,15 +55,14 @@ def evidence_cache(
 def expected(alphas: tuple[float, ...], k: int, spread: float) -> float:
     """Tokens a round over many jobs that differ by `spread`."""
     total = 0.0
-    shifts = [spread * z for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
-    weights = [math.exp(-z * z / 2) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
-    for shift, weight in zip(shifts, weights, strict=True):
+    weights = {z: math.exp(-z * z / 2) for z in (-2, -1, 0, 1, 2)}
+    for z, weight in weights.items():
         tokens, through = 1.0, 1.0
         for a in alphas[:k]:
-            through /= 1 + math.exp(-math.log(a / (1 - a)) - shift)
+            through /= 1 + math.exp(-math.log(a / (1 - a)) - spread * z)
             tokens += through
         total += weight * tokens
-    return total / sum(weights)
+    return total / sum(weights.values())
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.7])

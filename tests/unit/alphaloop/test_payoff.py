@@ -126,7 +126,6 @@ def test_a_wrong_text_never_ships() -> None:
 def test_too_few_values_ask_for_as_many_as_bound_anything() -> None:
     judgement = judge(median_bounds([1.4] * 4, 3), 1.3, 3)
     assert judgement == Judgement(ShipVerdict.TOO_CLOSE, 3)
-    assert median_bounds([1.4] * 7, 3).known is not None
 
 
 def test_a_median_at_the_bar_asks_for_nothing() -> None:
