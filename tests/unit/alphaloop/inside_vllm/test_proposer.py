@@ -24,15 +24,6 @@ def ours(text: list[int], k: int) -> list[int]:
     return list(LookupDrafter("lookup", LookupDrafterSettings()).rereading(text, "", 0)(k).tokens)
 
 
-def test_a_row_gets_what_our_own_look_up_proposes() -> None:
-    batch = Batch(LookupProposer(config(k=4)), num_rows=2)
-    batch.requests["a"] = Request(REPEATING, num_prompt=8)
-    while not batch.requests["a"].has_ended:
-        draft = batch.step(["a"])["a"]
-        assert draft == ours(batch.requests["a"].text, 4)
-    assert batch.requests["a"].text == REPEATING
-
-
 def test_a_prompt_that_is_still_read_gets_no_draft() -> None:
     batch = Batch(LookupProposer(config()), num_rows=2)
     batch.requests = {"a": Request(REPEATING, 8), "b": Request(REPEATING, 9)}
