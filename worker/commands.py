@@ -149,8 +149,7 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
         if session.measured.turns:
             busy = busy_note(session.measured.of(VANILLA))
             notes = [*notes, *found.notes, *([busy] if busy else [])]
-            report = session.report(found.records, found.footprint, notes)
-            tell(ReportEvent(data=report))
+            tell(ReportEvent(data=session.report(found.records, found.footprint, notes)))
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
@@ -324,8 +323,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     with ExitStack() as stack:
         if order.prompts is not None:  # they are read more than once
             order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
-        should_stop = stack.enter_context(_stopped_by_signals())
-        run = TrainingRun(order, settings, recipe, tell, should_stop)
+        run = TrainingRun(order, settings, recipe, tell, stack.enter_context(_stopped_by_signals()))
         try:
             card = run.make()
         finally:

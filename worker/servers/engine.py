@@ -114,7 +114,7 @@ class ServerEngine(Engine):
         identity: EngineIdentity,
         fleet: Fleet,
         *,
-        known: Mapping[str, ServerIdentity],
+        known: dict[str, ServerIdentity],
         num_slots: int | None,
         thread: LoopThread,
     ) -> None:
@@ -237,8 +237,7 @@ class ServerEngine(Engine):
 
     def cancel(self, job_id: str) -> bool:
         """Close the request's connection, so that its server aborts it; False if it is not here."""
-        request = self._running.pop(job_id, None)
-        if request is None:
+        if (request := self._running.pop(job_id, None)) is None:
             return False
         self._thread.call(partial(self._sending.drop, request))
         return True

@@ -21,7 +21,7 @@ REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]
 
 def ours(text: list[int], k: int) -> list[int]:
     """What the worker's look-up proposes behind `text`."""
-    return list(LookupDrafter("lookup", LookupDrafterSettings()).rereading(text, "", 0)(k).tokens)
+    return list(LookupDrafter("lookup", LookupDrafterSettings()).rereading(text, "")(k).tokens)
 
 
 def test_a_row_gets_what_our_own_look_up_proposes() -> None:
