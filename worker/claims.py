@@ -118,9 +118,9 @@ class Claiming:
         if claimed.stream is None or not claimed.stream.num_chunks:
             return claimed
         claims = self.claim([claimed.ready])
-        for ours in (*claims.to_decode, *claims.ended):
-            return ours
-        return EndedUndecoded(claimed, Status.FAILED, Failure(code="claim_lost", message="another worker has the job"))
+        ours: list[ClaimedJob | EndedUndecoded] = [*claims.to_decode, *claims.ended]
+        lost = Failure(code="claim_lost", message="another worker has the job")
+        return ours[0] if ours else EndedUndecoded(claimed, Status.FAILED, lost)
 
     def release(self, attempts: Mapping[str, int]) -> None:
         """Give back these claims, attempt by job_id; none counts as tried. Raises StoreError.

@@ -195,8 +195,7 @@ class Recorder:
         claimed = group[0].claimed
         failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
         failed = ended(claimed, Status.FAILED, failure, now=self.now())
-        stand_in = [failed.outcome]
-        return [failed], self.retry.until_done("record", lambda: self.record(stand_in))
+        return [failed], self.retry.until_done("record", lambda: self.record([failed.outcome]))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}

@@ -358,11 +358,9 @@ def _server(
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
-    is_counted = settings.metrics_url is not None
-    drafter = settings.drafter and models.drafter_state(
-        settings.drafter, f"{server}-counters" if is_counted else server
-    )
-    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length)
+    revision = server if settings.metrics_url is None else f"{server}-counters"
+    drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
+    return InferenceServer(name, endpoint, drafter, settings.max_requests, length)
 
 
 def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:

@@ -129,9 +129,7 @@ def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -
                 hint="give some with --prompts FILE.jsonl",
             )
         free = (int(start),)
-    openings = [(FREE, free)]
-    if steered:
-        openings = [opening for task in steered for opening in ((FREE, free), task)]
+    openings = [opening for task in steered for opening in ((FREE, free), task)] or [(FREE, free)]
     return [
         TextRequest(number, task, opening=opening)
         for number, (task, opening) in zip(range(num), itertools.cycle(openings), strict=False)
