@@ -9,7 +9,7 @@ from alphaloop.costs import CostKind
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from tests.fakes import FakeEngine
-from worker.costs.calibration import Shape, calibrate_servers, steps
+from worker.costs.calibration import Shape, calibrate_servers
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoints=1)
@@ -97,7 +97,3 @@ def test_a_server_that_does_not_answer_is_asked_no_more() -> None:
     assert [shape for shape in engine.asked if shape.drafter][-1] == away
     assert engine.asked[-1] == Shape("", 1, 1, 2048)
     assert {Shape.of(point) for point in points} == set(engine.asked) - {away}
-
-
-def test_the_load_of_one_server_is_its_share_of_the_slots() -> None:
-    assert max(shape.batch for shapes in steps(Servers()) for shape in shapes) == 8
