@@ -151,14 +151,17 @@ def test_token_ids_that_the_tokenizer_lacks_are_refused(tiny_tokenizer: Any, sam
     assert refused.value.field == field
 
 
+FAILS = "chat template fails on this conversation: "
+
+
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ messages[0]['content'] + 1 }}", "chat template fails on this conversation: TypeError\n"),
-        ("{{ range(10 ** 9) | list }}", "conversation: OverflowError\n"),
-        ("{{ 1 // 0 }}", "conversation: ZeroDivisionError\n"),
-        ("{{ messages[0]['content'].encode('ascii') }}", "conversation: UnicodeEncodeError\n"),
+        ("{{ messages[0]['content'] + 1 }}", f"{FAILS}TypeError\n"),
+        ("{{ range(10 ** 9) | list }}", f"{FAILS}OverflowError\n"),
+        ("{{ 1 // 0 }}", f"{FAILS}ZeroDivisionError\n"),
+        ("{{ messages[0]['content'].encode('ascii') }}", f"{FAILS}UnicodeEncodeError\n"),
     ],
 )
 def test_a_conversation_that_the_template_fails_on_is_an_invalid_field(

@@ -31,9 +31,10 @@ TOLERANCE: Final = 1e-9  #: of logits of size 10, in float64
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A read, and the text that each of its tokens ends in truth."""
+    """A read, the path of each of its tokens, as places in the read, and the text that it ends in truth."""
 
     read: Read
+    places: list[list[int]]
     paths: list[list[int]]
 
     @property
@@ -55,11 +56,11 @@ def some_reading(rng: random.Random, slot: int, text: list[int], *, must_be_shor
     num = rng.randint(WIDEST_SHARED + 1, WIDEST_SHARED + 30) if kind == "piece" else rng.randint(1, 9)
     tokens = some_tokens(rng, num)
     parents = [rng.randint(-1, i - 1) for i in range(num)] if kind == "tree" else list(range(-1, num - 1))
-    paths: list[list[int]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append([*(text if parent < 0 else paths[parent]), token])
+    places: list[list[int]] = []
+    for place, parent in enumerate(parents):
+        places.append([*(places[parent] if parent >= 0 else []), place])
     read = Read(slot, tokens, rng.randint(0, num), parents if kind == "tree" else None)
-    return Reading(read, paths)
+    return Reading(read, places, [[*text, *(tokens[place] for place in path)] for path in places])
 
 
 @torch.inference_mode()
@@ -83,19 +84,10 @@ def test_any_pass_equals_plain_passes(
             assert float((found - torch.stack(expected)).abs().max()) < TOLERANCE
         for one in readings:
             # One path stays, of any length: so later passes look back on what was moved.
-            path = rng.choice([[], *_roots_first(one.read)])
+            path = rng.choice([[], *one.places])
             cache.keep(one.read.slot, path)
             texts[one.read.slot] = [*texts[one.read.slot], *(one.read.token_ids[place] for place in path)]
             assert cache.lengths[one.read.slot] == len(texts[one.read.slot])
-
-
-def _roots_first(read: Read) -> list[list[int]]:
-    """Every path of a read, as places of its tokens."""
-    paths: list[list[int]] = []
-    for place in range(len(read.token_ids)):
-        parent = place - 1 if read.parents is None else read.parents[place]
-        paths.append([*(paths[parent] if parent >= 0 else []), place])
-    return paths
 
 
 VOCABULARY = 97
