@@ -98,20 +98,14 @@ def test_what_does_not_pay_says_why(seed: int) -> None:
         assert {"account", "low_acceptance"} <= {name for name, _ in row.reasons}
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_every_prompt_is_one_pair_however_often_it_is_decoded(repeats: int) -> None:
-    report = report_of(session_of(Timed(), repeats=repeats))
-    for row in report.rows:
-        assert row.figures.ratio.num_values == NUM
+@pytest.mark.parametrize(("batch", "repeats"), [(1, 1), (1, 2), (2, 1)])
+def test_the_prompts_of_a_batch_are_one_pair_however_often_they_are_decoded(batch: int, repeats: int) -> None:
+    session = session_of(Timed(num_slots=2), batch=batch, repeats=repeats)
+    for row in report_of(session).rows:
+        assert row.figures.ratio.num_values == NUM // batch
         assert row.figures.acceptance.num_texts == NUM * repeats
         assert len(row.figures.acceptance.by_prompt) == NUM
-
-
-def test_prompts_of_a_batch_are_one_pair() -> None:
-    session = session_of(Timed(num_slots=2), batch=2)
-    report = report_of(session)
-    assert {row.figures.ratio.num_values for row in report.rows} == {NUM // 2}
-    assert all(generation.batch_size == 2 for _, generation in session.measured.generations(VANILLA))
+    assert all(generation.batch_size == batch for _, generation in session.measured.generations(VANILLA))
 
 
 def test_an_interrupted_run_reports_whole_turns_and_leaves_the_engine_empty(
