@@ -192,29 +192,26 @@ def test_the_latest_results_that_fit_are_searched_and_no_others(
     assert earlier.continuations(text, num_tokens) == expected
 
 
-def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:
-    # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
-    max_bytes = 80_000
+@pytest.mark.parametrize(
+    ("max_bytes", "min_ngram", "length", "times"),
+    [
+        # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
+        (80_000, 3, 2, 100),
+        # Both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
+        *((max_bytes, 2, 50, 3) for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000)),
+    ],
+)
+def test_memory_stays_within_its_bytes(
+    max_bytes: int, min_ngram: int, length: int, times: int, rng: random.Random
+) -> None:
     tracemalloc.start()
-    earlier = EarlierResults(3, 16, max_bytes)
-    for _ in range(100 * max_bytes // BYTES_PER_TOKEN // 3):
-        earlier.remember([rng.randrange(100_000) for _ in range(2)])
-    held_bytes, _ = tracemalloc.get_traced_memory()
+    earlier = EarlierResults(min_ngram, 16, max_bytes)
+    for _ in range(times * max_bytes // BYTES_PER_TOKEN // length):
+        earlier.remember([rng.randrange(100_000) for _ in range(length)])
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held_bytes < max_bytes
-
-
-def test_memory_stays_within_its_bytes(rng: random.Random) -> None:
-    # Sizes on both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
-    for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000):
-        tracemalloc.start()
-        earlier = EarlierResults(2, 16, max_bytes)
-        for _ in range(3 * max_bytes // BYTES_PER_TOKEN // 50):
-            earlier.remember([rng.randrange(100_000) for _ in range(50)])
-        _, peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert len(earlier) > 0.7 * max_bytes / BYTES_PER_TOKEN
-        assert peak_bytes < max_bytes
+    assert len(earlier) > 0.7 * max_bytes / BYTES_PER_TOKEN
+    assert peak_bytes < max_bytes
 
 
 Found = list[tuple[int, list[int]]]
