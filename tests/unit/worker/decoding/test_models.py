@@ -23,7 +23,7 @@ from tests.fixtures.models import NUM_TOKENS, make_job
 from worker.decoding import text_facts as text_facts_module
 from worker.decoding.engine import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.network import compiled, language_model
+from worker.decoding.network import compiled, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing import facts_of
@@ -209,6 +209,11 @@ def forget_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
 
 
+def turn_all_layers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = fused._rotations
+    monkeypatch.setattr(fused, "_rotations", lambda inner, config, _, num: right(inner, config, "full_attention", num))
+
+
 @pytest.mark.parametrize(
     ("family", "plant"),
     [
@@ -218,6 +223,7 @@ def forget_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt_neox", hide_what_was_read),
         ("llama", see_only_itself),
         ("gemma3_text", forget_the_window),
+        ("gemma3_text", turn_all_layers_alike),
     ],
 )
 def test_a_pass_that_computes_otherwise_is_caught(

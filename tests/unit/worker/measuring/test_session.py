@@ -15,11 +15,11 @@ from alphaloop import commands
 from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
-from alphaloop.messages import Origin, parse_job
 from alphaloop.payoff.figures import VANILLA, ShipVerdict
 from alphaloop.payoff.report import Footprint, Report
 from tests.fakes import FakeEngine
-from worker.engine import PreparedJob, Sampling, Step
+from tests.fixtures.models import make_job
+from worker.engine import Sampling, Step
 from worker.measuring.observing import choose_candidates
 from worker.measuring.report import REASONS, DrafterRecords
 from worker.measuring.session import MeasuringPlan, MeasuringSession, refuse_few
@@ -48,14 +48,6 @@ class Timed(FakeEngine):
         return replace(step, wall_s=wall_s, draft_s=draft_s, verify_s=verify_s, num_positions=step.batch * step.width)
 
 
-def prompts(engine: FakeEngine, sampling: Sampling) -> list[PreparedJob]:
-    found = []
-    for number in range(NUM):
-        value = json.dumps({"job_id": f"m-{number}", "task": "chat", "prompt": f"{SECRET} {number}"}).encode()
-        found.append(engine.prepare(parse_job(value, Origin("", "", 0, number), task="chat"), sampling))
-    return found
-
-
 def session_of(
     engine: Timed,
     *,
@@ -66,9 +58,8 @@ def session_of(
     sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
     should_stop: Callable[[], bool] = lambda: False,
 ) -> MeasuringSession:
-    plan = MeasuringPlan(
-        prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed
-    )
+    prompts = [engine.prepare(make_job(f"{SECRET} {number}", number), sampling) for number in range(NUM)]
+    plan = MeasuringPlan(prompts, choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
     return MeasuringSession(engine, plan, should_stop=should_stop, clock=engine.clock)
 
 

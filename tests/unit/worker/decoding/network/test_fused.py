@@ -12,7 +12,6 @@ import transformers
 
 from alphaloop.errors import UnsupportedModel
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS
-from worker.decoding.network import fused
 from worker.decoding.network.compiled import CompiledOperations
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.kernels.linear import (
@@ -96,17 +95,6 @@ def test_a_decoder_that_computes_otherwise_is_refused(
     monkeypatch.setattr(FusedDecoder, "__init__", spoiled)
     with pytest.raises(UnsupportedModel, match="slot cache differ"):
         LanguageModel(load(tiny_models[family]), 64)
-
-
-def test_a_rotation_of_the_wrong_kind_of_layer_is_refused(
-    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = fused._rotations
-    monkeypatch.setattr(
-        fused, "_rotations", lambda inner, config, kind, num: right(inner, config, "full_attention", num)
-    )
-    with pytest.raises(UnsupportedModel, match="slot cache differ"):
-        LanguageModel(load(tiny_models["gemma3_text"]), 64)
 
 
 @torch.inference_mode()

@@ -16,11 +16,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.fixtures.drafting import language_model
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS, WINDOW, Reference
 from worker.decoding.network.fused import FusedDecoder
 from worker.decoding.network.kernels.linear import most_rows
 from worker.decoding.network.kernels.threads import openmp
-from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
@@ -41,10 +41,6 @@ class Reading:
     def wanted(self) -> list[list[int]]:
         """The texts behind which logits are wanted."""
         return self.paths[len(self.paths) - self.read.num_logits :]
-
-
-def load(folder: Path) -> LanguageModel:
-    return LanguageModel(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval(), 1024)
 
 
 def some_tokens(rng: random.Random, num: int) -> list[int]:
@@ -68,7 +64,7 @@ def some_reading(rng: random.Random, slot: int, text: list[int], *, must_be_shor
 def test_any_pass_equals_plain_passes(
     tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
 ) -> None:
-    model, reference = load(tiny_models[family]), references(family)
+    model, reference = language_model(tiny_models[family]), references(family)
     cache = model.new_cache(NUM_SLOTS)
     texts = {cache.acquire(): some_tokens(rng, rng.choice((1, 5, WINDOW, 40))) for _ in range(NUM_SLOTS)}
     for slot, text in texts.items():
