@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from alphaloop.costs import CostKind
+from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from tests.fakes import FakeEngine
-from worker.costs.calibration import Shape, calibrate_servers, steps
+from worker.costs.calibration import Shape, calibrate_servers
 from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoints=1)
@@ -23,6 +23,9 @@ class Servers(FakeEngine):
     def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM) -> None:
         super().__init__(num_slots=16, drafters=(drafter,), context_length=8192)
         self.now_s, self.asked, self._refuses = 0.0, list[Shape](), refuses
+
+    def calibrate(self, budget_s: float = 1000.0) -> list[CostPoint]:
+        return calibrate_servers(self, budget_s=budget_s, clock=lambda: self.now_s)
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         return [
@@ -54,7 +57,7 @@ class Servers(FakeEngine):
 
 def test_each_shape_is_asked_once_and_only_the_servers_own_length() -> None:
     engine = Servers()
-    points = calibrate_servers(engine, budget_s=1000.0, clock=lambda: engine.now_s)
+    points = engine.calibrate()
     assert [(s.drafter, s.batch, s.width, s.context, s.kind) for s in engine.asked] == [
         ("", 1, 1, 256, CostKind.ROUND),
         ("ngram", 1, 5, 256, CostKind.SERVED),
@@ -75,8 +78,8 @@ def test_each_shape_is_asked_once_and_only_the_servers_own_length() -> None:
 
 def test_where_requests_choose_their_draft_length_the_shortest_is_asked_too() -> None:
     engine, fixed = Servers(drafter=replace(NGRAM, least_draft_tokens=1)), Servers()
-    for one in (engine, fixed):
-        calibrate_servers(one, budget_s=1000.0, clock=lambda one=one: one.now_s)  # type: ignore[misc]
+    engine.calibrate()
+    fixed.calibrate()
     assert engine.asked[4] == Shape("ngram", 1, 2, 256, CostKind.SERVED)
     assert engine.asked[:4] + engine.asked[5:] == fixed.asked
 
@@ -84,20 +87,16 @@ def test_where_requests_choose_their_draft_length_the_shortest_is_asked_too() ->
 def test_the_budget_is_kept_and_routes_are_asked_alike() -> None:
     for budget_s in (0.0, 1.0, 4.0, 9.0):
         engine = Servers()
-        points = calibrate_servers(engine, budget_s=budget_s, clock=lambda engine=engine: engine.now_s)  # type: ignore[misc]
+        points = engine.calibrate(budget_s)
         assert engine.now_s <= budget_s + 32 * 0.06
         assert 0 <= 2 * sum(point.drafter is None for point in points) - len(points) <= 1
-    assert calibrate_servers(Servers(), budget_s=0.0) == []
+    assert Servers().calibrate(0.0) == []
 
 
 def test_a_server_that_does_not_answer_is_asked_no_more() -> None:
     away = Shape("ngram", 8, 5, 256, CostKind.SERVED)
     engine = Servers(refuses=(away,))
-    points = calibrate_servers(engine, budget_s=1000.0, clock=lambda: engine.now_s)
+    points = engine.calibrate()
     assert [shape for shape in engine.asked if shape.drafter][-1] == away
     assert engine.asked[-1] == Shape("", 1, 1, 2048)
     assert {Shape.of(point) for point in points} == set(engine.asked) - {away}
-
-
-def test_the_load_of_one_server_is_its_share_of_the_slots() -> None:
-    assert max(shape.batch for shapes in steps(Servers()) for shape in shapes) == 8

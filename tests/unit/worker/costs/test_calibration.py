@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
@@ -50,8 +52,8 @@ class TimedEngine(FakeEngine):
         return ms
 
 
-def measure(engine: TimedEngine, wanted: Plan, budget_s: float) -> list[CostPoint]:
-    return calibrate(engine, wanted, num_samples=3, budget_s=budget_s, clock=lambda: engine.now_s)
+def measure(engine: TimedEngine, wanted: Plan, budget_s: float, **more: Any) -> list[CostPoint]:
+    return calibrate(engine, wanted, num_samples=3, budget_s=budget_s, clock=lambda: engine.now_s, **more)
 
 
 def test_of_kin_the_one_with_the_longest_drafts_is_measured() -> None:
@@ -169,23 +171,14 @@ def test_what_does_not_fit_the_memory_is_left_out_unless_it_is_needed() -> None:
 
         longest = 256
 
-        def measure_round_ms(
-            self, drafter: str | None, batch: int, width: int, context: int, num_samples: int
-        ) -> float:
-            if batch == 8 and context > self.longest:
+        def _taken(self, shape: Shape, ms: float, num_samples: int) -> float:
+            if shape.batch == 8 and shape.context > self.longest:
                 raise DecodeFailed("out of memory")
-            return super().measure_round_ms(drafter, batch, width, context, num_samples)
+            return super()._taken(shape, ms, num_samples)
 
     engine, told = SmallEngine(), list[tuple[int, int]]()
     wanted = plan(engine, SETTINGS)
-    points = calibrate(
-        engine,
-        wanted,
-        num_samples=1,
-        budget_s=1e6,
-        clock=lambda: engine.now_s,
-        on_measured=lambda done, total: told.append((done, total)),
-    )
+    points = measure(engine, wanted, 1e6, on_measured=lambda done, total: told.append((done, total)))
     assert {point.context for point in points if point.kind is CostKind.ROUND} == {256}
     assert {(p.batch, p.width) for p in points if p.drafter is None} >= {(4, 9), (8, 5)}  # the groups behind it
     assert told[-1][0] == told[-1][1] == len(engine.asked)

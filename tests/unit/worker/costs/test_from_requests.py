@@ -94,23 +94,17 @@ def test_a_hundred_requests_a_route_tell_rounds_within_a_tenth_at_every_load(
     assert costs.read_s(400) == pytest.approx(0.04, rel=0.15)
 
 
-def test_a_route_without_requests_is_assumed_and_doubtful(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize(("asked", "other"), [(None, "ngram"), ("ngram", None)])
+def test_a_route_without_requests_is_assumed_and_doubtful(
+    store: Store, clock: Clock, asked: str | None, other: str | None
+) -> None:
     costs = made(store, clock)
-    serve(costs, clock, 60, routes=[None])
+    serve(costs, clock, 60, routes=[asked])
     here = costs.table.rounds(4)
-    vanilla_ms, ngram_ms = here.part_ms(None, 1), here.part_ms("ngram", 5)
-    assert ngram_ms == pytest.approx(ASSUMED_RATIO * vanilla_ms, rel=0.01)
-    assert math.sqrt(here.variance("ngram")) >= 0.9 * PRIOR_SD > 2 * math.sqrt(here.variance(None))
+    assert here.part_ms("ngram", 5) == pytest.approx(ASSUMED_RATIO * here.part_ms(None, 1), rel=0.01)
+    assert math.sqrt(here.variance(other)) >= 0.9 * PRIOR_SD > 2 * math.sqrt(here.variance(asked))
     assert costs.save()
-    assert {point.drafter for point in store.saved[-1]} == {None}, "what is assumed is not stored"
-
-
-def test_vanilla_is_assumed_where_only_a_drafter_was_asked(store: Store, clock: Clock) -> None:
-    costs = made(store, clock)
-    serve(costs, clock, 60, routes=["ngram"])
-    here = costs.table.rounds(4)
-    ngram_ms = here.part_ms("ngram", 5)
-    assert here.part_ms(None, 1) == pytest.approx(ngram_ms / ASSUMED_RATIO, rel=0.01)
+    assert {point.drafter for point in store.saved[-1]} == {asked}, "what is assumed is not stored"
 
 
 def test_doubt_grows_while_a_route_gets_no_requests(store: Store, clock: Clock) -> None:

@@ -28,6 +28,7 @@ from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import Store
 from tests.fixtures.deciding import some_snapshot
+from tests.fixtures.simulated import Clock
 from worker.admission import lane_of
 from worker.deciding import keeping as module
 from worker.deciding.decider import conditions_of, facts_of, subject_of
@@ -56,31 +57,26 @@ class ShortEngine(FakeEngine):
         return {"small": f"prompts of {shortest} tokens"} if shortest >= self._context else {}
 
 
-def prepare(num_prompt: int) -> PreparedJob:
-    value = json.dumps({"task": "code", "body": {"prompt": "x"}}).encode()
+def prepare(num_prompt: int, **fields: Any) -> PreparedJob:
+    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
     job = parse_job(value, Origin("test", "jobs.code", 0, num_prompt), task="code")
     return PreparedJob(job, (1,) * num_prompt, Sampling(max_tokens=100, temperature=0.0))
 
 
-def session(engine: FakeEngine) -> DecisionSession:
-    snapshot, limits = EvidenceSnapshot(timedelta(days=3)), PolicyLimits()
-    return DecisionSession(
+def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 0) -> Decision:
+    session = DecisionSession(
         "target",
         "engine",
-        Posteriors(snapshot, limits),
+        Posteriors(EvidenceSnapshot(timedelta(days=3)), PolicyLimits()),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: CostTable([]),
         drafters=lambda: engine.drafters,
         num_slots=4,
     )
-
-
-def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 0) -> Decision:
     num_running = num_running or len(jobs)
-    key = lane_of(jobs[0].job, jobs[0].sampling)
-    first, *_ = session(engine).decide(
-        subject_of(key),
+    first, *_ = session.decide(
+        subject_of(lane_of(jobs[0].job, jobs[0].sampling)),
         [facts_of(job) for job in jobs],
         TaskRules(),
         num_running=num_running,
@@ -122,58 +118,50 @@ def test_prompts_that_no_drafter_can_serve_are_told() -> None:
     ],
 )
 def test_a_keys_empty_fields_are_none(fields: dict[str, Any], expected: Subject) -> None:
-    value = json.dumps({"task": "code", "body": {"prompt": "x"}, **fields}).encode()
-    job = parse_job(value, Origin("test", "jobs.code", 0, 0), task="code")
-    assert subject_of(lane_of(job, Sampling(max_tokens=9, temperature=0.0))) == expected
+    one = prepare(9, **fields)
+    assert subject_of(lane_of(one.job, one.sampling)) == expected
 
 
-NOON: Final = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
 
 
-def decision(now: datetime = NOON) -> Snapshot:
-    return replace(some_snapshot(), decision_id=uuid4(), decided_at=now)
+def decision() -> Snapshot:
+    return replace(some_snapshot(), decision_id=uuid4(), decided_at=NOW)
 
 
-class Made:
-    """A journal whose clock is the test's."""
-
-    def __init__(self) -> None:
-        self.store, self.now_s = Store(), 0.0
-        self.journal = SnapshotJournal(
-            cast(SnapshotStore, SimpleNamespace(add=self.store)), FACTS, clock=lambda: self.now_s
-        )
+def journal_of(store: Store, clock: Clock) -> SnapshotJournal:
+    return SnapshotJournal(cast(SnapshotStore, SimpleNamespace(add=store)), FACTS, clock=clock)
 
 
 def test_decisions_are_written_once_a_second() -> None:
-    made = Made()
-    assert not made.journal.is_due
-    made.journal.note(decision())
-    assert made.journal.is_due
-    made.journal.write()
-    made.journal.note(decision())
-    assert not made.journal.is_due
-    made.now_s += WRITE_EVERY_S
-    assert made.journal.is_due
-    made.journal.write()
-    assert len(made.store.saved) == 2
+    journal = journal_of(store := Store(), clock := Clock())
+    assert not journal.is_due
+    journal.note(decision())
+    assert journal.is_due
+    journal.write()
+    journal.note(decision())
+    assert not journal.is_due
+    clock.pass_s(WRITE_EVERY_S)
+    assert journal.is_due
+    journal.write()
+    assert len(store.saved) == 2
 
 
 def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MOST_WAITING", 3)
-    made = Made()
-    made.store.is_away = True
+    journal = journal_of(store := Store(), clock := Clock())
+    store.is_away = True
     noted = [decision() for _ in range(5)]
     for one in noted:
-        made.journal.note(one)
+        journal.note(one)
         with caplog.at_level(logging.WARNING), pytest.raises(StoreUnavailable):
-            made.journal.write()
-    made.store.is_away = False
-    made.now_s += WRITE_EVERY_S
-    assert made.journal.is_due
-    made.journal.write()
-    (rows,) = made.store.saved
+            journal.write()
+    store.is_away = False
+    clock.pass_s(WRITE_EVERY_S)
+    assert journal.is_due
+    journal.write()
+    (rows,) = store.saved
     assert [row.decision_id for row in rows] == [one.decision_id for one in noted[2:]]
     assert [record.getMessage() for record in caplog.records] == ["1 decisions not recorded"] * 2

@@ -174,17 +174,13 @@ def decoded(past: Past) -> Decoded:
     return Decoded(Outcomes(ms, ms, ms, lambda: counts), 0, (1,) * len(past.runs), evidence)
 
 
-def plain(decision: Decision) -> Decision:
-    """Without the settings by running sequences, which only a worker needs."""
-    return replace(decision, settings_by_running=())
-
-
 def test_worker_and_simulator_decide_alike(rng: random.Random) -> None:
     history = histories(rng, 80, is_mixed=False)
     points = DEVICE.points()
     decisions = []
     for worker, simulator in zip(by_worker(history, points), by_simulator(history), strict=True):
-        assert [plain(one) for one in worker] == [simulator] * NUM_JOBS
+        # Only a worker needs the settings by running sequences.
+        assert [replace(one, settings_by_running=()) for one in worker] == [simulator] * NUM_JOBS
         decisions.append(simulator)
     assert {Reason.EXPLORING, Reason.FASTER} <= {decision.reason for decision in decisions}
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from alphaloop.errors import DecodeFailed
-from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job
+from tests.fixtures.models import VANILLA, decode_one, lookup_decision, make_job
 from worker.decoding.engine import TransformersEngine
 from worker.engine import Generation, Sampling
 
@@ -20,9 +20,7 @@ Build = Callable[..., TransformersEngine]
 
 
 def decode(engine: TransformersEngine, decision: Any = VANILLA, sampling: Sampling = GREEDY) -> Generation:
-    engine.admit(engine.prepare(make_job(PROMPT), sampling), decision)
-    (generation,) = finish(engine).values()
-    return generation
+    return decode_one(engine, engine.prepare(make_job(PROMPT), sampling), decision)
 
 
 @pytest.mark.parametrize("steps_before", [0, 2], ids=["in the prefill", "in a round"])

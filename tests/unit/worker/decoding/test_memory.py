@@ -155,12 +155,9 @@ class Running:
     num_positions: int
 
 
-def job(number: int, num_positions: int) -> PreparedJob:
-    return PreparedJob(make_job("text", number), (1,) * (num_positions - 1), Sampling(max_tokens=1, temperature=0.0))
-
-
 def admit(admitted: Any, number: int, num_positions: int) -> Running | None:
-    prepared = job(number, num_positions)
+    token_ids = (1,) * (num_positions - 1)
+    prepared = PreparedJob(make_job("text", number), token_ids, Sampling(max_tokens=1, temperature=0.0))
     if not admitted.fits(prepared):
         return None
     running = Running(str(number), admitted.acquire(prepared), num_positions)
@@ -193,9 +190,7 @@ def test_memory_never_exceeds_its_limit_whatever_gaps_there_are(rng: random.Rand
 @pytest.mark.parametrize(("is_paired", "slots"), [(True, [1, 2]), (False, [0, 1])])
 def test_gaps_are_closed_where_a_pass_would_compute_them(is_paired: bool, slots: list[int]) -> None:
     _, admitted = new(100 * BLOCK * SHAPE.bytes_per_token, is_paired=is_paired)
-    first = admit(admitted, 0, 9)
-    for number in (1, 2):
-        admit(admitted, number, 9)
+    first, *_ = [admit(admitted, number, 9) for number in range(3)]
     admitted.drop(first)
     admitted.close_gaps()
     assert sorted(one.slot for one in admitted.running) == slots

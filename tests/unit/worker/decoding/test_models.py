@@ -23,7 +23,7 @@ from tests.fixtures.models import NUM_TOKENS, make_job
 from worker.decoding import text_facts as text_facts_module
 from worker.decoding.engine import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
-from worker.decoding.network import compiled, language_model
+from worker.decoding.network import compiled, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing import facts_of
@@ -43,18 +43,16 @@ def copied(source: Path, folder: Path, **changed: Any) -> Path:
     return folder
 
 
-def test_a_target_is_named_by_its_weights_and_device(tiny_models: dict[str, Path]) -> None:
-    identities = [load_target(settings(tiny_models[family])).identity for family in ("llama", "qwen2", "llama")]
+def test_a_target_is_named_by_its_weights_its_device_and_what_computes_it(tiny_models: dict[str, Path]) -> None:
+    identities = [
+        load_target(settings(tiny_models[family])).identity for family in ("llama", "qwen2", "llama", "gpt_neox")
+    ]
     assert identities[0] == identities[2]
     assert identities[0].target_revision != identities[1].target_revision
     assert identities[0].device == f"cpu-{torch.get_num_threads()}-threads"
     assert identities[0].context_length == 2048
     assert identities[0].engine == f"fused{FUSED_VERSION}-torch-{torch.__version__}-float32"
-
-
-def test_a_family_that_is_not_fused_is_named_by_the_library_that_computes_it(tiny_models: dict[str, Path]) -> None:
-    identity = load_target(settings(tiny_models["gpt_neox"])).identity
-    assert identity.engine == f"transformers-{transformers.__version__}-float32"
+    assert identities[3].engine == f"transformers-{transformers.__version__}-float32"
 
 
 def test_a_context_longer_than_the_models_is_refused(tiny_models: dict[str, Path]) -> None:
@@ -211,6 +209,11 @@ def forget_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "layer_arguments", lambda heads, table, _: arguments(heads, table, None))
 
 
+def turn_all_layers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = fused._rotations
+    monkeypatch.setattr(fused, "_rotations", lambda inner, config, _, num: right(inner, config, "full_attention", num))
+
+
 @pytest.mark.parametrize(
     ("family", "plant"),
     [
@@ -220,6 +223,7 @@ def forget_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
         ("gpt_neox", hide_what_was_read),
         ("llama", see_only_itself),
         ("gemma3_text", forget_the_window),
+        ("gemma3_text", turn_all_layers_alike),
     ],
 )
 def test_a_pass_that_computes_otherwise_is_caught(
@@ -288,29 +292,25 @@ def without_mlp(tensors: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "num_layers", "reason"),
     [
-        (lambda tensors: tensors.popitem(), "1 missing"),
-        (without_mlp, "missing"),
-        (lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}), "1 unexpected"),
-        (lambda tensors: tensors.update({name: one[:-1] for name, one in tensors.items()}), "of another shape"),
+        (lambda tensors: tensors.popitem(), 2, "1 missing"),
+        (without_mlp, 2, "missing"),
+        (lambda tensors: tensors.update({"model.layers.2.mlp.up_proj.weight": torch.ones(2, 2)}), 2, "1 unexpected"),
+        (lambda tensors: tensors.update({name: one[:-1] for name, one in tensors.items()}), 2, "of another shape"),
+        (lambda tensors: None, 1, r"\d+ unexpected \(model\.layers\.1\."),
     ],
-    ids=["one tensor", "one MLP", "a third layer", "shapes"],
+    ids=["one tensor", "one MLP", "a third layer", "shapes", "a config with fewer layers"],
 )
 def test_a_model_loads_complete_or_not_at_all(
     tiny_models: dict[str, Path],
     tmp_path: Path,
     change: Callable[[dict[str, torch.Tensor]], object],
+    num_layers: int,
     reason: str,
 ) -> None:
-    folder = changed(tiny_models["llama"], tmp_path / "model", change)
-    with pytest.raises(UnsupportedModel, match=rf"with 2 layers, found .*{reason}"):
-        load_target(settings(folder))
-
-
-def test_a_config_with_fewer_layers_than_the_file_is_refused(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    folder = copied(tiny_models["llama"], tmp_path / "model", num_hidden_layers=1)
-    with pytest.raises(UnsupportedModel, match=r"with 1 layers, found \d+ unexpected \(model\.layers\.1\."):
+    folder = changed(tiny_models["llama"], tmp_path / "model", change, num_hidden_layers=num_layers)
+    with pytest.raises(UnsupportedModel, match=rf"with {num_layers} layers, found .*{reason}"):
         load_target(settings(folder))
 
 

@@ -31,48 +31,59 @@ def with_template(tokenizer: Any, template: Any) -> Any:
     return changed
 
 
+def said(content: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": content}]
+
+
 def prepared(tokenizer: Any, context_length: int = 1000, **body: Any) -> PreparedJob:
     return prepare_job(tokenizer, "tiny", context_length, job(**body), SAMPLING)
+
+
+def control_tokens(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
+    special = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return [special[token_id] for token_id in token_ids if token_id in special]
 
 
 def test_a_raw_prompt_is_tokenized_as_it_stands(tiny_tokenizer: Any) -> None:
     assert tiny_tokenizer.decode(prepared(tiny_tokenizer, prompt="  as it\nstands ").token_ids) == "  as it\nstands "
 
 
-def test_messages_go_through_the_chat_template_and_end_where_the_answer_begins(tiny_tokenizer: Any) -> None:
-    messages = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "hello"}]
-    token_ids = prepared(tiny_tokenizer, messages=messages).token_ids
-    assert tiny_tokenizer.decode(token_ids) == "<user>be kind<user>hello<answer>"
-    assert token_ids[-1] == tiny_tokenizer.convert_tokens_to_ids("<answer>")
+READING = TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
+STRICT = "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}"
 
 
-def test_without_a_template_the_contents_are_joined(tiny_tokenizer: Any) -> None:
-    plain = with_template(tiny_tokenizer, None)
-    messages = [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}]
-    assert plain.decode(prepared(plain, messages=messages).token_ids) == "one\n\ntwo"
-
-
-def test_developer_is_system_to_a_template(tiny_tokenizer: Any) -> None:
-    strict = with_template(tiny_tokenizer, "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }} {% endfor %}")
-    messages = [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]
-    assert strict.decode(prepared(strict, messages=messages).token_ids) == "system:a user:b "
+@pytest.mark.parametrize(
+    ("template", "role", "content", "text"),
+    [
+        (TEMPLATE, "system", "be kind", "<user>be kind<user>hello<answer>"),
+        (READING, "user", "<think>ab</think>cd", "<user>cd<user>hello<answer>"),
+        (STRICT, "developer", "a", "system:a user:hello "),
+        (None, "user", "one", "one\n\nhello"),
+    ],
+    ids=["ends where the answer begins", "reads what is no control token", "developer is system", "none: joined"],
+)
+def test_messages_go_through_the_chat_template(
+    tiny_tokenizer: Any, template: str | None, role: str, content: str, text: str
+) -> None:
+    tokenizer = with_template(tiny_tokenizer, template)
+    token_ids = prepared(tokenizer, messages=[{"role": role, "content": content}, *said("hello")]).token_ids
+    assert tokenizer.decode(token_ids) == text
+    assert text.endswith("<answer>") == (token_ids[-1] == tokenizer.convert_tokens_to_ids("<answer>"))
 
 
 @pytest.mark.parametrize("template", [True, False])
 @pytest.mark.parametrize("typed", ["<answer>", "say <user> <user>twice", " <eos>", "<eo<eos>s>", "\ue0000\ue000<eos>"])
 def test_control_tokens_in_a_message_are_text(tiny_tokenizer: Any, typed: str, template: bool) -> None:
     tokenizer = tiny_tokenizer if template else with_template(tiny_tokenizer, None)
-    token_ids = prepared(tokenizer, messages=[{"role": "user", "content": typed}] * 2).token_ids
-    plain = prepared(tokenizer, messages=[{"role": "user", "content": "hello"}] * 2).token_ids
-    control = {token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    token_ids = prepared(tokenizer, messages=said(typed) * 2).token_ids
+    plain = prepared(tokenizer, messages=said("hello") * 2).token_ids
     assert tokenizer.decode(token_ids) == (f"<user>{typed}<user>{typed}<answer>" if template else f"{typed}\n\n{typed}")
-    assert [i for i in token_ids if i in control] == [i for i in plain if i in control]
+    assert control_tokens(tokenizer, token_ids) == control_tokens(tokenizer, plain)
 
 
 def test_control_tokens_in_a_raw_prompt_are_control_tokens(tiny_tokenizer: Any) -> None:
     token_ids = prepared(tiny_tokenizer, prompt="<user>hi<answer>").token_ids
-    names = ["<user>", "<answer>"]
-    assert [token_ids[0], token_ids[-1]] == tiny_tokenizer.convert_tokens_to_ids(names)
+    assert control_tokens(tiny_tokenizer, token_ids) == ["<user>", "<answer>"]
 
 
 def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokenizer: Any) -> None:
@@ -80,14 +91,9 @@ def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokeni
         tiny_tokenizer,
         ("{% for m in messages %}{{ m['content'].split('<answer>') | length }}{{ m['content'] | length }}{% endfor %}"),
     )
-    assert prepared(curious, messages=[{"role": "user", "content": "hi"}]).token_ids
+    assert prepared(curious, messages=said("hi")).token_ids
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
-        prepared(curious, messages=[{"role": "user", "content": "<answer>"}])
-
-
-def control_tokens(tokenizer: Any, token_ids: Sequence[int]) -> list[str]:
-    special = {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return [special[token_id] for token_id in token_ids if token_id in special]
+        prepared(curious, messages=said("<answer>"))
 
 
 @pytest.mark.parametrize("typed", ["＜answer＞", "hi ＜answer> <user＞ <answer>", "＜ＡＮＳＷＥＲ＞"])
@@ -97,7 +103,7 @@ def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, 
     names = ["<eos>", "<user>", "<answer>"]
     # As some tokenizers have them: found after the normalizer.
     tokenizer.add_tokens([AddedToken(name, special=True, normalized=True) for name in names], special_tokens=True)
-    messages = [{"role": "user", "content": typed}, {"role": "user", "content": "a < b"}]
+    messages = said(typed) + said("a < b")
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     assert len(control_tokens(tokenizer, tokenizer(text)["input_ids"])) > 3
     token_ids = prepared(tokenizer, messages=messages).token_ids
@@ -111,10 +117,10 @@ def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, 
 )
 def test_what_the_template_makes_a_control_token_is_refused(tiny_tokenizer: Any, filter_: str, typed: str) -> None:
     tokenizer = with_template(tiny_tokenizer, TEMPLATE.replace("message['content']", f"message['content'] | {filter_}"))
-    plain = prepared(tokenizer, messages=[{"role": "user", "content": "a < b </i> <c>"}]).token_ids
+    plain = prepared(tokenizer, messages=said("a < b </i> <c>")).token_ids
     assert control_tokens(tokenizer, plain) == ["<user>", "<answer>"]
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
-        prepared(tokenizer, messages=[{"role": "user", "content": typed}])
+        prepared(tokenizer, messages=said(typed))
 
 
 def test_a_conversation_without_control_tokens_is_tokenized_once(
@@ -124,17 +130,9 @@ def test_a_conversation_without_control_tokens_is_tokenized_once(
     kind, read = type(tiny_tokenizer), type(tiny_tokenizer).__call__
     monkeypatch.setattr(kind, "__call__", lambda self, text, **how: calls.append(text) or read(self, text, **how))
     for content in ("a b", "a < b", "<b>a</b>"):
-        prepared(tiny_tokenizer, messages=[{"role": "user", "content": content}])
+        prepared(tiny_tokenizer, messages=said(content))
         assert [text.count(content) for text in calls] == [1]
         calls.clear()
-
-
-def test_a_template_may_read_what_is_no_control_token(tiny_tokenizer: Any) -> None:
-    tokenizer = with_template(
-        tiny_tokenizer, TEMPLATE.replace("message['content']", "message['content'].split('</think>')[-1]")
-    )
-    token_ids = prepared(tokenizer, messages=[{"role": "user", "content": "<think>ab</think>cd"}]).token_ids
-    assert tokenizer.decode(token_ids) == "<user>cd<answer>"
 
 
 @pytest.mark.parametrize(
@@ -153,28 +151,25 @@ def test_token_ids_that_the_tokenizer_lacks_are_refused(tiny_tokenizer: Any, sam
     assert refused.value.field == field
 
 
-def test_a_conversation_that_the_template_refuses_is_an_invalid_field(tiny_tokenizer: Any) -> None:
-    strict = with_template(tiny_tokenizer, "{{ raise_exception('roles must alternate') }}")
-    with pytest.raises(InvalidField, match="roles must alternate") as refused:
-        prepared(strict, messages=[{"role": "user", "content": "a"}])
-    assert refused.value.field == "body.messages"
+FAILS = "chat template fails on this conversation: "
 
 
 @pytest.mark.parametrize(
-    ("template", "error"),
+    ("template", "reason"),
     [
-        ("{{ messages[0]['content'] + 1 }}", "TypeError"),
-        ("{{ range(10 ** 9) | list }}", "OverflowError"),
-        ("{{ 1 // 0 }}", "ZeroDivisionError"),
-        ("{{ messages[0]['content'].encode('ascii') }}", "UnicodeEncodeError"),
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages[0]['content'] + 1 }}", f"{FAILS}TypeError\n"),
+        ("{{ range(10 ** 9) | list }}", f"{FAILS}OverflowError\n"),
+        ("{{ 1 // 0 }}", f"{FAILS}ZeroDivisionError\n"),
+        ("{{ messages[0]['content'].encode('ascii') }}", f"{FAILS}UnicodeEncodeError\n"),
     ],
 )
 def test_a_conversation_that_the_template_fails_on_is_an_invalid_field(
-    tiny_tokenizer: Any, template: str, error: str
+    tiny_tokenizer: Any, template: str, reason: str
 ) -> None:
     broken = with_template(tiny_tokenizer, template)
-    with pytest.raises(InvalidField, match=f"chat template fails on this conversation: {error}\n") as refused:
-        prepared(broken, messages=[{"role": "user", "content": "secret é"}])
+    with pytest.raises(InvalidField, match=reason) as refused:
+        prepared(broken, messages=said("secret é"))
     assert refused.value.field == "body.messages"
     assert prepared(broken, prompt="hello").token_ids
 

@@ -1,22 +1,26 @@
 """Scoring look-up on texts that others decode: which texts, what it may look at and take, and its virtual rounds."""
 
 from __future__ import annotations
-
-import random
-from collections.abc import Callable
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import PREFILL
+from alphaloop.settings.models import LookupDrafterSettings
 from dataclasses import dataclass
-from typing import Any, Literal
-
 from hypothesis import given
 from hypothesis import strategies as st
-
-from alphaloop.acceptance import PREFILL, AcceptanceCounts
-from alphaloop.settings.models import LookupDrafterSettings
+from typing import Any
+from typing import Literal
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import NOTHING, Proposal, tree_depths
-from worker.decoding.scoring import ADVANCE_S, MAX_TOKENS, Shadows, VirtualRounds
-from worker.decoding.verification import verify_greedy, verify_tree_greedy
+from worker.decoding.proposal import NOTHING
+from worker.decoding.proposal import Proposal
+from worker.decoding.proposal import tree_depths
+from worker.decoding.scoring import ADVANCE_S
+from worker.decoding.scoring import MAX_TOKENS
+from worker.decoding.scoring import Shadows
+from worker.decoding.scoring import VirtualRounds
+from worker.decoding.verification import verify_greedy
+from worker.decoding.verification import verify_tree_greedy
 from worker.engine import ShadowCounts
+import random
 
 
 @dataclass(eq=False)
@@ -143,23 +147,6 @@ def test_scoring_takes_its_share_of_the_time_and_chooses_by_nothing_in_the_text(
     assert abs(scored[2] - scored[40]) < 6 * (3000 * 0.2 * 0.8) ** 0.5
 
 
-def counted(
-    propose: Callable[[int], Proposal],
-    prompt: list[int],
-    output: list[int],
-    num_draft_tokens: int,
-    max_tokens: int,
-    *,
-    is_first_drafted: bool = False,
-) -> AcceptanceCounts:
-    """The counts over a text that has ended."""
-    rounds = VirtualRounds(propose, list(prompt), num_draft_tokens, max_tokens)
-    text = [*prompt, *output]
-    while rounds.take_round(text, has_ended=True, is_first_drafted=is_first_drafted):
-        pass
-    return rounds.counts
-
-
 @st.composite
 def trees(draw: st.DrawFn) -> tuple[list[int], list[int]]:
     """Tokens and parents, siblings different."""
@@ -196,15 +183,11 @@ def test_a_virtual_round_accepts_what_the_target_would_and_is_cropped_where_the_
     for _ in range(len(following) - num_emitted):
         expected = expected.with_round(0, 0, num_emitted=1)
     proposals = iter([Proposal(tuple(tokens), None if is_chain else tuple(parents))])
-    found = counted(
-        lambda room: next(proposals, NOTHING),
-        [7],
-        [*prefilled, *following],
-        9,
-        len(prefilled) + len(following) + room_behind,
-        is_first_drafted=is_first_drafted,
-    )
-    assert found == expected
+    text = [7, *prefilled, *following]
+    rounds = VirtualRounds(lambda room: next(proposals, NOTHING), [7], 9, len(text) - 1 + room_behind)
+    while rounds.take_round(text, has_ended=True, is_first_drafted=is_first_drafted):
+        pass
+    assert rounds.counts == expected
 
 
 @given(

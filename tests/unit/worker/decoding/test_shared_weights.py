@@ -37,11 +37,7 @@ def counted(
     counts.sharing["own"] = (own_gate, [other])
     counts.take_shared("own", drafted, num_accepted, num_emitted=num_accepted + 1, num_asked=num_asked, num_possible=99)
     (shadow,) = counts.shared
-    assert (shadow.drafter, shadow.draft_revision, shadow.num_draft_tokens) == (
-        "other",
-        "r",
-        other.state.max_draft_tokens,
-    )
+    assert DrafterState(shadow.drafter, shadow.draft_revision, shadow.num_draft_tokens) == other.state
     return shadow.counts, shadow.chances
 
 
@@ -62,12 +58,11 @@ def rounds(longest: int, gate: float) -> Iterator[tuple[float, Proposal, int]]:
     """Every round of a drafter whose positions are alike and independent: (probability, proposal, accepted)."""
     for kinds in product(range(2), repeat=longest):
         for outcome in product(range(2), repeat=longest):
-            chance, drafted = 1.0, 0
-            through = 1.0
+            chance, drafted, through = 1.0, 0, 1.0
             for kind, is_right in zip(kinds, outcome, strict=True):
                 p, share, right = KINDS[kind]
                 chance *= share * (right if is_right else 1 - right)
-                if drafted is not None and (not gate or through >= gate):
+                if not gate or through >= gate:
                     through *= p
                     drafted += 1
             accepted = next((i for i in range(drafted) if not outcome[i]), drafted)

@@ -222,13 +222,8 @@ def test_a_stop_string_may_have_special_tokens(
     token_ids = encode(tokenizer, written)
     assert tokenizer.convert_tokens_to_ids("<|x|>") in token_ids or stop == "</s>"
     text = new_stream(tokenizer, [stop])
-    deltas = []
-    for token_id in token_ids:
-        if text.push(token_id):
-            break
-        deltas.append(text.take_delta())
+    deltas, _ = stream(text, token_ids)
     assert text.is_stopped
-    deltas.append(text.take_delta())
     # SentencePiece's normalizer puts a space before what follows a special token.
     assert "".join(deltas).replace(" ", "") == text.text.replace(" ", "") == seen.replace(" ", "").removesuffix("\n")
     unstopped = new_stream(tokenizer, ["\x00never"])

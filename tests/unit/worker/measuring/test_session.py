@@ -15,11 +15,11 @@ from alphaloop import commands
 from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
 from alphaloop.commands import EVENT
 from alphaloop.errors import ConfigError
-from alphaloop.messages import Origin, parse_job
 from alphaloop.payoff.figures import VANILLA, ShipVerdict
 from alphaloop.payoff.report import Footprint, Report
 from tests.fakes import FakeEngine
-from worker.engine import PreparedJob, Sampling, Step
+from tests.fixtures.models import make_job
+from worker.engine import Sampling, Step
 from worker.measuring.observing import choose_candidates
 from worker.measuring.report import REASONS, DrafterRecords
 from worker.measuring.session import MeasuringPlan, MeasuringSession, refuse_few
@@ -48,14 +48,6 @@ class Timed(FakeEngine):
         return replace(step, wall_s=wall_s, draft_s=draft_s, verify_s=verify_s, num_positions=step.batch * step.width)
 
 
-def prompts(engine: FakeEngine, sampling: Sampling) -> list[PreparedJob]:
-    found = []
-    for number in range(NUM):
-        value = json.dumps({"job_id": f"m-{number}", "task": "chat", "prompt": f"{SECRET} {number}"}).encode()
-        found.append(engine.prepare(parse_job(value, Origin("", "", 0, number), task="chat"), sampling))
-    return found
-
-
 def session_of(
     engine: Timed,
     *,
@@ -66,9 +58,8 @@ def session_of(
     sampling: Sampling = Sampling(max_tokens=60, temperature=0.0),  # noqa: B008
     should_stop: Callable[[], bool] = lambda: False,
 ) -> MeasuringSession:
-    plan = MeasuringPlan(
-        prompts(engine, sampling), choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed
-    )
+    prompts = [engine.prepare(make_job(f"{SECRET} {number}", number), sampling) for number in range(NUM)]
+    plan = MeasuringPlan(prompts, choose_candidates(engine.drafters, lengths), batch, repeats, 1.3, seed)
     return MeasuringSession(engine, plan, should_stop=should_stop, clock=engine.clock)
 
 
@@ -98,20 +89,14 @@ def test_what_does_not_pay_says_why(seed: int) -> None:
         assert {"account", "low_acceptance"} <= {name for name, _ in row.reasons}
 
 
-@pytest.mark.parametrize("repeats", [1, 2])
-def test_every_prompt_is_one_pair_however_often_it_is_decoded(repeats: int) -> None:
-    report = report_of(session_of(Timed(), repeats=repeats))
-    for row in report.rows:
-        assert row.figures.ratio.num_values == NUM
+@pytest.mark.parametrize(("batch", "repeats"), [(1, 1), (1, 2), (2, 1)])
+def test_the_prompts_of_a_batch_are_one_pair_however_often_they_are_decoded(batch: int, repeats: int) -> None:
+    session = session_of(Timed(num_slots=2), batch=batch, repeats=repeats)
+    for row in report_of(session).rows:
+        assert row.figures.ratio.num_values == NUM // batch
         assert row.figures.acceptance.num_texts == NUM * repeats
         assert len(row.figures.acceptance.by_prompt) == NUM
-
-
-def test_prompts_of_a_batch_are_one_pair() -> None:
-    session = session_of(Timed(num_slots=2), batch=2)
-    report = report_of(session)
-    assert {row.figures.ratio.num_values for row in report.rows} == {NUM // 2}
-    assert all(generation.batch_size == 2 for _, generation in session.measured.generations(VANILLA))
+    assert all(generation.batch_size == batch for _, generation in session.measured.generations(VANILLA))
 
 
 def test_an_interrupted_run_reports_whole_turns_and_leaves_the_engine_empty(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import pytest
@@ -46,23 +46,19 @@ def ask(drafter: LookupDrafter, text: Sequence[int], num_tokens: int, job_id: st
     return proposal
 
 
-def occurrences(searched: list[int], text: list[int], settings: LookupDrafterSettings) -> list[tuple[int, int]]:
-    """(match length, place behind) of the latest occurrences in `searched` of the end of `text`, by comparing all."""
-    found = []
+def occurrences(searched: list[int], text: list[int], least: int, most: int) -> Iterator[tuple[int, int]]:
+    """(match length, place behind) of occurrences in `searched` of the end of `text`, latest first, comparing all."""
     for behind in range(len(searched), 0, -1):
         length = 0
-        while (
-            length < min(settings.max_ngram, behind, len(text)) and searched[behind - 1 - length] == text[-1 - length]
-        ):
+        while length < min(most, behind, len(text)) and searched[behind - 1 - length] == text[-1 - length]:
             length += 1
-        if length >= settings.min_ngram:
-            found.append((length, behind))
-    return found[:MAX_OCCURRENCES]
+        if length >= least:
+            yield length, behind
 
 
 def reference(text: list[int], num_tokens: int, settings: LookupDrafterSettings) -> list[int]:
     """The likeliest continuation: at every place the token whose occurrences weigh most, as long as it is likely."""
-    agreeing = occurrences(text[:-1], text, settings)
+    agreeing = list(occurrences(text[:-1], text, settings.min_ngram, settings.max_ngram))[:MAX_OCCURRENCES]
     draft: list[int] = []
     probability = 1.0
     while len(draft) < num_tokens and agreeing:
@@ -127,68 +123,50 @@ def test_the_longest_draft_is_no_part_of_the_revision() -> None:
 results = st.lists(st.lists(tokens, max_size=12), max_size=20)
 
 
-def sql_drafter(**settings: object) -> LookupDrafter:
-    return lookup(remember_tasks=["sql"], **settings)
-
-
-def decode(
-    drafter: LookupDrafter, prompt: list[int], output: list[int], task: str = "sql", job: str = "earlier"
-) -> None:
-    """A sequence from its beginning to its end."""
-    text = list(prompt)
-    drafter.open(job, text, GREEDY, task)
-    text.extend(output)
-    drafter.close(job)
-    drafter.remember(task, output)
-
-
-def proposed(drafter: LookupDrafter, text: list[int], task: str = "sql", num_tokens: int = 3) -> tuple[int, ...]:
+def proposed(drafter: LookupDrafter, task: str) -> tuple[int, ...]:
+    text = [2, 10, 11, 12]
     drafter.open("now", text, GREEDY, task)
-    proposal = ask(drafter, text, num_tokens, "now")
+    proposal = ask(drafter, text, 3, "now")
     drafter.clear()
     return proposal.tokens
 
 
-def held(drafter: LookupDrafter) -> tuple[int, ...]:
-    return proposed(drafter, [10, 11, 12], num_tokens=1)
+EARLIER = [10, 11, 12, 13, 14, 15]
 
 
-def test_a_job_finds_what_an_earlier_result_of_its_task_went_on_with() -> None:
-    drafter = sql_drafter()
-    decode(drafter, [1], [10, 11, 12, 13, 14, 15])
-    assert proposed(drafter, [2, 10, 11, 12]) == (13, 14, 15)
-
-
-def test_another_task_finds_nothing_and_leaves_nothing() -> None:
-    drafter = sql_drafter()
-    decode(drafter, [1], [10, 11, 12, 13], task="code")
-    assert held(drafter) == ()
-    decode(drafter, [1], [10, 11, 12, 13], task="sql")
-    assert proposed(drafter, [10, 11, 12], task="code") == ()
-
-
-def test_by_default_no_task_is_remembered() -> None:
-    drafter = lookup()
-    decode(drafter, [1], [10, 11, 12, 13])
-    assert held(drafter) == ()
-
-
-def test_prompts_are_never_remembered() -> None:
-    drafter = sql_drafter()
-    decode(drafter, [10, 11, 12, 13], [20, 21])
-    assert held(drafter) == ()
+@pytest.mark.parametrize(
+    ("remembered", "prompt", "output", "task", "asked_by", "found"),
+    [
+        (["sql"], [1], EARLIER, "sql", "sql", (13, 14, 15)),
+        (["sql"], [1], EARLIER, "code", "sql", ()),
+        (["sql"], [1], EARLIER, "sql", "code", ()),
+        ([], [1], EARLIER, "sql", "sql", ()),
+        (["sql"], EARLIER, [20, 21], "sql", "sql", ()),
+    ],
+    ids=["its task", "leaves nothing", "finds nothing", "by default no task", "never prompts"],
+)
+def test_a_job_finds_what_an_earlier_result_of_its_task_went_on_with(
+    remembered: list[str], prompt: list[int], output: list[int], task: str, asked_by: str, found: tuple[int, ...]
+) -> None:
+    drafter = lookup(remember_tasks=remembered) if remembered else lookup()
+    text = list(prompt)
+    drafter.open("earlier", text, GREEDY, task)
+    text.extend(output)
+    drafter.close("earlier")
+    drafter.remember(task, output)
+    assert proposed(drafter, asked_by) == found
 
 
 def test_a_sequence_that_is_closed_and_goes_on_is_remembered_once_it_ends() -> None:
     """Another drafter may go on with it; closing twice, or what never began, does nothing."""
-    drafter = sql_drafter()
+    drafter = lookup(remember_tasks=["sql"])
     drafter.close("nobody")
-    drafter.open("job", [1, 10, 11, 12, 13], GREEDY, "sql")
+    drafter.open("job", [1, *EARLIER], GREEDY, "sql")
     drafter.close("job")
     drafter.close("job")
-    assert held(drafter) == ()
-    drafter.remember("sql", [10, 11, 12, 13])
-    assert held(drafter) == (13,)
+    assert proposed(drafter, "sql") == ()
+    drafter.remember("sql", EARLIER)
+    assert proposed(drafter, "sql") == (13, 14, 15)
 
 
 @given(results, st.lists(tokens, min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 25), st.integers(1, 6))
@@ -205,41 +183,35 @@ def test_the_latest_results_that_fit_are_searched_and_no_others(
                 kept.pop(0)
     assert len(earlier) == sum(len(one) + 1 for one in kept)
 
-    expected = []
-    for result in reversed(kept):
-        for behind in range(len(result), 0, -1):
-            length = 0
-            while length < min(5, behind, len(text)) and result[behind - 1 - length] == text[-1 - length]:
-                length += 1
-            if length >= min_ngram:
-                expected.append((length, result[behind : behind + num_tokens]))
+    expected = [
+        (length, result[behind : behind + num_tokens])
+        for result in reversed(kept)
+        for length, behind in occurrences(result, text, min_ngram, 5)
+    ]
     expected = [(length, behind) for length, behind in expected[:MAX_OCCURRENCES] if behind]
     assert earlier.continuations(text, num_tokens) == expected
 
 
-def test_what_is_forgotten_leaves_nothing_behind(rng: random.Random) -> None:
-    # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
-    max_bytes = 80_000
+@pytest.mark.parametrize(
+    ("max_bytes", "min_ngram", "length", "times"),
+    [
+        # Shorter than an n-gram, a hundred times as many as fit: an entry left behind by each would be far too much.
+        (80_000, 3, 2, 100),
+        # Both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
+        *((max_bytes, 2, 50, 3) for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000)),
+    ],
+)
+def test_memory_stays_within_its_bytes(
+    max_bytes: int, min_ngram: int, length: int, times: int, rng: random.Random
+) -> None:
     tracemalloc.start()
-    earlier = EarlierResults(3, 16, max_bytes)
-    for _ in range(100 * max_bytes // BYTES_PER_TOKEN // 3):
-        earlier.remember([rng.randrange(100_000) for _ in range(2)])
-    held_bytes, _ = tracemalloc.get_traced_memory()
+    earlier = EarlierResults(min_ngram, 16, max_bytes)
+    for _ in range(times * max_bytes // BYTES_PER_TOKEN // length):
+        earlier.remember([rng.randrange(100_000) for _ in range(length)])
+    _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held_bytes < max_bytes
-
-
-def test_memory_stays_within_its_bytes(rng: random.Random) -> None:
-    # Sizes on both sides of where a hash table doubles; tokens of which hardly any pair occurs twice, the dearest case.
-    for max_bytes in (80_000, 170_000, 240_000, 350_000, 470_000):
-        tracemalloc.start()
-        earlier = EarlierResults(2, 16, max_bytes)
-        for _ in range(3 * max_bytes // BYTES_PER_TOKEN // 50):
-            earlier.remember([rng.randrange(100_000) for _ in range(50)])
-        _, peak_bytes = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        assert len(earlier) > 0.7 * max_bytes / BYTES_PER_TOKEN
-        assert peak_bytes < max_bytes
+    assert len(earlier) > 0.7 * max_bytes / BYTES_PER_TOKEN
+    assert peak_bytes < max_bytes
 
 
 Found = list[tuple[int, list[int]]]

@@ -16,11 +16,11 @@ import torch
 import transformers
 from torch import Tensor
 
+from tests.fixtures.drafting import language_model
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS, WINDOW, Reference
 from worker.decoding.network.fused import FusedDecoder
 from worker.decoding.network.kernels.linear import most_rows
 from worker.decoding.network.kernels.threads import openmp
-from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
@@ -31,19 +31,16 @@ TOLERANCE: Final = 1e-9  #: of logits of size 10, in float64
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A read, and the text that each of its tokens ends in truth."""
+    """A read, the path of each of its tokens, as places in the read, and the text that it ends in truth."""
 
     read: Read
+    places: list[list[int]]
     paths: list[list[int]]
 
     @property
     def wanted(self) -> list[list[int]]:
         """The texts behind which logits are wanted."""
         return self.paths[len(self.paths) - self.read.num_logits :]
-
-
-def load(folder: Path) -> LanguageModel:
-    return LanguageModel(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval(), 1024)
 
 
 def some_tokens(rng: random.Random, num: int) -> list[int]:
@@ -55,11 +52,11 @@ def some_reading(rng: random.Random, slot: int, text: list[int], *, must_be_shor
     num = rng.randint(WIDEST_SHARED + 1, WIDEST_SHARED + 30) if kind == "piece" else rng.randint(1, 9)
     tokens = some_tokens(rng, num)
     parents = [rng.randint(-1, i - 1) for i in range(num)] if kind == "tree" else list(range(-1, num - 1))
-    paths: list[list[int]] = []
-    for token, parent in zip(tokens, parents, strict=True):
-        paths.append([*(text if parent < 0 else paths[parent]), token])
+    places: list[list[int]] = []
+    for place, parent in enumerate(parents):
+        places.append([*(places[parent] if parent >= 0 else []), place])
     read = Read(slot, tokens, rng.randint(0, num), parents if kind == "tree" else None)
-    return Reading(read, paths)
+    return Reading(read, places, [[*text, *(tokens[place] for place in path)] for path in places])
 
 
 @torch.inference_mode()
@@ -67,7 +64,7 @@ def some_reading(rng: random.Random, slot: int, text: list[int], *, must_be_shor
 def test_any_pass_equals_plain_passes(
     tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
 ) -> None:
-    model, reference = load(tiny_models[family]), references(family)
+    model, reference = language_model(tiny_models[family]), references(family)
     cache = model.new_cache(NUM_SLOTS)
     texts = {cache.acquire(): some_tokens(rng, rng.choice((1, 5, WINDOW, 40))) for _ in range(NUM_SLOTS)}
     for slot, text in texts.items():
@@ -83,19 +80,10 @@ def test_any_pass_equals_plain_passes(
             assert float((found - torch.stack(expected)).abs().max()) < TOLERANCE
         for one in readings:
             # One path stays, of any length: so later passes look back on what was moved.
-            path = rng.choice([[], *_roots_first(one.read)])
+            path = rng.choice([[], *one.places])
             cache.keep(one.read.slot, path)
             texts[one.read.slot] = [*texts[one.read.slot], *(one.read.token_ids[place] for place in path)]
             assert cache.lengths[one.read.slot] == len(texts[one.read.slot])
-
-
-def _roots_first(read: Read) -> list[list[int]]:
-    """Every path of a read, as places of its tokens."""
-    paths: list[list[int]] = []
-    for place in range(len(read.token_ids)):
-        parent = place - 1 if read.parents is None else read.parents[place]
-        paths.append([*(paths[parent] if parent >= 0 else []), place])
-    return paths
 
 
 VOCABULARY = 97
@@ -154,45 +142,30 @@ def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> 
 def test_a_pass_is_the_same_as_kernel_by_kernel(
     family: str, num_threads: int, seed: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Chains, trees and pieces of prompts, with more and with fewer tokens than the pass before; all logits or some."""
+    """Chains, trees and pieces of prompts, with more and with fewer tokens than the one before; all logits, some, none.
+
+    Logits outlive the next pass.
+    """
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     decoder = decoder_of(family, seed)
     cache = SlotCache(decoder.kv_shape, 5, torch.device("cpu"))
     slots = [cache.acquire() for _ in range(5)]
+    before = kept = torch.empty(0)
     for widths in ([3], [5, 1, 9], [150, 2, 1, 40], [1, 1, 1, 1, 1], [4, 130]):
         reads = []
         for slot, width in zip(slots, widths, strict=False):
             tokens = [rng.randrange(VOCABULARY) for _ in range(width)]
             is_tree = 1 < width <= WIDEST_SHARED and rng.random() < 0.5
             parents = [rng.randint(-1, token - 1) for token in range(width)] if is_tree else None
-            reads.append(Read(slot, tokens, rng.choice([1, width]), parents))
+            reads.append(Read(slot, tokens, 0 if widths == [3] else rng.choice([1, width]), parents))
         found, expected = in_both_ways(decoder, cache, reads)
         assert len(found) == sum(read.num_logits for read in reads)
         assert torch.equal(found, expected)
+        assert torch.equal(before, kept)
+        assert all(layer.any() for layer in cache.layers), "without a logit wanted, too"
+        before, kept = found, found.clone()
         for read in reads:
             cache.lengths[read.slot] += len(read.token_ids)
-
-
-@has_program
-@torch.inference_mode()
-def test_without_a_logit_wanted_keys_and_values_are_written(seed: int) -> None:
-    decoder = decoder_of("llama", seed)
-    cache = SlotCache(decoder.kv_shape, 1, torch.device("cpu"))
-    found, _ = in_both_ways(decoder, cache, [Read(cache.acquire(), [1, 2, 3], num_logits=0)])
-    assert found.shape == (0, VOCABULARY)
-    assert any(layer.any() for layer in cache.layers)
-
-
-@has_program
-@torch.inference_mode()
-def test_logits_outlive_the_next_pass(seed: int) -> None:
-    decoder = decoder_of("llama", seed)
-    cache = SlotCache(decoder.kv_shape, 1, torch.device("cpu"))
-    slot = cache.acquire()
-    first = decoder(cache, plan_pass(cache, [Read(slot, [1, 2], 2)], None))
-    kept = first.clone()
-    decoder(cache, plan_pass(cache, [Read(slot, [5, 6], 2)], None))
-    assert torch.equal(first, kept)
 
 
 @pytest.mark.parametrize("family", FUSED)

@@ -35,26 +35,20 @@ TARGET = ModelFacts(
     context_length=1000,
 )
 DRAFT = replace(TARGET, source="draft", num_parameters=200_000, num_parameters_read=90_000, kv_bytes_per_token=10)
-ROOM = 10**9
 
 
-def findings(target: ModelFacts, draft: ModelFacts, *, available_bytes: int = ROOM) -> dict[str, CheckFinding]:
-    found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, room=DeviceRoom("cpu", available_bytes))
+def findings(
+    target: ModelFacts, draft: ModelFacts, room: int | DeviceRoom = 10**9, draft_room: DeviceRoom | None = None
+) -> dict[str, CheckFinding]:
+    room = DeviceRoom("cpu", room) if isinstance(room, int) else room
+    found = check_pair(target, draft, num_slots=4, max_draft_tokens=5, room=room, draft_room=draft_room)
     return {finding.check: finding for finding in found}
 
 
 def test_a_pair_that_fits_has_nothing_but_ok() -> None:
     found = findings(TARGET, DRAFT)
-    assert list(found) == [
-        "vocabulary",
-        "special tokens",
-        "chat template",
-        "size",
-        "architecture",
-        "dtype",
-        "context",
-        "memory",
-    ]
+    checks = ["vocabulary", "special tokens", "chat template", "size", "architecture", "dtype", "context", "memory"]
+    assert list(found) == checks
     assert {finding.verdict for finding in found.values()} == {"ok"}
     assert "All 5 ids name the same tokens." in found["vocabulary"].sentence
     assert "0 '<eos>'" in found["special tokens"].sentence
@@ -125,7 +119,7 @@ def test_memory_is_weights_and_slots_and_passes() -> None:
         (weights + slot, "warning", "Full slots that fit: 1."),
         (weights + slot - 1, "refused", "Not one full slot fits"),
     ):
-        finding = findings(TARGET, DRAFT, available_bytes=room)["memory"]
+        finding = findings(TARGET, DRAFT, room)["memory"]
         assert (finding.verdict, said in finding.sentence) == (verdict, True), finding.sentence
 
 
@@ -139,15 +133,8 @@ def test_each_device_holds_its_own_model() -> None:
         (target_needs, 0, "refused", "Not one full slot fits on cuda:0."),
         (0, draft_needs, "refused", "Not one full slot fits on cuda:1."),
     ):
-        found = check_pair(
-            TARGET,
-            DRAFT,
-            num_slots=4,
-            max_draft_tokens=5,
-            room=DeviceRoom("cuda:0", target_needs - short_target),
-            draft_room=DeviceRoom("cuda:1", draft_needs - short_draft),
-        )
-        finding = next(one for one in found if one.check == "memory")
+        rooms = DeviceRoom("cuda:0", target_needs - short_target), DeviceRoom("cuda:1", draft_needs - short_draft)
+        finding = findings(TARGET, DRAFT, *rooms)["memory"]
         assert (finding.verdict, said in finding.sentence) == (verdict, True), finding.sentence
         assert ("lower worker.batch_size" in finding.sentence) == (verdict != "ok")
         assert "another device" not in finding.sentence, "it has one"
@@ -169,15 +156,9 @@ def test_proposals_end_where_the_shared_tokens_end() -> None:
 
 
 def test_every_refusal_is_in_the_error() -> None:
-    found = check_pair(
-        TARGET,
-        replace(DRAFT, tokens={}, num_parameters_read=10**6),
-        num_slots=4,
-        max_draft_tokens=5,
-        room=DeviceRoom("cpu", ROOM),
-    )
+    found = findings(TARGET, replace(DRAFT, tokens={}, num_parameters_read=10**6))
     with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
-        refuse_incompatible(DRAFT, found)
+        refuse_incompatible(DRAFT, tuple(found.values()))
     assert "check-pair" in (caught.value.hint or "")
 
 

@@ -38,30 +38,13 @@ def sampled(**settings: float) -> Sampling:
     return Sampling(max_tokens=1, **{"temperature": 1.0, **settings})  # type: ignore[arg-type]
 
 
-def whole_sort(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """The same distribution by sorting every row."""
-    scaled = scores.double() / sampling.temperature
-    if 0 < sampling.top_k < scaled.shape[-1]:
-        kth = scaled.topk(sampling.top_k, dim=-1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < kth, -torch.inf)
-    p = scaled.softmax(dim=-1)
-    if sampling.top_p < 1:
-        ordered, order = p.sort(dim=-1, descending=True, stable=True)
-        beyond = ordered.cumsum(dim=-1) - ordered >= sampling.top_p
-        p = p.masked_fill(beyond.scatter(-1, order, beyond), 0.0)
-        p = p / p.sum(dim=-1, keepdim=True)
-    if sampling.min_p:
-        p = p.masked_fill(p < sampling.min_p * p.amax(dim=-1, keepdim=True), 0.0)
-    return p / p.sum(dim=-1, keepdim=True)
-
-
 def restated(logits: list[float], sampling: Sampling) -> list[float]:
-    """The same in plain Python for one position without ties."""
+    """The distribution of one position in plain Python: by sorting all tokens, of equal ones the lower id first."""
     best = max(logits)
     p = [math.exp((value - best) / sampling.temperature) for value in logits]
     order = sorted(range(len(p)), key=lambda i: -p[i])
-    if sampling.top_k:
-        order = order[: sampling.top_k]
+    if 0 < sampling.top_k < len(p):
+        order = [i for i in order if p[i] >= p[order[sampling.top_k - 1]]]
     total = sum(p[i] for i in order)
     kept, reached = [], 0.0
     for i in order:
@@ -71,7 +54,8 @@ def restated(logits: list[float], sampling: Sampling) -> list[float]:
             kept.append(i)
         reached += p[i] / total
     mass = sum(p[i] for i in kept)
-    return [p[i] / mass if i in kept else 0.0 for i in range(len(p))]
+    found = dict.fromkeys(range(len(p)), 0.0) | {i: p[i] / mass for i in kept}
+    return list(found.values())
 
 
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 2.0])
@@ -94,8 +78,8 @@ def test_no_token_is_lost_by_not_sorting_the_vocabulary(spread: float, cut: dict
     scores[1, ::3] = -torch.inf
     scores[2, :2] += 12
     sampling = sampled(temperature=0.8, **cut)
-    found, expected = probabilities(scores, sampling), whole_sort(scores, sampling)
-    assert found.dtype == torch.float64
+    found = probabilities(scores, sampling)
+    expected = torch.tensor([restated(row, sampling) for row in scores.tolist()], dtype=torch.float64)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=0)
     torch.testing.assert_close(found.sum(-1), torch.ones(4, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 

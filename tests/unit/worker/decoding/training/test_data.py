@@ -20,6 +20,7 @@ from worker.decoding.models import load_weights
 from worker.decoding.training.data import (
     FREE,
     TeacherNotes,
+    TextRequest,
     TextStore,
     WrittenText,
     answer_prompt,
@@ -37,19 +38,20 @@ TASKS = {
 RECIPE = Recipe(num_texts=7, num_held_out=3)
 
 
-def lines(file: Path, *values: object) -> Path:
-    file.write_text("\n".join(json.dumps(value) for value in values), encoding="utf-8")
-    return file
+def read(folder: Path, tokenizer: Any, *lines: object, task: str | None = None) -> list[TextRequest]:
+    """The prompts of a file with these lines."""
+    file = folder / "prompts.jsonl"
+    file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines), encoding="utf-8")
+    return read_prompts(file, Settings(tasks=TASKS), tokenizer, task)
 
 
 def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: Any) -> None:
-    file = lines(
-        tmp_path / "prompts.jsonl",
+    lines = (
         {"task": "code", "prompt": "add two numbers"},
         {"task": "code", "body": {"prompt": "def f("}},
         {"body": {"messages": [{"role": "user", "content": "hello"}]}},
     )
-    found = read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, "sql")
+    found = read(tmp_path, tiny_tokenizer, *lines, task="sql")
     assert [request.task for request in found] == ["code", "code", "sql"]
     assert found[0].prompt == answer_prompt(tiny_tokenizer, "add two numbers")
     assert tiny_tokenizer.decode(found[1].prompt) == "def f("
@@ -67,10 +69,8 @@ def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: An
     ],
 )
 def test_a_wrong_file_says_where(tmp_path: Path, tiny_tokenizer: Any, content: str, said: str) -> None:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=said):
-        read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, None)
+        read(tmp_path, tiny_tokenizer, content)
 
 
 def test_the_target_writes_as_many_as_asked_half_of_them_steered(tiny_tokenizer: Any) -> None:
@@ -108,8 +108,7 @@ def test_a_base_model_writes_from_its_first_token_or_says_that_it_cannot(
 
 
 def test_a_fifth_of_ones_own_prompts_is_held_out(tmp_path: Path, tiny_tokenizer: Any) -> None:
-    file = lines(tmp_path / "p.jsonl", *({"task": "code", "prompt": f"p{i}"} for i in range(10)))
-    prompts = read_prompts(file, Settings(tasks=TASKS), tiny_tokenizer, None)
+    prompts = read(tmp_path, tiny_tokenizer, *({"task": "code", "prompt": f"p{i}"} for i in range(10)))
     requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts, None)
     assert (len(requests), num_held_out) == (10, 2)
     assert {request.prompt for request in requests} == {request.prompt for request in prompts}
@@ -121,9 +120,7 @@ def test_a_fifth_of_ones_own_prompts_is_held_out(tmp_path: Path, tiny_tokenizer:
 
 
 def test_a_file_to_judge_with_is_never_trained_on(tmp_path: Path, tiny_tokenizer: Any) -> None:
-    settings = Settings(tasks=TASKS)
-    judged = read_prompts(lines(tmp_path / "j.jsonl", {"task": "sql", "prompt": "j"}), settings, tiny_tokenizer, None)
-    own = read_prompts(lines(tmp_path / "p.jsonl", {"task": "code", "prompt": "p"}), settings, tiny_tokenizer, None)
+    judged, own = (read(tmp_path, tiny_tokenizer, {"task": task, "prompt": "p"}) for task in ("sql", "code"))
     requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, own, judged)
     assert [request.task for request in requests] == ["sql", "code"]
     assert num_held_out == 1

@@ -38,9 +38,13 @@ RECIPE = Recipe(num_epochs=2, batch_tokens=96, precision="float32", learning_rat
 KNOWN = torch.arange(0, 384, 2)
 
 
+def loaded_from(folder: Path, dtype: str = "float64") -> Any:
+    return load_weights(str(folder), None, dtype, find_device("cpu"))
+
+
 @pytest.fixture(scope="module")
 def target(tiny_models: dict[str, Path]) -> Any:
-    return load_weights(str(tiny_models["llama"]), None, "float32", find_device("cpu")).model
+    return loaded_from(tiny_models["llama"], "float32").model
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +139,7 @@ def test_rounds_by_hand() -> None:
 def test_a_target_that_drafts_for_itself_is_always_accepted(
     tiny_models: dict[str, Path], tmp_path: Path, family: str
 ) -> None:
-    target = load_weights(str(tiny_models[family]), None, "float64", find_device("cpu")).model
+    target = loaded_from(tiny_models[family]).model
     prompt = (5, 7, 9)
     with torch.inference_mode():
         written = target.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, eos_token_id=-1)
@@ -157,10 +161,6 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
 TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
 
 
-def target_of(folder: Path) -> Any:
-    return load_weights(str(folder), None, "float64", find_device("cpu"))
-
-
 @torch.inference_mode()
 def logits_of(model: Any) -> torch.Tensor:
     return model(input_ids=TOKENS, use_cache=False).logits
@@ -168,7 +168,7 @@ def logits_of(model: Any) -> torch.Tensor:
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 def test_a_draft_of_all_layers_is_the_target(tiny_models: dict[str, Path], family: str) -> None:
-    target = target_of(tiny_models[family]).model
+    target = loaded_from(tiny_models[family]).model
     draft = cut_draft(target, 2)
     torch.testing.assert_close(logits_of(draft).double(), logits_of(target), atol=1e-3, rtol=1e-3)
     trained = {name for name, parameter in draft.named_parameters() if parameter.requires_grad}
@@ -178,13 +178,8 @@ def test_a_draft_of_all_layers_is_the_target(tiny_models: dict[str, Path], famil
 
 
 def test_a_text_model_inside_of_another_is_refused() -> None:
-    sizes = {
-        "num_hidden_layers": 3,
-        "hidden_size": 8,
-        "vocab_size": 8,
-        "num_attention_heads": 1,
-        "intermediate_size": 8,
-    }
+    sizes = {"num_hidden_layers": 3, "num_attention_heads": 1}
+    sizes |= dict.fromkeys(("hidden_size", "vocab_size", "intermediate_size"), 8)
     config = transformers.Gemma3Config(text_config=sizes)
     with torch.device("meta"):
         target = transformers.AutoModelForCausalLM.from_config(config)
@@ -194,7 +189,7 @@ def test_a_text_model_inside_of_another_is_refused() -> None:
 
 
 def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict[str, Path], tmp_path: Path) -> None:
-    loaded = target_of(tiny_models["qwen3"])
+    loaded = loaded_from(tiny_models["qwen3"])
     draft = cut_draft(loaded.model, 1)
     with torch.no_grad():
         draft.model.layers[0].mlp.up_proj.weight.mul_(1.5)
@@ -203,7 +198,7 @@ def test_a_saved_draft_is_a_plain_model_that_computes_the_same(tiny_models: dict
     loaded.tokenizer.save_pretrained(tmp_path)
     before = find_weights(str(tmp_path)).revision
     write_draft_vocabulary(tmp_path, torch.tensor([1, 5]))
-    again = target_of(tmp_path)
+    again = loaded_from(tmp_path)
     assert find_weights(str(tmp_path)).revision != before, "another vocabulary is another draft"
     assert [file.name for file in tmp_path.glob("*.safetensors")] == ["model.safetensors"], "vLLM reads all of these"
     assert again.model.config.num_hidden_layers == 1
