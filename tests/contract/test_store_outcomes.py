@@ -124,25 +124,6 @@ def test_the_hour_holds_the_sums_of_its_runs(
         assert found.all() == expected.all()
 
 
-def test_a_zombie_overwrites_nothing_counts_nothing_and_publishes_nothing(
-    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
-) -> None:
-    claim(jobs, "a", owner="zombie", lease_s=-1.0)
-    claim(jobs, "a", owner="heir")
-    run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
-    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
-    assert outcomes.record([outcome("a", 2, text="zombie", run=run)], owner="zombie") == []
-    assert recorded_results(database, ["a"]) == {}
-    winner = outcome("a", 2, text="heir", run=run)
-    assert len(outcomes.record([winner], owner="heir")) == 1
-    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
-    assert outcomes.record([outcome("a", 2, text="heir again", run=run)], owner="heir") == []
-    assert recorded_results(database, ["a"]) == {"a": winner.result}
-    assert num_pending(database) == 1
-    assert count(database, "SELECT count(*) FROM decode_runs") == 1
-    assert count(database, "SELECT sum(num_jobs) FROM acceptance_hourly") == 1
-
-
 def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
     job_ids = [f"job-{n}" for n in range(10)]
     claim(jobs, *job_ids)
