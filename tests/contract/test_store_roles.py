@@ -22,10 +22,9 @@ from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
-from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from tests.fixtures.drift import register_probe_set
+from tests.fixtures.drift import register_probe_set, scheduler_of
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
@@ -36,14 +35,6 @@ pytestmark = pytest.mark.postgres
 NOW = datetime.now(UTC).replace(microsecond=0)
 TEXT = "what a caller was told"
 VIEWS = ("evidence_now", "task_alpha_now", "task_speedup_now", "decision_log", "failed_jobs", "open_drift")
-
-
-class Broker:
-    """Acknowledges everything."""
-
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None: ...
-
-    def flush(self, timeout_s: float) -> None: ...
 
 
 @pytest.fixture
@@ -71,15 +62,8 @@ def test_the_scheduler_leads_and_measures_with_its_role(
         lease = LeaderLease(database, "test", lease_s=600.0)
         assert database.check_revision()
         assert lease.try_acquire()
-        scheduler = Scheduler(
-            database.guarded(lease.begin_term().check),
-            Broker(),
-            Settings(data_dir=tmp_path, tasks={"code": TaskSettings()}),
-            owner="test",
-            metrics=SchedulerMetrics(),
-            message_retention=lambda: timedelta(days=7),
-        )
-        summary = scheduler.run_once(NOW)
+        settings = Settings(data_dir=tmp_path, tasks={"code": TaskSettings()})
+        summary = scheduler_of(database.guarded(lease.begin_term().check), settings).run_once(NOW)
         with running_hook() as hook:
             dials = SchedulerSettings(notify_reports="always")
             notifier = Notifier(database, open_sinks([hook.url]), dials, SchedulerMetrics())

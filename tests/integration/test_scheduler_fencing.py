@@ -20,8 +20,7 @@ from alphaloop.store.session_limits import SessionLimits
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
-from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import Sender, register_probe_set
+from tests.fixtures.drift import Sender, register_probe_set, scheduler_of
 
 pytestmark = pytest.mark.postgres
 
@@ -42,14 +41,8 @@ class Process:
         def promote(term: Term) -> None:
             self.terms.append(term.number)
             self.guarded = database.guarded(term.check)
-            self._scheduler = Scheduler(
-                self.guarded,
-                self.broker,
-                Settings(data_dir=folder / name, tasks={"code": TaskSettings()}),
-                owner=name,
-                metrics=SchedulerMetrics(),
-                message_retention=lambda: timedelta(days=7),
-            )
+            settings = Settings(data_dir=folder / name, tasks={"code": TaskSettings()})
+            self._scheduler = scheduler_of(self.guarded, settings, self.broker, owner=name)
 
         self.leadership = Leadership(self.lease, promote=promote, demote=lambda: None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -43,11 +42,6 @@ class Dies(DriftMemoryStore):
 @pytest.fixture
 def store(database: Database) -> DriftMemoryStore:
     return DriftMemoryStore(database)
-
-
-@pytest.fixture
-def history(database: Database, rng: random.Random) -> History:
-    return History(database, rng)
 
 
 def only(verdicts: list[TrafficVerdict]) -> TrafficVerdict:
