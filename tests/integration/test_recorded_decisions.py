@@ -231,9 +231,8 @@ def assert_explained(
     rng: random.Random,
 ) -> None:
     """By its moment and by one of its jobs, a decision is explained as it was taken."""
-    with database.begin() as connection:
-        rows = connection.execute(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
-        job_of = {row.decode_batch_id: row.job_id for row in rows}
+    rows = database.rows(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
+    job_of = {row.decode_batch_id: row.job_id for row in rows}
     for one in rng.sample([stored.snapshot for stored in past if stored.snapshot.decision_id in job_of], 8):
         task, bucket, name = one.subject.task, one.subject.sampling_bucket, one.decision_id
         by_moment = cli("explain", task, "--sampling", bucket, "--at", one.decided_at.isoformat(), "--json").json

@@ -77,9 +77,8 @@ def test_a_result_too_large_for_its_topic_is_replaced_and_its_neighbours_go_on(
     assert large.status is Status.FAILED
     assert large.error is not None
     assert large.error.code == "result_too_large"
-    with database.begin() as connection:
-        query = "SELECT status, outcome::text, refused_outcome->>'text' FROM jobs WHERE job_id = 'large'"
-        status, recorded, kept = connection.execute(text(query)).one()
+    query = "SELECT status, outcome::text, refused_outcome->>'text' FROM jobs WHERE job_id = 'large'"
+    status, recorded, kept = database.one(text(query))
     assert (status, recorded.encode()) == ("failed", again["large"][0]), "recorded and published agree"
     assert len(kept) > LIMIT, "the text is not lost"
     assert num_pending(database) == 0

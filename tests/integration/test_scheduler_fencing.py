@@ -79,10 +79,9 @@ def test_a_run_that_outlives_its_leadership_writes_nothing_more(
     first.broker.at_flush = lose_the_lease
     with pytest.raises(LeadershipLost, match="term 1 of the scheduler has ended, term 2 has begun"):
         first.run(NOW)
-    with database.begin() as connection:
-        of_runs = {row.owner: row.finished_at for row in connection.execute(select(schedule_runs))}
-        marked = {row.scheduled_for for row in connection.execute(select(probe_runs)) if row.sent_at}
-        reported = [row.covers_to for row in connection.execute(select(reports))]
+    of_runs = {row.owner: row.finished_at for row in database.rows(select(schedule_runs))}
+    marked = {row.scheduled_for for row in database.rows(select(probe_runs)) if row.sent_at}
+    reported = [row.covers_to for row in database.rows(select(reports))]
     assert of_runs == {"first": None, "second": NOW + HOUR}
     assert marked <= {NOW + HOUR}
     assert reported == [NOW + HOUR]

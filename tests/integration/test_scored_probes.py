@@ -107,14 +107,11 @@ def test_the_rows_say_how_they_were_counted_and_take_no_time_of_their_own(
 ) -> None:
     engine = tiny_engine("llama")
     run(database, engine, NOW - 2 * HOUR, is_scored=True)
-    with database.begin() as connection:
-        sources = connection.execute(text("SELECT source, is_whole, num_draft_tokens FROM evidence_rows")).all()
-        hours = connection.execute(
-            text(
-                "SELECT purpose, mode, sum(num_jobs)::int, sum(device_s) FROM acceptance_hourly "
-                "WHERE drafter <> '' GROUP BY purpose, mode ORDER BY mode"
-            )
-        ).all()
+    sources = database.rows(text("SELECT source, is_whole, num_draft_tokens FROM evidence_rows"))
+    hours = database.rows(
+        text("""SELECT purpose, mode, sum(num_jobs)::int, sum(device_s) FROM acceptance_hourly
+                WHERE drafter <> '' GROUP BY purpose, mode ORDER BY mode""")
+    )
     assert [tuple(row) for row in sources] == [("scored", True, 3)] * 3
     assert [tuple(row)[:3] for row in hours] == [("probe", "shadow", 3), ("probe", "speculative", 1)]
     assert hours[0][3] == 0.0

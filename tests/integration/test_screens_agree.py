@@ -109,9 +109,8 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
         DecisionLog(twelve_jobs).record_change((f"task-{word}", TARGET, DEVICE, "greedy"), 4, chosen, "w")
-        with twelve_jobs.begin() as connection:
-            asked = text("SELECT reason FROM decision_log WHERE task = :task")
-            assert connection.execute(asked, {"task": f"task-{word}"}).scalar_one() == word
+        asked = text("SELECT reason FROM decision_log WHERE task = :task")
+        assert twelve_jobs.scalar(asked, {"task": f"task-{word}"}) == word
 
 
 def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:

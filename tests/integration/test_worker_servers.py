@@ -40,9 +40,8 @@ def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, Serv
 
 def attempts(database: Database) -> dict[str, tuple[int, int]]:
     """Of every job, its attempt and how often it failed."""
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT job_id, attempt, num_failures FROM jobs"))
-        return {job_id: (attempt, num_failures) for job_id, attempt, num_failures in rows}
+    rows = database.rows(text("SELECT job_id, attempt, num_failures FROM jobs"))
+    return {job_id: (attempt, num_failures) for job_id, attempt, num_failures in rows}
 
 
 def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
@@ -65,9 +64,8 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
         assert decoding.num_draft_tokens == (4, 0)[number % 2]
         assert decoding.engine == "vllm-0.32.0"
         assert bool(sum(decoding.proposed)) == (number % 2 == 0)
-    with database.begin() as connection:
-        sums = "SELECT count(*), count(DISTINCT job_id), sum(num_tokens), sum(array_sum(proposed)) FROM decode_runs"
-        runs, distinct, num_tokens, num_proposed = connection.execute(text(sums)).one()
+    sums = "SELECT count(*), count(DISTINCT job_id), sum(num_tokens), sum(array_sum(proposed)) FROM decode_runs"
+    runs, distinct, num_tokens, num_proposed = database.one(text(sums))
     assert (runs, distinct) == (40, 40)
     assert num_tokens == sum(result.usage.completion_tokens for result in by_id.values() if result.usage)
     told = [result.decoding for result in by_id.values() if result.decoding]
