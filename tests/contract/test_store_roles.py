@@ -42,11 +42,8 @@ def filled(database: Database, rng: random.Random) -> Database:
     """By its owner: a job that failed long ago, traffic, a draft and a probe set."""
     claim(database, "old")
     OutcomeStore(database).record([outcome("old", text=TEXT)], owner="w")
-    with database.begin() as connection:
-        connection.execute(text("DELETE FROM outbox"))
-        connection.execute(
-            text("UPDATE jobs SET created_at = now() - interval '90 d', finished_at = now() - interval '90 d'")
-        )
+    database.change(text("DELETE FROM outbox"))
+    database.change(text("UPDATE jobs SET created_at = now() - interval '90 d', finished_at = now() - interval '90 d'"))
     History(database, rng).traffic("code", 0.7, 20, NOW - timedelta(hours=3), timedelta(minutes=1))
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", [{"prompt": "one"}], NOW)
