@@ -23,7 +23,6 @@ from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.snapshots import SnapshotStore, StoredSnapshot
 from alphaloop.store.switchback import SwitchbackStore
@@ -31,7 +30,7 @@ from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
-from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
+from tests.fixtures.runs import block_rows, claim, decode_run, outcome, simulated_counts, subject
 from tests.fixtures.worker import Client, RunningWorker, changed, until
 from worker.engine import Step
 
@@ -123,7 +122,7 @@ def another_worker(database: Database, rng: random.Random, number: int, like: Mi
         key = replace(run.key, target_revision=identity.target_revision, engine=identity.engine)
         runs.append(replace(run, key=key))
     ids = [f"other-{number}-{run.key.task}" for run in runs]
-    JobStore(database).claim([claim_request(i) for i in ids], owner="other", lease_s=60, max_attempts=3)
+    claim(database, *ids, owner="other")
     recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
     OutcomeStore(database).record(recorded, owner="other")
     measure_expectations(database, rng, like)

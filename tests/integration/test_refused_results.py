@@ -16,11 +16,10 @@ from alphaloop.messages import Result, Status
 from alphaloop.messages.dead_letter import SHORTENED
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fakes import FakeEngine, VerboseEngine
 from tests.fixtures.broker import Operator
-from tests.fixtures.runs import claim_request, num_pending, outcome
+from tests.fixtures.runs import claim, num_pending, outcome
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, by_key, headers_of, kafka_extra, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -115,7 +114,7 @@ def test_a_poisoned_row_is_set_aside_and_published_once_it_is_put_back(
     client = Client(settings)
     orphans = [outcome("poisoned", text="word " * 1000), outcome("orphan")]
     for orphan in orphans:
-        JobStore(database).claim([claim_request(orphan.job_id)], owner="dead", lease_s=60.0, max_attempts=3)
+        claim(database, orphan.job_id, owner="dead")
         OutcomeStore(database).record([orphan], owner="dead")
     database.change(text("UPDATE outbox SET created_at = now() - interval '1 h'"))
     with running_worker(settings, FakeEngine(num_slots=4)) as worker:
