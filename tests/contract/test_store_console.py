@@ -56,7 +56,6 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
     OutcomeStore(database).record([outcome(f"j-0{number}") for number in (3, 6, 7)], owner="w")
     claim(database, "j-12", "j-13", "j-14", task="chat")  # of one moment
     middle = JobPages(database).find("j-05")
-    assert middle is not None
     for wanted, expected in (
         (Wanted(), ["j-14", "j-13", "j-12", *(f"j-{number:02d}" for number in range(11, -1, -1))]),
         (Wanted(task="code"), ["j-09", "j-06", "j-03", "j-00"]),
@@ -124,7 +123,6 @@ def test_pages_of_a_batch(database: Database) -> None:
     assert [job.job_id for job in pages.of_batch("monday", 2)] == ["b-1", "b-2"]
     assert [job.job_id for job in pages.of_batch("monday", 2, behind="b-2")] == ["b-3"]
     found = pages.find("b-3")
-    assert found is not None
     assert (found.batch_id, found.status, found.owner) == ("monday", "running", "w")
     assert pages.find("b-4") is None
 

@@ -107,7 +107,6 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
     said = {seen.load.owner: seen.as_json()["sampling_defaults"] for seen in store.seen()}
     assert said == {"of an earlier release": "", "one": "temperature 0.6 (not used)"}
     found = running(store.seen())
-    assert found is not None
     assert (found.setup.drafters, found.num_slots, found.num_workers, found.num_others) == (SETUP.drafters, 8, 1, 1)
     assert found.setup.facts == replace(SETUP.facts, owner="one", target_revision="a")
     for owner in ("two", "three"):
@@ -116,13 +115,11 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
         ended = {"small": "any job: it failed"} | ({"lookup": "any job"} if owner == "two" else {})
         store.say(replace(other, setup=replace(other.setup, ended=ended)))
     found = running(store.seen())
-    assert found is not None
     assert (found.setup.facts.target_revision, found.num_workers, found.num_others) == ("b", 2, 2)
     assert found.setup.ended.keys() == {"small"}, "one of them asks lookup"
     for owner in ("two", "three"):
         silence(database, owner, 31)
     found = running(store.seen())
-    assert found is not None
     assert found.setup.facts.target_revision == "a"
 
 

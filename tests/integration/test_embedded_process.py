@@ -138,7 +138,6 @@ def test_it_does_not_outlive_a_killed_alphaloop(log: Path, tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(root)},
     ) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         assert is_locked(tmp_path / "lock"), "the server holds what it inherited"
         parent.kill()

@@ -201,7 +201,6 @@ def test_a_thousand_decisions_are_taken_again_from_their_snapshots(
     # Figures have five digits, and costs of a drafter that several groups share lie between loads.
     assert len(others) <= 0.01 * len(whole), "near ties"
     assert_mixed(past, decided)
-    assert settings.postgres.url is not None
     monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())
     assert_replayed(database, settings, past)
     assert_explained(cli, database, whole, decided, rng)

@@ -139,7 +139,6 @@ def proxy(database_url: SecretStr) -> Iterator[Proxy]:
 
 def behind(proxy: Proxy, settings: Settings) -> Settings:
     """The same settings with the database behind the proxy, and leases so long that no relay hides a lost answer."""
-    assert settings.postgres.url is not None
     url = SecretStr(proxied(settings.postgres.url.get_secret_value(), proxy.port))
     return changed(settings, postgres={"url": url}, worker={"lease_s": 600.0})
 

@@ -59,7 +59,6 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
     assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
     for number in range(20):
         decoding = by_id[f"job-{number}"].decoding
-        assert decoding is not None
         assert decoding.mode == (Mode.SPECULATIVE, Mode.VANILLA)[number % 2]
         assert decoding.num_draft_tokens == (4, 0)[number % 2]
         assert decoding.engine == "vllm-0.32.0"
