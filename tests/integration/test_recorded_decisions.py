@@ -46,7 +46,7 @@ class MixedEngine(FakeEngine):
     """Acceptance differs by segment, prompt and drafter and changes on the way; the host has slow spells."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0, seed=seed)
+        super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0)
         self.num_finished = 0
         self._rng = random.Random(seed)
 

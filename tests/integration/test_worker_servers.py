@@ -23,6 +23,8 @@ from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
+AWAY = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +82,7 @@ def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, dat
         client.send("code", [job(number) for number in range(4)])
         client.results(4)
         for server in servers.values():
-            server.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+            server.answer = AWAY
         client.send("code", [job(number) for number in range(4, 20)])
         until(lambda: running.worker.engine.unavailable() is not None, "no server can be sent jobs")
         for server in servers.values():
@@ -122,7 +124,7 @@ def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Setti
     other = servers["speculative"]
     client = Client(worker_settings)
     with engine_over(servers) as engine, running_worker(worker_settings, engine):
-        other.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+        other.answer = AWAY
         client.send("code", [job(1, decoding="speculative")])
         until(lambda: engine.endpoints()[1].state == "down", "the server is away")
         other.answer, other.version = None, "0.33.0"
@@ -141,13 +143,12 @@ def test_a_worker_all_of_whose_servers_came_back_as_others_ends_and_the_next_one
     worker_settings: Settings, database: Database
 ) -> None:
     servers = pair(round_s=0.001)
-    away = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
     client = Client(worker_settings)
     with engine_over(servers) as engine:
         worker = RunningWorker(worker_settings, engine, seed=1)
         worker.start()
         for server in servers.values():
-            server.answer = away
+            server.answer = AWAY
         client.send("code", [job(number) for number in range(12)])
         # No request of before is under way, which the new servers could answer.
         until(lambda: {(one.state, one.num_in_flight) for one in engine.endpoints()} == {("down", 0)}, "both are away")
@@ -174,7 +175,7 @@ def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(
     servers = pair(round_s=0.001)
     client = Client(worker_settings)
     with engine_over(servers) as engine, running_worker(worker_settings, engine):
-        servers["speculative"].answer = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
+        servers["speculative"].answer = AWAY
         client.send("code", [*probes, *(job(number, decoding="speculative") for number in range(20))])
         until(lambda: len(engine.load().absent) == 23, "all of them wait for their server")
         client.send("code", [job(number) for number in range(20, 40)])
