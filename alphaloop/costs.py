@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from statistics import median_high
@@ -69,7 +69,9 @@ class CostTable:
     """
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
-        self.points: Final = tuple(sorted(points, key=_order))
+        self.points: Final = tuple(
+            sorted(points, key=lambda one: (one.drafter or "", one.kind, one.context, one.batch, one.width))
+        )
         self._prepared: dict[tuple[float, float | None], RoundCosts] = {}
         self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
         self._served: Final = frozenset(point.drafter for point in self.points if point.kind is CostKind.SERVED)
@@ -125,21 +127,17 @@ class CostTable:
         return ms * num_tokens / longest if num_tokens > longest else interpolated(prompts, num_tokens)
 
 
+@dataclass(eq=False)
 class RoundCosts:
     """The costs at one batch size and one context, prepared for many reads. Threads may share it."""
 
-    def __init__(
-        self,
-        surfaces: Mapping[str | None, Surface],
-        variances: Mapping[str | None, Line],
-        served: Collection[str | None],
-        batch: float,
-        context: float | None,
-    ) -> None:
-        self._surfaces, self._variances, self._served = surfaces, variances, served
-        self._lines: dict[str | None, Line] = {}
-        self._steps: list[float] = []  # of the target's time, from one width to the next
-        self.batch, self._context = batch, context
+    surfaces: Mapping[str | None, Surface]
+    variances: Mapping[str | None, Line]
+    served: Collection[str | None]
+    batch: float
+    context: float | None
+    _lines: dict[str | None, Line] = field(default_factory=dict, init=False)
+    _steps: list[float] = field(default_factory=list, init=False)  #: of the target's time, from one width to the next
 
     def part_ms(self, drafter: str | None, width: float) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
@@ -148,8 +146,8 @@ class RoundCosts:
 
     def line(self, drafter: str | None) -> Line | None:
         """The widths that were measured, and the milliseconds at each; None when never measured."""
-        if drafter not in self._lines and drafter in self._surfaces:
-            self._lines[drafter] = self._surfaces[drafter].line(self.batch, self._context)
+        if drafter not in self._lines and drafter in self.surfaces:
+            self._lines[drafter] = self.surfaces[drafter].line(self.batch, self.context)
         return self._lines.get(drafter)
 
     def round_ms(
@@ -184,7 +182,7 @@ class RoundCosts:
         given. A drafter that was never measured makes the cost unknown rather than free. On a server the whole round
         is the draft's: its time is the mean over what is proposed there, and no pass beside it is known.
         """
-        if drafter in self._served:
+        if drafter in self.served:
             whole_ms = self.part_ms(drafter, num_draft_tokens + 1)
             return None if whole_ms is None else (whole_ms, 0.0)
         draft_ms = self.part_ms(drafter, 1 + (num_draft_tokens if longest_proposed is None else longest_proposed))
@@ -199,7 +197,7 @@ class RoundCosts:
         Of a server's rounds, over those of that width, because a server that was asked for one length tells less of
         another. 0 when never measured.
         """
-        variances = self._variances.get(drafter)
+        variances = self.variances.get(drafter)
         return 0.0 if variances is None else interpolated(variances, width)
 
     def _pass_ms(self, proposed: Sequence[float], k: int) -> float | None:
@@ -234,10 +232,6 @@ def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
         drafter: (sorted(by_width), [sum(by_width[width]) / len(by_width[width]) for width in sorted(by_width)])
         for drafter, by_width in found.items()
     }
-
-
-def _order(point: CostPoint) -> tuple[str, str, int, int, int]:
-    return (point.drafter or "", point.kind, point.context, point.batch, point.width)
 
 
 #: Widths, ascending, and the value at each.

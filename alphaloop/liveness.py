@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, NoReturn
@@ -154,6 +155,14 @@ _SUSPENDED_S: Final = 5.0
 _LAST_ORDERS_S: Final = 5.0
 
 
+def _exit() -> NoReturn:
+    """Stacks show where it hangs, and no values: neither prompts nor secrets. No clean-up, because that would wait."""
+    faulthandler.dump_traceback(all_threads=True)
+    sys.stderr.flush()
+    os._exit(ExitCode.HUNG)
+
+
+@dataclass(eq=False)
 class Watchdog:
     """Looks at the pulses each second, from a thread of its own.
 
@@ -162,28 +171,22 @@ class Watchdog:
     the process, with code 1, when this thread itself gets no turn for so long because a call holds the interpreter.
     """
 
-    def __init__(
-        self,
-        liveness: Liveness,
-        *,
-        last_orders: Callable[[], object] = lambda: None,
-        end: Callable[[], object] | None = None,
-        backstop_s: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._liveness = liveness
-        self._last_orders = last_orders
-        self._end = end or _exit
-        self._backstop_s = backstop_s
-        self._clock = clock
-        self._looked_at = clock()
+    liveness: Liveness
+    _: KW_ONLY
+    last_orders: Callable[[], object] = lambda: None
+    end: Callable[[], object] = _exit
+    backstop_s: float | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
+        self._looked_at = self.clock()
         self._hung_since: float | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
-        self._looked_at = self._clock()
+        self._looked_at = self.clock()
         self._thread.start()
 
     def close(self) -> None:
@@ -191,16 +194,16 @@ class Watchdog:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(2 * TICK_S)
-        if self._backstop_s is not None:
+        if self.backstop_s is not None:
             faulthandler.cancel_dump_traceback_later()
 
     def look(self) -> None:
         """One look; ends the process when something has hung for too long."""
-        now = self._clock()
+        now = self.clock()
         if now - self._looked_at > TICK_S + _SUSPENDED_S:
-            self._liveness.excuse()
+            self.liveness.excuse()
         self._looked_at = now
-        found = self._liveness.hung()
+        found = self.liveness.hung()
         if found is None:
             self._hung_since = None
         elif self._hung_since is None:
@@ -209,27 +212,20 @@ class Watchdog:
         elif now - self._hung_since >= GRACE_S:
             log.critical("%s: ending", found, extra={"action": "hung_ending"})
             self._give_last_orders()
-            self._end()
+            self.end()
 
     def _give_last_orders(self) -> None:
         """In another thread, because they may meet the same hanging call."""
-        thread = threading.Thread(target=self._last_orders, name="last-orders", daemon=True)
+        thread = threading.Thread(target=self.last_orders, name="last-orders", daemon=True)
         thread.start()
         thread.join(_LAST_ORDERS_S)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            if self._backstop_s is not None:
-                faulthandler.dump_traceback_later(self._backstop_s, exit=True)
+            if self.backstop_s is not None:
+                faulthandler.dump_traceback_later(self.backstop_s, exit=True)
             self.look()
             self._stop.wait(TICK_S)
-
-
-def _exit() -> NoReturn:
-    """Stacks show where it hangs, and no values: neither prompts nor secrets. No clean-up, because that would wait."""
-    faulthandler.dump_traceback(all_threads=True)
-    sys.stderr.flush()
-    os._exit(ExitCode.HUNG)
 
 
 Check = Callable[[], str | None]

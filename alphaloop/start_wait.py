@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, TypeVar
 
 from alphaloop.errors import (
@@ -36,6 +37,7 @@ class StartStopped(Exception):
     """The process was asked to stop while it waited for a server. Not an error: the process ends with code 0."""
 
 
+@dataclass(eq=False)
 class StartWait:
     """Repeats what a starting process asks of a server until that server answers.
 
@@ -44,19 +46,12 @@ class StartWait:
     starts the process calls `until_answered`; any thread may read `reason`.
     """
 
-    def __init__(
-        self,
-        stop: threading.Event,
-        limit_s: float | None,
-        *,
-        pause: Callable[[float], object] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """`limit_s` bounds each wait, None does not. `pause` is for tests; it waits for `stop` otherwise."""
-        self._stop, self._limit_s = stop, limit_s
-        self._pause = pause or stop.wait
-        self._clock = clock
-        self._awaited: str | None = None
+    stop: threading.Event
+    limit_s: float | None  #: bounds each wait; None does not
+    _: KW_ONLY
+    pause: Callable[[float], object] | None = None  #: for tests; it waits for `stop` otherwise
+    clock: Callable[[], float] = time.monotonic
+    _awaited: str | None = field(default=None, init=False)
 
     @property
     def reason(self) -> str | None:
@@ -69,27 +64,27 @@ class StartWait:
         Raises StartStopped once the process is asked to stop, the last error when the limit is over, and at once every
         error that does not mean that the server is away.
         """
-        begun = self._clock()
+        begun = self.clock()
         log_at, pause_s = begun, FIRST_PAUSE_S
         try:
-            while not self._stop.is_set():
+            while not self.stop.is_set():
                 try:
                     answer = ask()
                 except (StoreLoginRefused, BrokerLoginRefused, ServerLoginRefused):
                     raise
                 except (StoreUnavailable, BrokerUnavailable, DeliveryFailed, ServerUnavailable) as error:
-                    self._awaited, now = server, self._clock()
-                    if self._limit_s is not None and now - begun >= self._limit_s:
-                        late = f"{server} did not answer within startup.server_wait_s, {self._limit_s:g} s"
+                    self._awaited, now = server, self.clock()
+                    if self.limit_s is not None and now - begun >= self.limit_s:
+                        late = f"{server} did not answer within startup.server_wait_s, {self.limit_s:g} s"
                         raise type(error)(f"{late}: {error.message}", hint=error.hint) from error
                     if now >= log_at:
                         log_at = now + LOG_EVERY_S
                         log.warning("waiting for %s: %s", server, error.message, extra={"action": "server_awaited"})
-                    self._pause(pause_s)
+                    (self.pause or self.stop.wait)(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
                     if self._awaited is not None:
-                        waited = {"action": "server_answered", "waited_s": round(self._clock() - begun, 1)}
+                        waited = {"action": "server_answered", "waited_s": round(self.clock() - begun, 1)}
                         log.info("%s answers", server, extra=waited)
                     return answer
             raise StartStopped

@@ -266,7 +266,7 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     """
     overall = next((v for v in verdicts if not v.segment), None)
     segments = [v for v in verdicts if v.segment]
-    clearest = sorted(segments, key=_size, reverse=True)
+    clearest = sorted(segments, key=lambda v: abs(v.change.mean) * v.trials_after if v.change else 0.0, reverse=True)
     by_state = {state: [v for v in clearest if v.state is state] for state in _MOVED}
     if overall is None or overall.state not in _MOVED:
         hidden = by_state[State.FELL] or by_state[State.ROSE]  # all segments together do not show it
@@ -307,10 +307,6 @@ def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> 
     whole = sign * overall.change.mean
     is_small = max(sign * within.low, sign * within.high) < whole and sign * within.mean < whole / 2
     return is_small and state_of(within, margin) is not overall.state
-
-
-def _size(verdict: TrafficVerdict) -> float:
-    return abs(verdict.change.mean) * verdict.trials_after if verdict.change is not None else 0.0
 
 
 def _move(told: TrafficVerdict, segments: Sequence[TrafficVerdict]) -> Move | None:

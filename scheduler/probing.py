@@ -23,6 +23,7 @@ from typing import Any, Final
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from alphaloop.probe_plan import DueProbe, ProbePlan, decoded_positions
 from alphaloop.probes import DecodedText, ProbeSet, TextPair
+from alphaloop.store.database import of_row
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, KnownIncident
 from alphaloop.store.probes import ProbeStore
 
@@ -207,14 +208,4 @@ def _compare(pair: TextPair) -> list[Incident]:
 
 
 def _incident(kind: IncidentKind, decoded: DecodedText, sentence: str, evidence: dict[str, Any]) -> Incident:
-    return Incident(
-        kind,
-        decoded.task,
-        decoded.drafter,
-        decoded.draft_revision,
-        decoded.target_revision,
-        decoded.engine,
-        (decoded.job_id,),
-        sentence,
-        evidence,
-    )
+    return of_row(Incident, decoded, kind=kind, job_ids=(decoded.job_id,), sentence=sentence, evidence=evidence)

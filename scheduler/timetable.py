@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -114,6 +114,7 @@ class DueTimes(BaseTrigger):  # type: ignore[misc]
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Ticker:
     """Runs `run(now, scheduled_for)` at once and then as its timetable says.
 
@@ -122,22 +123,17 @@ class Ticker:
     later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
     """
 
-    def __init__(
-        self,
-        run: Callable[[datetime, datetime], object],
-        *,
-        table: Timetable,
-        clock: Callable[[], datetime],
-        metrics: SchedulerMetrics,
-        fatal: Callable[[], None],
-        run_pulse: Pulse | None = None,
-        tick_pulse: Pulse | None = None,
-    ) -> None:
-        self._run, self._clock, self._metrics, self._fatal = run, clock, metrics, fatal
-        self._table = table
-        self._scheduler: BackgroundScheduler | None = None
-        self._run_pulse = run_pulse or Pulse("the measurement run")  # beats when a run begins
-        self._tick_pulse = tick_pulse or Pulse("the timer of measurement runs")  # beats at each tick
+    run: Callable[[datetime, datetime], object]
+    _: KW_ONLY
+    table: Timetable
+    clock: Callable[[], datetime]
+    metrics: SchedulerMetrics
+    fatal: Callable[[], None]
+    #: Beats when a run begins.
+    run_pulse: Pulse = field(default_factory=lambda: Pulse("the measurement run"))
+    #: Beats at each tick.
+    tick_pulse: Pulse = field(default_factory=lambda: Pulse("the timer of measurement runs"))
+    _scheduler: BackgroundScheduler | None = field(default=None, init=False)
 
     @property
     def is_running(self) -> bool:
@@ -155,8 +151,8 @@ class Ticker:
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": MISFIRE_GRACE_S},
         )
         self._scheduler.add_listener(self._heard, EVENT_JOB_ERROR | EVENT_JOB_MISSED | EVENT_JOB_MAX_INSTANCES)
-        self._tick_pulse.beat()
-        self._scheduler.add_job(self.tick, DueTimes(self._table), id="timetable", next_run_time=datetime.now(UTC))
+        self.tick_pulse.beat()
+        self._scheduler.add_job(self.tick, DueTimes(self.table), id="timetable", next_run_time=datetime.now(UTC))
         self._scheduler.start()
 
     def stop(self, *, wait: bool) -> None:
@@ -164,28 +160,28 @@ class Ticker:
         if self._scheduler is not None:
             scheduler, self._scheduler = self._scheduler, None
             scheduler.shutdown(wait=wait)
-            self._tick_pulse.rest()
+            self.tick_pulse.rest()
 
     def tick(self) -> None:
         """Run what is due now. A run that fails is logged; the next tick tries again."""
         if self.is_running:
-            self._tick_pulse.beat()
+            self.tick_pulse.beat()
         try:
             due = self._run_due()
-            if self._table.due_at(self._clock()) > due:
+            if self.table.due_at(self.clock()) > due:
                 self._run_due()
         except FatalBrokerError as error:
             log.error("%s", error.message, extra={"action": "run_failed", "code": error.code})
-            self._fatal()
+            self.fatal()
         except AlphaloopError as error:
             log.error("%s", error.message, extra={"action": "run_failed", "code": error.code, "hint": error.hint or ""})
 
     def _run_due(self) -> datetime:
         """Run what is due now; returns what that was."""
-        now = self._clock()
-        due = self._table.due_at(now)
-        with self._run_pulse.expected():
-            self._run(now, due)
+        now = self.clock()
+        due = self.table.due_at(now)
+        with self.run_pulse.expected():
+            self.run(now, due)
         return due
 
     def _heard(self, event: JobExecutionEvent) -> None:
@@ -193,6 +189,6 @@ class Ticker:
             log.error("%s", type(event.exception).__name__, extra={"action": "run_crashed"})
         else:
             log.warning("a tick came too late, or while a run was under way", extra={"action": "tick_missed"})
-            self._metrics.tick_missed()
+            self.metrics.tick_missed()
             if self.is_running:
-                self._tick_pulse.beat()
+                self.tick_pulse.beat()

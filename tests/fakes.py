@@ -256,7 +256,7 @@ class FakeEngine:
             elif len(sequence.output) == max_tokens:
                 sequence.reason = "stop" if sequence.text.finish() else "length"
         if drafter is None:
-            sequence.counts.take_vanilla()
+            sequence.counts.num_vanilla_rounds += 1
         else:
             sequence.counts.take_drafted(
                 drafter,

@@ -117,9 +117,7 @@ class ProcessHealth:
 
     def unready(self) -> str | None:
         """Why this process takes no jobs: which server it waits for, or what its worker says."""
-        if self.worker is not None:
-            return self.worker.unready()
-        return self.start_wait.reason or "starting"
+        return self.worker.unready() if self.worker is not None else self.start_wait.reason or "starting"
 
 
 def _consume(worker: Worker, health: ProcessHealth, limits: WorkerSettings, *, owner: str, metrics_url: str) -> None:

@@ -118,9 +118,7 @@ class AdmissionQueue(Generic[Item]):
         self._observe(running)
         lanes = {lane for lane, num_running in running.items() if num_running > 0}
         self._end_turn_alone(lanes)
-        taken = self._take_traffic(limit)
-        if not taken:
-            taken = self._take_alone(limit, lanes)
+        taken = self._take_traffic(limit) or self._take_alone(limit, lanes)
         return [(job.lane, job.item) for job in taken]
 
     def charge(self, device_s_by_task: Mapping[str, float]) -> None:
@@ -178,8 +176,7 @@ class AdmissionQueue(Generic[Item]):
 
     def _take_alone(self, limit: int, running: Set[LaneKey]) -> list[_Job[Item]]:
         """Jobs of the lane that has the device, once no other lane runs."""
-        lane = self._alone
-        if lane is None or not running <= {lane}:
+        if (lane := self._alone) is None or not running <= {lane}:
             return []
         task = self._tasks[lane.task]
         num_jobs = max(0, min(limit, self._num_alone_left, task.num_measured(lane)))
@@ -227,8 +224,7 @@ class AdmissionQueue(Generic[Item]):
         return self._mean_over_tasks_s
 
     def _task(self, name: str) -> _Task[Item]:
-        task = self._tasks.get(name)
-        if task is None:
+        if (task := self._tasks.get(name)) is None:
             task = self._tasks[name] = _Task(name)
             task.share.weight = self.weight_of(name)
         return task
@@ -363,7 +359,7 @@ class SharedBeginnings:
         self._num_slots = num_slots
         self._read_s = read_s
         self._by_job: deque[tuple[Beginning, ...]] = deque()
-        self._num_jobs: dict[Beginning, int] = {}
+        self._num_jobs: Counter[Beginning] = Counter()
 
     @property
     def held(self) -> KeysView[Beginning]:
@@ -377,16 +373,14 @@ class SharedBeginnings:
     def admit(self, beginnings: tuple[Beginning, ...]) -> None:
         """A job with these beginnings was admitted."""
         self._by_job.append(beginnings)
-        for beginning in beginnings:
-            self._num_jobs[beginning] = self._num_jobs.get(beginning, 0) + 1
+        self._num_jobs.update(beginnings)
         self.observe(self._num_slots)
 
     def observe(self, num_running: int) -> None:
         """Take the number of admitted jobs that have not ended."""
         while len(self._by_job) > num_running:
             for beginning in self._by_job.popleft():
-                num_left = self._num_jobs.pop(beginning) - 1
-                if num_left:
+                if num_left := self._num_jobs.pop(beginning) - 1:
                     self._num_jobs[beginning] = num_left
 
 
@@ -530,8 +524,7 @@ class _Task(Generic[Item]):
     def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
         heaps = (self.high.heap, self.normal.heap, *self.measured.values())
         jobs = [job for heap in heaps for _, job in heap if job.is_waiting]
-        gone = [job for job in jobs if unwanted(job.item)]
-        if gone:
+        if gone := [job for job in jobs if unwanted(job.item)]:
             left = {id(job) for job in gone}
             for lane in (self.high, self.normal):
                 lane.heap.clear()
@@ -548,8 +541,7 @@ class _Task(Generic[Item]):
         return self.owed >= 1 - _ROUNDING
 
     def _next_lane(self) -> _Traffic[Item]:
-        is_normal = not self.high or (self._is_normal_due and bool(self.normal))
-        return self.normal if is_normal else self.high
+        return self.normal if not self.high or (self._is_normal_due and self.normal) else self.high
 
 
 def _least_served(tasks: Iterable[_Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:

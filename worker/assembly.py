@@ -177,7 +177,7 @@ def assemble(
         AdmissionQueue(
             num_slots=num_slots,
             quantum_s=limits.task_quantum_s,
-            weight_of=lambda task: validation.task(task).weight,
+            weight_of=lambda task: validation.tasks[task].weight,
             read_s=deciding.costs.read_s,
         ),
         claiming,
@@ -293,8 +293,7 @@ def open_steering(
     """
     share = policy.control_share
     if engine.can_redraft:
-        schedule = RoundSchedule(RoundDesign(control_share=share), rng)
-        return RoundSteering(schedule, lengths, now)
+        return RoundSteering(RoundSchedule(RoundDesign(control_share=share), rng), lengths, now)
     endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(
         RequestSchedule(RequestDesign(control_share=share), rng),

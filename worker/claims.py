@@ -81,18 +81,17 @@ class Claims:
         return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
 
 
+@dataclass(eq=False)
 class Claiming:
     """Claims jobs for one worker and gives claims back; `leases` renews what is claimed."""
 
-    def __init__(
-        self, store: JobStore, leases: LeaseKeeper, *, owner: str, lease_s: float, max_attempts: int, retry: Retry
-    ) -> None:
-        self._store = store
-        self.leases = leases
-        self._owner = owner
-        self._lease_s = lease_s
-        self._max_attempts = max_attempts
-        self._retry = retry
+    store: JobStore
+    leases: LeaseKeeper
+    _: KW_ONLY
+    owner: str
+    lease_s: float
+    max_attempts: int
+    retry: Retry
 
     def claim(self, batch: Sequence[ReadyJob], *, alone: bool = True) -> Claims:
         """Claim a group in one transaction and hold it. A second delivery of one of its jobs is asked again later.
@@ -119,11 +118,9 @@ class Claiming:
         if claimed.stream is None or not claimed.stream.num_chunks:
             return claimed
         claims = self.claim([claimed.ready])
-        for fresh in claims.to_decode:
-            return fresh
-        for ended in claims.ended:
-            return ended
-        return EndedUndecoded(claimed, Status.FAILED, Failure(code="claim_lost", message="another worker has the job"))
+        ours: list[ClaimedJob | EndedUndecoded] = [*claims.to_decode, *claims.ended]
+        lost = Failure(code="claim_lost", message="another worker has the job")
+        return ours[0] if ours else EndedUndecoded(claimed, Status.FAILED, lost)
 
     def release(self, attempts: Mapping[str, int]) -> None:
         """Give back these claims, attempt by job_id; none counts as tried. Raises StoreError.
@@ -131,20 +128,20 @@ class Claiming:
         What is not given back in time counts as a crash of this worker, so a database that is away is waited for a
         while, also in a hurry.
         """
-        self._retry.for_a_while("release", partial(self._store.release, attempts, owner=self._owner), RELEASE_S)
+        self.retry.for_a_while("release", partial(self.store.release, attempts, owner=self.owner), RELEASE_S)
 
     def _claim(self, claims: Claims, batch: Sequence[ReadyJob], *, alone: bool) -> None:
         """Claim these jobs together. A job that Postgres does not take, alone, is refused and stops no other."""
         ask = partial(
-            self._store.claim,
+            self.store.claim,
             [_request(ready) for ready in batch],
-            owner=self._owner,
-            lease_s=self._lease_s,
-            max_attempts=self._max_attempts,
+            owner=self.owner,
+            lease_s=self.lease_s,
+            max_attempts=self.max_attempts,
             alone=alone,
         )
         try:
-            answers = self._retry.until_done("claim", ask)
+            answers = self.retry.until_done("claim", ask)
         except StoreValueRefused:
             if len(batch) == 1:
                 claims.refused.append((batch[0], MalformedMessage("the database does not take the fields of this job")))

@@ -52,7 +52,7 @@ from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
@@ -149,8 +149,7 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
         if session.measured.turns:
             busy = busy_note(session.measured.of(VANILLA))
             notes = [*notes, *found.notes, *([busy] if busy else [])]
-            report = session.report(found.records, found.footprint, notes)
-            tell(ReportEvent(data=report))
+            tell(ReportEvent(data=session.report(found.records, found.footprint, notes)))
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
@@ -206,8 +205,8 @@ def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
     identity = engine.identity
     if database is not None:
         revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
-        where = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-        CostStore(database).save(*where, points, replaces_all=True)
+        where = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+        CostStore(database).save(where, points, replaces_all=True)
         database.close()
     seconds = time.perf_counter() - began
     tell(ReportEvent(data=Calibration(identity, points, seconds, is_stored=database is not None)))
@@ -324,8 +323,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     with ExitStack() as stack:
         if order.prompts is not None:  # they are read more than once
             order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
-        should_stop = stack.enter_context(_stopped_by_signals())
-        run = TrainingRun(order, settings, recipe, tell, should_stop)
+        run = TrainingRun(order, settings, recipe, tell, stack.enter_context(_stopped_by_signals()))
         try:
             card = run.make()
         finally:

@@ -160,8 +160,7 @@ class JobRetries:
         A job whose claim was lost is sent too: whoever took it over records its outcome, and its retry is answered from
         the record. Whether it was lost is not certain, because the answer to a first statement may have been.
         """
-        taken = self._waiting.take(MOST_AT_ONCE, timeout_s)
-        tries = [one for one in taken if self._can_wait(one)]
+        tries = [one for one in self._waiting.take(MOST_AT_ONCE, timeout_s) if self._can_wait(one)]
         if not tries:
             return 0
         attempts = {one.claimed.job_id: one.claimed.attempt for one in tries}

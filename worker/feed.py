@@ -180,8 +180,6 @@ class JobFeed:
 
     def _due_again(self) -> list[ReadyJob]:
         """Take out the held jobs whose time has come. One that is ours runs here and goes on waiting."""
-        if not self._held:
-            return []
         now = self.clock()
         held, self._held, due = self._held, [], list[ReadyJob]()
         for at, job in held:
@@ -219,8 +217,7 @@ class JobFeed:
 
         Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
         """
-        limit = min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)
-        if not limit:
+        if not (limit := min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)):
             return []
         with self._lock:
             batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside)]

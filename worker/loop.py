@@ -330,7 +330,7 @@ class Worker:
         """
         lane = jobs[0].ready.lane
         prepared = [claimed.ready.prepared for claimed in jobs]
-        task = self.validation.task(lane.task)
+        task = self.validation.tasks[lane.task]
         decide = partial(
             self.decider.decide_each, lane, prepared, task, num_running=num_running, decision_id=decision_id
         )
@@ -488,7 +488,7 @@ class Worker:
     def _save(self) -> None:
         """Write down what the worker learnt: costs, budgets, decisions."""
         self.costs.save()
-        self.decider.save()
+        self.decider.session.save()
         self.background.put("decisions", self.store_decisions)
         self.presence.leave()
         self.background.turn(0.0)  # what these have written in the background, whose thread may have ended

@@ -155,8 +155,7 @@ class WorkerMetrics:
         """
         for status, num_jobs in CountOf(outcome.status for outcome in outcomes).items():
             self._jobs.labels(task, purpose, status).inc(num_jobs)
-        runs = [outcome.run for outcome in outcomes if outcome.run is not None]
-        if not runs:
+        if not (runs := [outcome.run for outcome in outcomes if outcome.run is not None]):
             return
         self._prompt_tokens.labels(task).inc(sum(run.num_prompt_tokens for run in runs))
         queue = self._queue.labels(task)

@@ -50,8 +50,7 @@ class Presence:
 
         Raises ConfigError where workers serve another target; another revision of the same one is only logged.
         """
-        revisions = self.store.enter(self._load(num_slots, 0, None))
-        if revisions:
+        if revisions := self.store.enter(self._load(num_slots, 0, None)):
             log.warning(
                 "this worker serves %s in revision %s, others in %s: acceptance is counted apart",
                 self.identity.target,

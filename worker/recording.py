@@ -188,16 +188,14 @@ class Recorder:
             if len(group) > 1:
                 parts = [self._record([one]) for one in group]
                 return [one for jobs, _ in parts for one in jobs], [message for _, sent in parts for message in sent]
-            bare = replace(outcomes[0], shadows=(), probe_text=None)
-            if bare != outcomes[0]:
+            if (bare := replace(outcomes[0], shadows=(), probe_text=None)) != outcomes[0]:
                 log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
                 return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
         claimed = group[0].claimed
         failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
         failed = ended(claimed, Status.FAILED, failure, now=self.now())
-        stand_in = [failed.outcome]
-        return [failed], self.retry.until_done("record", lambda: self.record(stand_in))
+        return [failed], self.retry.until_done("record", lambda: self.record([failed.outcome]))
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
@@ -225,7 +223,6 @@ def succeeded(
     """The outcome of a decoded job, with its counts."""
     counts = generation.counts
     run = _run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
-    shadows = (*(_shadow(run, scored) for scored in generation.shadows), *_drafted(run, generation))
     return _outcome(
         claimed,
         _SUCCEEDED,
@@ -265,7 +262,7 @@ def succeeded(
         },
         now=now,
         run=run,
-        shadows=shadows,
+        shadows=(*(_shadow(run, scored) for scored in generation.shadows), *_drafted(run, generation)),
         probe_text=_probe_text(claimed, generation, identity),
     )
 
@@ -459,8 +456,7 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
     A slice of several requests is one row of the job that ended it, and counts as one job: jobs of a slice cannot be
     told apart, so their variance is taken from slice to slice. Its lengths are the mean of its jobs.
     """
-    served = generation.served
-    if served is None or not served.drafter or run.purpose == Purpose.CONTROL:
+    if (served := generation.served) is None or not served.drafter or run.purpose == Purpose.CONTROL:
         return []
     k, found = served.num_draft_tokens, served.slice_counts
     counts: AcceptanceCounts | None = None

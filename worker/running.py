@@ -142,9 +142,7 @@ class RunningJobs:
 
     def next_alone(self) -> ClaimedJob | None:
         """The job that runs alone next, once nothing else is decoded. Jobs may wait for a server meanwhile."""
-        if not self._to_run_alone or self.num_decoding:
-            return None
-        return self._to_run_alone.popleft()
+        return self._to_run_alone.popleft() if self._to_run_alone and not self.num_decoding else None
 
     def run_alone_later(self, claimed: Iterable[ClaimedJob]) -> None:
         """These run one by one, when what runs has ended."""
@@ -166,8 +164,7 @@ class RunningJobs:
     def redraft(self, setting_of: Callable[[RunningJob], DraftSetting]) -> None:
         """Have every sequence draft as `setting_of` says from its next round on. A failure fails the next step."""
         for job in self._running.values():
-            setting = setting_of(job)
-            if setting == job.setting:
+            if (setting := setting_of(job)) == job.setting:
                 continue
             try:
                 self._engine.redraft(job.job_id, setting.drafter, setting.num_draft_tokens)
@@ -399,8 +396,7 @@ class Blame:
 
         True: the failure is the job's. False: the engine failed the test too, so the job is to be tried again.
         """
-        error = self._test(setting)
-        if error is None:
+        if (error := self._test(setting)) is None:
             self._num_failed_in_a_row = 0
             return True
         self._num_failed_in_a_row += 1

@@ -81,8 +81,7 @@ class RoundSteering:
         """Count the round that ran; returns the slices that ended with it."""
         rounds: dict[str, TaskRound] = {}
         for job_id, num_tokens in step.tokens_by_job.items():
-            subject = self._on_trial.get(job_id)
-            if subject is not None and num_tokens:
+            if (subject := self._on_trial.get(job_id)) is not None and num_tokens:
                 before = rounds.get(subject) or TaskRound(0, 0)
                 rounds[subject] = TaskRound(
                     before.num_sequences + 1,
@@ -133,11 +132,9 @@ class RoundSteering:
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
-        subject = self._on_trial.get(job.job_id)
-        if subject is None or subject not in self._arms:
+        if (subject := self._on_trial.get(job.job_id)) is None or subject not in self._arms:
             return wanted
-        arm = self._arms[subject]
-        if arm is None:
+        if (arm := self._arms[subject]) is None:
             # Paused, not closed: after the slice the drafter continues where it was.
             return DraftSetting(wanted.drafter, 0)
         return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
@@ -225,11 +222,9 @@ class RequestSteering:
             return None
         if assigned.setting != DraftSetting(served.drafter, served.num_draft_tokens):
             return None
-        load = served.load
-        if load is None or (self.num_peers() and not load.is_whole):
+        if (load := served.load) is None or (self.num_peers() and not load.is_whole):
             return None
-        num_rounds = self._num_rounds(served, num_tokens)
-        if num_rounds is None:
+        if (num_rounds := self._num_rounds(served, num_tokens)) is None:
             return None
         decode_s, prompt_s = served.decode_s, served.prefill_s
         if decode_s is not None:

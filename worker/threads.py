@@ -43,12 +43,9 @@ class Threads:
 
     def start(self) -> None:
         """Start every thread; consuming begins."""
-        for keeper in self.keepers:
-            keeper.start()
-        for intake in self.intakes:
-            intake.start()
-        for neighbour in self.neighbours:
-            neighbour.start()
+        started: tuple[BackgroundThread | Intake, ...] = (*self.keepers, *self.intakes, *self.neighbours)
+        for one in started:
+            one.start()
 
     def unhealthy(self) -> str | None:
         """Which thread ended by itself, or hangs, in words; None while all is well. Any thread may ask."""

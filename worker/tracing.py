@@ -81,16 +81,14 @@ class Tracing:
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("alphaloop", __version__)
 
-    def recorded(self, jobs: Sequence[EndedJob]) -> Sequence[JobTrace]:
-        """Begin the trace of each sampled job whose outcome was committed; its parts up to the commit are over."""
-        return list(self._begun(jobs, self._now()))
-
     def close(self) -> None:
         """Send what is left, for a few seconds at most."""
         self._provider.force_flush(_CLOSE_MS)
         self._provider.shutdown()
 
-    def _begun(self, jobs: Sequence[EndedJob], at: datetime) -> Iterator[JobTrace]:
+    def recorded(self, jobs: Sequence[EndedJob]) -> Iterator[JobTrace]:
+        """Begin the trace of each sampled job whose outcome was committed; its parts up to the commit are over."""
+        at = self._now()
         for ended in jobs:
             run, record = ended.outcome.run, ended.claimed.ready.delivery.record
             decoded_at = run.decoded_at if run else at

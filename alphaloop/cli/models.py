@@ -73,11 +73,7 @@ def check_pair(
     """
 
     def shown(found: PairCheck) -> None:
-        if as_json:
-            print_json({**asdict(found), "fits": not found.is_refused})
-            return
-        _show_findings(found.findings)
-        note("the draft is refused" if found.is_refused else "the draft can serve")
+        print_json({**asdict(found), "fits": not found.is_refused}) if as_json else _show_pair(found)
 
     carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
 
@@ -239,6 +235,12 @@ def _prompts_table(points: Sequence[CostPoint]) -> FittedTable:
 
 def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def _show_pair(found: PairCheck) -> None:
+    """A row for every finding, and what comes of them."""
+    _show_findings(found.findings)
+    note("the draft is refused" if found.is_refused else "the draft can serve")
 
 
 def _show_findings(findings: Iterable[CheckFinding]) -> None:

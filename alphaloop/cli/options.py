@@ -23,9 +23,9 @@ class GlobalOptions:
     profile: str | None = None
     data_dir: Path | None = None
 
-    def settings(self, *, profile: str | None = None) -> Settings:
-        """The settings; `profile` is used where the command line names none. The command line wins over all else."""
-        settings = load_settings(self.configs, profile=self.profile or profile)
+    def settings(self) -> Settings:
+        """The settings. The command line wins over all else."""
+        settings = load_settings(self.configs, profile=self.profile)
         return settings.model_copy(update={"data_dir": self.data_dir.absolute()}) if self.data_dir else settings
 
     def environment(self) -> dict[str, str]:
@@ -102,11 +102,7 @@ def open_database(settings: Settings) -> Database:
     """The database that the settings name, its schema checked. Raises ConfigError, StoreError, SchemaMismatch."""
     if settings.postgres.url is None:
         raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
-    database = Database(
-        settings.postgres.url,
-        pool_size=2,
-        limits=settings.postgres.long_limits(),
-    )
+    database = Database(settings.postgres.url, pool_size=2, limits=settings.postgres.long_limits())
     try:
         database.check_revision()
     except BaseException:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, NoReturn
@@ -307,20 +307,17 @@ def _stay(
             one.look()
 
 
+@dataclass(eq=False)
 class Supervised:
     """A child that is started again when it ends. `tell` shows the user what happens; `then` runs after a new start."""
 
-    def __init__(
-        self,
-        child: ChildProcess | EmbeddedServer,
-        tell: Callable[[str], None],
-        *,
-        then: Callable[[], None] = lambda: None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._child, self._tell, self._then, self._clock = child, tell, then, clock
-        self._starts: deque[float] = deque()  # of the new starts within WINDOW_S, when
-        self._due: float | None = None
+    child: ChildProcess | EmbeddedServer
+    tell: Callable[[str], None]
+    _: KW_ONLY
+    then: Callable[[], None] = lambda: None
+    clock: Callable[[], float] = time.monotonic
+    _starts: deque[float] = field(default_factory=deque, init=False)  #: of the new starts within WINDOW_S, when
+    _due: float | None = field(default=None, init=False)
 
     def look(self) -> None:
         """Start the child again when it has ended and its wait is over. Raises StartFailed after too many starts.
@@ -328,30 +325,30 @@ class Supervised:
         A new start that fails counts as an end.
         """
         if self._due is None:
-            if (code := self._child.ended_with()) is not None:
+            if (code := self.child.ended_with()) is not None:
                 known = f" ({ExitCode(code).meaning})" if code in set(ExitCode) else ""
                 meaning = f" (killed by signal {code - 128})" if code > 128 else known
                 self._plan(f"ended with code {code}{meaning}")
-        elif self._clock() >= self._due:
+        elif self.clock() >= self._due:
             self._due = None
-            self._starts.append(self._clock())
+            self._starts.append(self.clock())
             try:
-                self._child.start()
+                self.child.start()
             except StartFailed as error:
                 self._plan(f"could not be started again: {error.message}")
             else:
-                self._then()
+                self.then()
 
     def _plan(self, why: str) -> None:
-        now = self._clock()
+        now = self.clock()
         while self._starts and now - self._starts[0] > WINDOW_S:
             self._starts.popleft()
         if len(self._starts) >= MOST_STARTS:
-            raise self._child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
+            raise self.child.failed(f"{why}, after {MOST_STARTS} new starts within {WINDOW_S / 60:g} minutes")
         wait_s = _FIRST_WAIT_S * 2 ** len(self._starts)
         self._due = now + wait_s
-        name = self._child.name  # only servers have names of their own
-        self._tell(f"{name if name[0].isupper() else f'the {name}'} {why}; starting it again in {wait_s:g} s")
+        name = self.child.name  # only servers have names of their own
+        self.tell(f"{name if name[0].isupper() else f'the {name}'} {why}; starting it again in {wait_s:g} s")
 
 
 def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> NoReturn:

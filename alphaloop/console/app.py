@@ -208,14 +208,13 @@ class Console:
             session = self._sessions.of_cookie(request.cookies.get(COOKIE))
             if session is None or not is_token_of(session, fields.get("token", "")):
                 return self._sign_in_first(request)
-            signed_in = session
-
-            def answer(request: Request) -> Response:
-                return RedirectResponse(action(self._sources, signed_in, request, fields), 303)
-
-            return await run_in_threadpool(self._open(answer), request)
+            return await self._acted(request, lambda: action(self._sources, session, request, fields))
 
         return do
+
+    async def _acted(self, request: Request, act: Callable[[], str]) -> Response:
+        """Carry it out in another thread; then the page whose address it returns."""
+        return await run_in_threadpool(self._open(lambda _: RedirectResponse(act(), 303)), request)
 
     async def _upload(self, request: Request) -> Response:
         """Take a batch file. Nothing of it is read before it is known who sends it and how large it is."""
@@ -227,11 +226,7 @@ class Console:
             async with batches.received(request, session) as upload:
                 if upload is None:
                     return self._sign_in_first(request)
-
-                def answer(request: Request) -> Response:
-                    return RedirectResponse(batches.submit(self._sources, session, upload), 303)
-
-                return await run_in_threadpool(self._open(answer), request)
+                return await self._acted(request, lambda: batches.submit(self._sources, session, upload))
         except WrongRequest as error:
             return self._error(request, 400, error.message, error.hint)
 

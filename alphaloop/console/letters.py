@@ -104,14 +104,8 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
 
 def choice_of(asked: Mapping[str, str]) -> LetterFilter:
     """The letters that the parameters of an address or a form choose. Raises WrongRequest for a time that is none."""
-    return LetterFilter(
-        asked.get("task"),
-        frozenset({asked["code"]} if "code" in asked else ()),
-        frozenset({asked["job"]} if "job" in asked else ()),
-        frozenset({asked["at"]} if "at" in asked else ()),
-        past(asked, "since"),
-        past(asked, "until"),
-    )
+    code, job, at = (frozenset({asked[name]} if name in asked else ()) for name in ("code", "job", "at"))
+    return LetterFilter(asked.get("task"), code, job, at, past(asked, "since"), past(asked, "until"))
 
 
 def _asked(request: Request) -> dict[str, str]:

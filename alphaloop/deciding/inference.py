@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -255,6 +255,7 @@ class _Held:
     inferred: Inferred
 
 
+@dataclass(eq=False)
 class Posteriors:
     """Posteriors of drafters, from `evidence`.
 
@@ -262,20 +263,14 @@ class Posteriors:
     `pair_lasts`: it moves slowly, and to add up the tasks takes tens of milliseconds.
     """
 
-    def __init__(
-        self,
-        evidence: EvidenceSource,
-        limits: PolicyLimits,
-        *,
-        lasts: timedelta = _LASTS,
-        pair_lasts: timedelta = _LASTS,
-    ) -> None:
-        self.evidence: Final = evidence
-        self.limits: Final = limits
-        self._lasts, self._pair_lasts = lasts, pair_lasts
-        self._held: dict[tuple[EvidenceKey, int], _Held] = {}
-        self._pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = {}
-        self._splits: dict[Place, tuple[int, bool]] = {}
+    evidence: EvidenceSource
+    limits: PolicyLimits
+    _: KW_ONLY
+    lasts: timedelta = _LASTS
+    pair_lasts: timedelta = _LASTS
+    _held: dict[tuple[EvidenceKey, int], _Held] = field(default_factory=dict, init=False)
+    _pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = field(default_factory=dict, init=False)
+    _splits: dict[Place, tuple[int, bool]] = field(default_factory=dict, init=False)
 
     def inferred(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Inferred:
         """The posterior of `drafter` for `wanted`, whose own drafter is ignored, and the evidence behind it."""
@@ -298,7 +293,7 @@ class Posteriors:
         """The posterior of the drafter over all tasks."""
         name = drafter.name, drafter.revision, drafter.max_draft_tokens
         held = self._pairs.get(name)
-        if held is not None and timedelta(0) <= now - held[0] < self._pair_lasts:
+        if held is not None and timedelta(0) <= now - held[0] < self.pair_lasts:
             return held[1]
         found = PairPosterior.of_drafter(drafter, self.limits, self.evidence.of_tasks(drafter, now))
         self._pairs[name] = now, found
@@ -317,7 +312,7 @@ class Posteriors:
 
     def _is_due(self, held: _Held, version: int, now: datetime) -> bool:
         age, num_new = now - held.at, version - held.version
-        if not timedelta(0) <= age < self._lasts:
+        if not timedelta(0) <= age < self.lasts:
             return True
         return num_new != 0 and (num_new >= _NEWS_SHARE * held.inferred.posterior.jobs or age >= _NEWS_WAITS)
 

@@ -7,6 +7,7 @@ where choices are logged and where budgets are kept.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from statistics import fmean
 from typing import Final
@@ -35,6 +36,7 @@ from alphaloop.messages import Decoding
 _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
+@dataclass(eq=False)
 class DecisionSession:
     """Decides jobs of one target on one engine, and how they draft while they run. One thread owns it.
 
@@ -43,29 +45,23 @@ class DecisionSession:
     that has a name; it must neither wait nor raise.
     """
 
-    def __init__(
-        self,
-        target_revision: str,
-        engine: str,
-        posteriors: Posteriors,
-        *,
-        choices: ChoiceLog,
-        budgets: Budgets | None,
-        costs: Callable[[], CostTable],
-        drafters: Callable[[], Sequence[DrafterState]],
-        num_slots: int,
-        note: Callable[[Snapshot], None] | None = None,
-    ) -> None:
-        self._target_revision, self._engine = target_revision, engine
-        self._posteriors = posteriors
+    target_revision: str
+    engine: str
+    posteriors: Posteriors
+    _: KW_ONLY
+    choices: ChoiceLog
+    budgets: Budgets | None
+    costs: Callable[[], CostTable]
+    drafters: Callable[[], Sequence[DrafterState]]
+    num_slots: int
+    note: Callable[[Snapshot], None] | None = None
+    _open: dict[tuple[str, str], ExplorationBudget] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
         #: How sequences that were decided apart draft while they run together.
-        self.lengths: Final = LengthsTogether(costs)
-        self._incumbents = Incumbents(choices)
-        self._budget_store = budgets
-        self._budgets: dict[tuple[str, str], ExplorationBudget] = {}
-        self._costs, self._drafters = costs, drafters
-        self._note = note
-        self._tables = SettingsTables(posteriors.limits, num_slots)
+        self.lengths = LengthsTogether(self.costs)
+        self._incumbents = Incumbents(self.choices)
+        self._tables = SettingsTables(self.posteriors.limits, self.num_slots)
 
     def decide(
         self,
@@ -83,16 +79,16 @@ class DecisionSession:
         `num_running` sequences will share a round with these jobs, these jobs included. `decision_id` names the
         decision in its snapshot. Raises StoreError only before anything has changed, so the caller may ask again.
         """
-        drafters, costs = self._drafters(), self._costs()
+        drafters, costs = self.drafters(), self.costs()
         has_segments = len({job.segment for job in jobs}) > 1
-        is_split = has_segments and self._posteriors.splits_by_segment(subject.task, drafters, now)
+        is_split = has_segments and self.posteriors.splits_by_segment(subject.task, drafters, now)
         members = alike(jobs, by_segment=is_split)
         wanted = [self.evidence_key(subject, [jobs[index] for index in its]) for its in members]
         largest = max(range(len(members)), key=lambda number: len(members[number]))
         key = IncumbentKey.of(subject.task, subject.sampling_bucket, wanted[largest].prompt_bucket, num_running)
         incumbent, budget = self._incumbents.of(key), self.budget(subject)
         context = self.context(subject, jobs, rules, num_running=num_running, now=now, conditions=conditions)
-        inferred = [{one.name: self._posteriors.inferred(its, one, now) for one in drafters} for its in wanted]
+        inferred = [{one.name: self.posteriors.inferred(its, one, now) for one in drafters} for its in wanted]
         groups = [
             Group(
                 len(its),
@@ -103,7 +99,7 @@ class DecisionSession:
             )
             for its, of, found in zip(members, wanted, inferred, strict=True)
         ]
-        limits = self._posteriors.limits
+        limits = self.posteriors.limits
         decisions = decide_groups(groups, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
         self._keep(subject, key, decisions[largest])
         able, _ = fit(context, drafters, costs)
@@ -111,8 +107,8 @@ class DecisionSession:
             self._tables.completed(decision, group.posteriors, able, costs, context)
             for group, decision in zip(groups, decisions, strict=True)
         )
-        if self._note is not None and decision_id is not None:
-            self._note(
+        if self.note is not None and decision_id is not None:
+            self.note(
                 Snapshot(
                     decision_id=decision_id,
                     decided_at=now,
@@ -135,21 +131,21 @@ class DecisionSession:
         """Drafters were scored on texts that others decoded: a change would have been seen, so they count as used."""
         for key in keys:
             subject = key.task, key.sampling_bucket
-            if subject in self._budgets:
-                self._budgets[subject] = self._budgets[subject].used(key.drafter)
+            if subject in self._open:
+                self._open[subject] = self._open[subject].used(key.drafter)
 
     def save(self) -> None:
         """Keep the budgets; before the session ends."""
-        if self._budget_store is not None:
-            for subject, budget in self._budgets.items():
-                self._budgets[subject] = self._budget_store.save(*subject, budget)
+        if self.budgets is not None:
+            for subject, budget in self._open.items():
+                self._open[subject] = self.budgets.save(*subject, budget)
 
     def evidence_key(self, subject: Subject, jobs: Sequence[JobFacts]) -> EvidenceKey:
         """The key of the jobs' evidence, without a drafter: the bucket of their mean prompt, the segment of most."""
         return EvidenceKey(
             subject.task,
-            self._target_revision,
-            self._engine,
+            self.target_revision,
+            self.engine,
             subject.sampling_bucket,
             prompt_bucket(round(mean_prompt_tokens(jobs) or 0)),
             main_segment(jobs),
@@ -158,9 +154,9 @@ class DecisionSession:
     def budget(self, subject: Subject) -> ExplorationBudget | None:
         """The budget of the subject's task; None where nothing is explored. The first time, may raise StoreError."""
         name = subject.task, subject.sampling_bucket
-        if name not in self._budgets and self._budget_store is not None:
-            self._budgets[name] = self._budget_store.open(*name)
-        return self._budgets.get(name)
+        if name not in self._open and self.budgets is not None:
+            self._open[name] = self.budgets.open(*name)
+        return self._open.get(name)
 
     def context(
         self,
@@ -173,7 +169,7 @@ class DecisionSession:
         conditions: EngineConditions | None = None,
     ) -> DecisionContext:
         """The context of one decision for all of `jobs`."""
-        lengths = self._posteriors.evidence.lengths(subject.task, self._drafters(), now)
+        lengths = self.posteriors.evidence.lengths(subject.task, self.drafters(), now)
         conditions = conditions or EngineConditions()
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
         longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)
@@ -195,9 +191,9 @@ class DecisionSession:
         )
 
     def _keep(self, subject: Subject, key: IncumbentKey, decision: Decision) -> None:
-        if decision.budget is not None and self._budget_store is not None:
+        if decision.budget is not None and self.budgets is not None:
             name = subject.task, subject.sampling_bucket
-            self._budgets[name] = self._budget_store.keep(*name, decision.budget)
+            self._open[name] = self.budgets.keep(*name, decision.budget)
         self._incumbents.keep(key, decision)
 
 

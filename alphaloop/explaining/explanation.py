@@ -26,7 +26,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore, MeasuredEngine
+from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
@@ -210,9 +210,8 @@ class AsAWorker:
         self.fleet = its = what_runs(database, settings, at)
         self._tasks, self._at, engine = settings.tasks, at, its.engine
         revisions = {drafter.name: drafter.revision for drafter in its.drafters}
-        self._costs = CostStore(database).load(
-            engine.host, engine.device, engine.engine, engine.target_revision, revisions
-        )
+        where = CostSubject(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
+        self._costs = CostStore(database).load(where)
         pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
         rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
         errors = ExpectationErrors(its.half_life, pairs)

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Literal
@@ -295,27 +295,24 @@ class Consumer:
                     self._client.close()
 
 
+@dataclass(eq=False)
 class _Membership:
     """The membership of one client in its group: what runs when partitions come and go, and how it leaves.
 
     The thread that polls the client uses it.
     """
 
-    def __init__(
-        self, client: ck.Consumer, starts: Callable[[list[ck.TopicPartition]], list[ck.TopicPartition]]
-    ) -> None:
-        """`starts` says where newly assigned partitions begin."""
-        self._client = client
-        self._starts = starts
-        self._subscription: _Subscription | None = None  # while subscribed
-        self._given_up: frozenset[TopicPartition] = frozenset()
-        self._is_retired = False
-        self._num_rebalances = 0
-        self.is_revoking = False  #: whether `on_revoke` runs
+    client: ck.Consumer
+    starts: Callable[[list[ck.TopicPartition]], list[ck.TopicPartition]]  #: where newly assigned partitions begin
+    is_revoking: bool = field(default=False, init=False)  #: whether `on_revoke` runs
+    _subscription: _Subscription | None = field(default=None, init=False)  #: while subscribed
+    _given_up: frozenset[TopicPartition] = field(default=frozenset(), init=False)
+    _is_retired: bool = field(default=False, init=False)
+    _num_rebalances: int = field(default=0, init=False)
 
     def subscribe(self, subscription: _Subscription) -> None:
         """Join the group. Raises KafkaException."""
-        self._client.subscribe(
+        self.client.subscribe(
             list(subscription.patterns),
             on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
             on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
@@ -327,9 +324,9 @@ class _Membership:
         if self._is_retired:
             return
         self._num_rebalances += 1
-        self._client.incremental_assign(self._starts(partitions))
+        self.client.incremental_assign(self.starts(partitions))
         # librdkafka remembers that a partition was paused, also while it belongs to another member.
-        self._client.resume(partitions)
+        self.client.resume(partitions)
         tell(ours(partitions))
 
     def _taken(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback, *, is_revoking: bool) -> None:
@@ -341,14 +338,14 @@ class _Membership:
             tell(self._held(partitions))
         finally:
             self.is_revoking = False
-            self._client.incremental_unassign(partitions)
+            self.client.incremental_unassign(partitions)
 
     def retire(self, gone: Set[str], timeout_s: float) -> None:
         """Leave the group, as `leave` does, so that another client of this process can join it.
 
         First the partitions of the topics `gone` are lost; the others are revoked. No callback runs after this.
         """
-        subscription, held = self._subscription, ours(self._client.assignment())
+        subscription, held = self._subscription, ours(self.client.assignment())
         if subscription is None:
             return
         self._given_up = frozenset(one for one in held if one.topic in gone)
@@ -356,7 +353,7 @@ class _Membership:
             subscription.on_lost(sorted(self._given_up))
         self.leave(timeout_s)
         self._is_retired = True
-        if left := self._held(self._client.assignment()):
+        if left := self._held(self.client.assignment()):
             subscription.on_lost(left)
         # In a thread of its own, because closing has no time limit. The group was left already.
         threading.Thread(target=self._close, name="kafka-close", daemon=True).start()
@@ -376,23 +373,23 @@ class _Membership:
         self._subscription = None
         deadline = time.monotonic() + timeout_s
         failure: Exception | None = None
-        self._client.unsubscribe()
+        self.client.unsubscribe()
         is_over = False
         while not is_over and time.monotonic() < deadline:
             num_before, is_quiet = self._num_rebalances, False
             try:
-                is_quiet = self._client.poll(_QUIET_S) is None and self._num_rebalances == num_before
+                is_quiet = self.client.poll(_QUIET_S) is None and self._num_rebalances == num_before
             except Exception as error:
                 failure = failure or error
             if self._num_rebalances != num_before:
                 deadline = time.monotonic() + timeout_s
-            is_over = is_quiet and not self._client.assignment()
+            is_over = is_quiet and not self.client.assignment()
         if failure is not None:
             raise failure
 
     def _close(self) -> None:
         with contextlib.suppress(KafkaException, RuntimeError):
-            self._client.close()
+            self.client.close()
 
     def _held(self, partitions: list[ck.TopicPartition]) -> list[TopicPartition]:
         return [one for one in ours(partitions) if one not in self._given_up]

@@ -11,7 +11,7 @@ import re
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import RedriveStore
 
 
+@dataclass(eq=False)
 class Redrive:
     """One run of the command.
 
@@ -35,46 +36,38 @@ class Redrive:
     times, so the jobs are decoded once.
     """
 
-    def __init__(
-        self,
-        kafka: KafkaSettings,
-        store: RedriveStore,
-        corrections: Mapping[str, Any],
-        *,
-        again: bool,
-        dry_run: bool,
-    ) -> None:
-        self._kafka = kafka
-        self._store = store
-        self._corrections = corrections
-        self._again = again
-        self._dry_run = dry_run
-        self.num_sent = 0
-        self.num_before = 0  #: letters left out, because they were sent before
-        self.num_wrong = 0
-        self.problems: list[dict[str, Any]] = []  #: the first of the wrong ones
+    kafka: KafkaSettings
+    store: RedriveStore
+    corrections: Mapping[str, Any]
+    _: KW_ONLY
+    again: bool
+    dry_run: bool
+    num_sent: int = field(default=0, init=False)
+    num_before: int = field(default=0, init=False)  #: letters left out, because they were sent before
+    num_wrong: int = field(default=0, init=False)
+    problems: list[dict[str, Any]] = field(default_factory=list, init=False)  #: the first of the wrong ones
 
     def run(self, choice: LetterFilter, limit: int | None) -> None:
         """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
-        with contextlib.closing(Producer(self._kafka, client_id="alphaloop-dlq")) as producer:
-            letters = choice.letters(self._kafka)
+        with contextlib.closing(Producer(self.kafka, client_id="alphaloop-dlq")) as producer:
+            letters = choice.letters(self.kafka)
             while portion := list(islice(letters, _PORTION)):
                 room = None if limit is None else limit - self.num_sent
                 if room is not None and room <= 0:
                     return
                 messages = list(self._messages(self._wanted(portion)))[:room]
                 self.num_sent += len(messages)
-                if self._dry_run:
+                if self.dry_run:
                     continue
                 for letter, message in messages:
                     producer.send(message.topic, key=letter.record.key, value=message.value, headers=message.headers)
                 producer.flush(_FLUSH_S)
-                self._store.mark({letter.key: message.job_id for letter, message in messages})
+                self.store.mark({letter.key: message.job_id for letter, message in messages})
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
         return {
-            "dry_run": self._dry_run,
+            "dry_run": self.dry_run,
             "sent": self.num_sent,
             "sent_before": self.num_before,
             "wrong": self.num_wrong,
@@ -82,16 +75,16 @@ class Redrive:
         }
 
     def _wanted(self, letters: Sequence[Letter]) -> Sequence[Letter]:
-        if self._again:
+        if self.again:
             return letters
-        before = self._store.of([letter.key for letter in letters])
+        before = self.store.of([letter.key for letter in letters])
         self.num_before += len(before)
         return [letter for letter in letters if letter.key not in before]
 
     def _messages(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, Redriven]]:
         for letter in letters:
             try:
-                yield letter, redriven(letter, self._corrections)
+                yield letter, redriven(letter, self.corrections)
             except MessageError as error:
                 self.num_wrong += 1
                 if len(self.problems) < _MOST_PROBLEMS:

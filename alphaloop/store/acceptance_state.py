@@ -18,6 +18,7 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
@@ -27,7 +28,7 @@ from sqlalchemy import Connection, delete, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.store.exchange import RowSet, driver_of
 from alphaloop.tables import KEY, acceptance_state
 
@@ -68,11 +69,8 @@ class StateRead:
     is_all: bool
 
 
-class AcceptanceStateStore:
+class AcceptanceStateStore(Store):
     """Reads the state; `add_jobs` writes it."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def read(
         self, target_revision: str, engine: str, drafters: Mapping[str, str], *, since: int | None = None
@@ -120,7 +118,7 @@ def lock_keys(driver: psycopg.Connection, jobs: Sequence[tuple[EvidenceKey, Evid
     """
     evidence = [job for job in jobs if job is not None]
     as_of = {key: job.as_of for key, job in reversed(evidence)}
-    keys = sorted(as_of, key=_place)
+    keys = sorted(as_of, key=attrgetter(*KEY))
     rows = {"rows": RowSet.parameter({**key.columns, "as_of": as_of[key]} for key in keys)}
     if keys:
         driver.execute(_LOCK, rows)
@@ -267,7 +265,3 @@ _CHANGE: Final = f"""
         last_ledger_id = given.last_ledger_id, changed_in = pg_current_xact_id()::text::bigint
     FROM {_FOLDED.source} WHERE {" AND ".join(f"standing.{name} = given.{name}" for name in KEY)}
 """  # noqa: S608 - names of columns, no values
-
-
-def _place(key: EvidenceKey) -> tuple[str, ...]:
-    return tuple(getattr(key, name) for name in KEY)

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.tables import exploration_budgets
 
 
@@ -42,11 +42,8 @@ class BudgetSubject(NamedTuple):
     sampling_bucket: str
 
 
-class BudgetStore:
+class BudgetStore(Store):
     """The table of budgets. It does not hold how long a drafter was not used: history shows that."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def read(self, subject: BudgetSubject) -> BudgetSums | None:
         """What is left; None where there was no credit so far."""

@@ -11,7 +11,7 @@ from sqlalchemy import ColumnElement, bindparam, delete, func, select, tuple_, u
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Store, of_row
 from alphaloop.tables import cost_profiles
 
 #: The target's own rows: no drafter, no revision.
@@ -31,21 +31,44 @@ class MeasuredEngine:
     batches: tuple[int, ...]  #: batch sizes whose costs were measured
 
 
-class CostStore:
+class CostSubject(NamedTuple):
+    """What rows of the table are about: a target on an engine, and some drafters (name → revision)."""
+
+    host: str
+    device: str
+    engine: str
+    target_revision: str
+    drafters: Mapping[str, str]
+
+    @property
+    def conditions(self) -> tuple[ColumnElement[bool], ...]:
+        """Of the rows of the target and of these drafters."""
+        costs, names = cost_profiles.c, ("host", "device", "engine", "target_revision")
+        return (
+            *(costs[name] == getattr(self, name) for name in names),
+            tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *self.drafters.items()]),
+        )
+
+    def key(self, point: CostPoint) -> dict[str, object]:
+        """The primary key of a point's row."""
+        of_target = self._asdict()
+        drafters = of_target.pop("drafters")
+        revision = drafters[point.drafter] if point.drafter else ""
+        shape = {name: getattr(point, name) for name in ("batch", "width", "context", "kind")}
+        return {**of_target, "drafter": point.drafter or "", "draft_revision": revision, **shape}
+
+
+class CostStore(Store):
     """The table of round times, by host, device, engine, target and drafter revisions."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def load(self, host: str, device: str, engine: str, target_revision: str, drafters: Mapping[str, str]) -> CostTable:
-        """What was measured for the target and for `drafters` (name → revision); empty if nothing was.
+    def load(self, where: CostSubject) -> CostTable:
+        """What was measured for the target and the drafters; empty if nothing was.
 
         Corrections are faded to now: since they were stored, those of drafters have moved towards the target's, and
         their variance has grown (alphaloop/costs.py).
         """
         costs = cost_profiles.c
         age_s = func.extract("epoch", func.now() - func.coalesce(costs.corrected_at, costs.measured_at)).label("age_s")
-        where = _Where(host, device, engine, target_revision, drafters)
         rows = self._database.rows(select(cost_profiles, age_s).where(*where.conditions))
         ages_s: dict[str, float] = {}
         for row in rows:
@@ -54,23 +77,11 @@ class CostStore:
         points = [of_row(CostPoint, row, drafter=row.drafter or None, kind=CostKind(row.kind)) for row in rows]
         return CostTable(after_pause(points, ages_s))
 
-    def save(
-        self,
-        host: str,
-        device: str,
-        engine: str,
-        target_revision: str,
-        drafters: Mapping[str, str],
-        points: Iterable[CostPoint],
-        *,
-        replaces_all: bool = False,
-    ) -> None:
+    def save(self, where: CostSubject, points: Iterable[CostPoint], *, replaces_all: bool = False) -> None:
         """Store measured points over those of the same shape, in place of their corrections.
 
-        With `replaces_all`, in place of all that was measured for this target and these drafters. `drafters` gives the
-        revision of each drafter among them.
+        With `replaces_all`, in place of all that was measured for this target and these drafters.
         """
-        where = _Where(host, device, engine, target_revision, drafters)
         with self._database.begin() as connection:
             if replaces_all:
                 connection.execute(delete(cost_profiles).where(*where.conditions))
@@ -87,17 +98,8 @@ class CostStore:
                 )
                 connection.execute(statement, rows)
 
-    def save_corrections(
-        self,
-        host: str,
-        device: str,
-        engine: str,
-        target_revision: str,
-        drafters: Mapping[str, str],
-        points: Iterable[CostPoint],
-    ) -> None:
+    def save_corrections(self, where: CostSubject, points: Iterable[CostPoint]) -> None:
         """Store corrections from real rounds, as of now; skips points that were deleted or measured anew meanwhile."""
-        where = _Where(host, device, engine, target_revision, drafters)
         corrected = ("correction", "num_corrections", "correction_variance")
         rows = [
             {f"at_{name}": value for name, value in (where.key(point) | {"median_ms": point.median_ms}).items()}
@@ -141,30 +143,3 @@ class CostStore:
             MeasuredEngine(host, device, engine, target, at, tuple(sorted(batches)))
             for host, device, engine, target, at, batches in self._database.rows(query)
         ]
-
-
-class _Where(NamedTuple):
-    """What rows of the table are about: a target on an engine, and some drafters (name → revision)."""
-
-    host: str
-    device: str
-    engine: str
-    target_revision: str
-    drafters: Mapping[str, str]
-
-    @property
-    def conditions(self) -> tuple[ColumnElement[bool], ...]:
-        """Of the rows of the target and of these drafters."""
-        costs, names = cost_profiles.c, ("host", "device", "engine", "target_revision")
-        return (
-            *(costs[name] == getattr(self, name) for name in names),
-            tuple_(costs.drafter, costs.draft_revision).in_([_TARGET, *self.drafters.items()]),
-        )
-
-    def key(self, point: CostPoint) -> dict[str, object]:
-        """The primary key of a point's row."""
-        of_target = self._asdict()
-        drafters = of_target.pop("drafters")
-        revision = drafters[point.drafter] if point.drafter else ""
-        shape = {name: getattr(point, name) for name in ("batch", "width", "context", "kind")}
-        return {**of_target, "drafter": point.drafter or "", "draft_revision": revision, **shape}

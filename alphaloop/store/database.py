@@ -229,6 +229,13 @@ class Database:
         self.close()
 
 
+class Store:
+    """Reads and writes some tables of a database. Threads share it as they share the connections."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def _close_if(is_closed: threading.Event, connection: psycopg.Connection | None, record: ConnectionPoolEntry) -> None:
     if is_closed.is_set() and connection is not None:
         record.close()

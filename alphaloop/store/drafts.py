@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Store, of_row
 from alphaloop.tables import draft_revisions
 
 
@@ -41,11 +41,8 @@ class DraftRevision:
     is_scorable: bool = False  #: one pass over a greedy text gives its counts
 
 
-class DraftRegistry:
+class DraftRegistry(Store):
     """The table of draft revisions."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def register(self, drafter: str, draft_revision: str, target_revision: str, *, is_scorable: bool = False) -> None:
         """Register a draft that is served; a new one and a candidate become active, others keep their status."""

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from alphaloop.errors import AlphaloopError, StoreBusy
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database, columns_of, of_row, values_of
+from alphaloop.store.database import Store, columns_of, of_row, values_of
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
@@ -115,11 +115,8 @@ class NoSuchEvent(AlphaloopError, LookupError):
     """No open drift event has this number."""
 
 
-class DriftEventStore:
+class DriftEventStore(Store):
     """Keeps drift events and the history of each."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def open_events(self) -> list[DriftEvent]:
         """Events that are not over, oldest first."""
@@ -251,11 +248,8 @@ class TaskMemory:
     memories: Mapping[Stream, StoredMemory]
 
 
-class DriftMemoryStore:
+class DriftMemoryStore(Store):
     """Reads new jobs and keeps what the test made of them."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def tasks(self, since: datetime, until: datetime) -> list[str]:
         """Tasks with traffic that was drafted in these hours, sorted."""

@@ -33,7 +33,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.store.decode_runs import CountSource, JobCounts
 from alphaloop.store.exchange import RowSet
 from alphaloop.tables import acceptance_daily, acceptance_hourly
@@ -54,7 +54,8 @@ def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:
 def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, Any]]:
     """The jobs as rows of acceptance_hourly, by `HOUR_KEY`. A job counts once under each of its evidence keys."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
-    hour_of = cache(_hour_of)  # jobs that ended together have one moment
+    # Jobs that ended together have one moment.
+    hour_of = cache(lambda moment: moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0))
     for job in jobs:
         if (run := job.run) is not None:
             row = _row(rows, run.key, hour_of(run.decoded_at), run.purpose, run.mode, run.num_draft_tokens)
@@ -75,11 +76,8 @@ def sums_by_hour(jobs: Iterable[JobCounts]) -> dict[tuple[Any, ...], dict[str, A
 _LATE: Final = timedelta(days=2)
 
 
-class RollupStore:
+class RollupStore(Store):
     """Rebuilds days from hours; running it again gives the same rows."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def roll_up(self, now: datetime) -> list[date]:
         """Sum up every day that has jobs beyond its sum, up to the day of `now`; returns those days, in order.
@@ -166,10 +164,6 @@ _ADD: Final = f"""
     ORDER BY {", ".join(f"given.{column.name}{_collation(column)}" for column in acceptance_hourly.primary_key)}
     ON CONFLICT ({", ".join(HOUR_KEY)}) DO UPDATE SET {_SUMS}
 """  # noqa: S608 - names of columns, no values
-
-
-def _hour_of(moment: datetime) -> datetime:
-    return moment.astimezone(UTC).replace(minute=0, second=0, microsecond=0)
 
 
 def _row(

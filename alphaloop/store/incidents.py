@@ -12,7 +12,7 @@ from sqlalchemy import Row, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import AlphaloopError
-from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.database import Store, of_row, values_of
 from alphaloop.tables import incidents
 
 
@@ -63,11 +63,8 @@ class NoSuchIncident(AlphaloopError, LookupError):
     """No open incident has this number."""
 
 
-class IncidentStore:
+class IncidentStore(Store):
     """The table of incidents."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def open(self, found: Sequence[Incident], now: datetime) -> int:
         """Open incidents; returns how many are new. One that is open already gets the further jobs."""

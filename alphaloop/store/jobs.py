@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import CANCELLATIONS, Database
+from alphaloop.store.database import CANCELLATIONS, Store
 from alphaloop.store.exchange import driver_of
 from alphaloop.tables import cancellations, jobs
 
@@ -64,11 +64,8 @@ class Claim(NamedTuple):
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
 
 
-class JobStore:
+class JobStore(Store):
     """The table of jobs. Every time is the database's own clock."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def claim(
         self, requests: Sequence[ClaimRequest], *, owner: str, lease_s: float, max_attempts: int, alone: bool = True

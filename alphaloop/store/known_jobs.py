@@ -23,7 +23,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.tables import decode_runs, jobs, redrives
 
 
@@ -249,11 +249,8 @@ class LetterKey(NamedTuple):
     written_at_ms: int
 
 
-class RedriveStore:
+class RedriveStore(Store):
     """The table of letters that were sent again."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def mark(self, job_ids: Mapping[LetterKey, str]) -> None:
         """Note letters that the broker has, with the job each became."""

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
 from alphaloop.messages import Status
-from alphaloop.store.database import Database
+from alphaloop.store.database import Store
 from alphaloop.store.exchange import driver_of
 from alphaloop.tables import jobs, outbox
 
@@ -46,11 +46,8 @@ def enqueue(connection: Connection, topic: str, job_ids: Sequence[str], owner: s
     return int(row_id)
 
 
-class Outbox:
+class Outbox(Store):
     """The table of messages to be published. At least once: a crash after publishing publishes again."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def delete(self, ids: Collection[int]) -> None:
         """Delete rows whose messages the broker has all acknowledged. What was set aside has rows of its own."""
@@ -82,15 +79,12 @@ class Outbox:
         return int(self._database.scalar(select(num_messages).where(outbox.c.set_aside_at.is_not(None))))
 
 
-class RefusedResultStore:
+class RefusedResultStore(Store):
     """Keeps what is recorded and what is published the same where Kafka refuses a result.
 
     A row of the outbox is locked first, so of two workers that publish it only one decides. Where the row is gone, or
     no longer names a job, the other worker has decided.
     """
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def replace(self, row_id: int, results: Mapping[str, bytes]) -> set[str]:
         """Record failures in the place of results that were never published; returns the jobs it was done for.

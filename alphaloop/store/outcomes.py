@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from operator import attrgetter
@@ -53,23 +53,18 @@ class Outcome:
         return JobCounts(self.job_id, self.attempt, self.run, self.shadows)
 
 
+@dataclass(eq=False)
 class OutcomeStore:
     """Records outcomes. The evidence that they add to fades by `half_life`.
 
     After each commit `changed` is called with the rows of acceptance_state that changed, as they are then.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        *,
-        half_life: timedelta = timedelta(days=3),
-        changed: Callable[[Sequence[StateRow]], None] | None = None,
-    ) -> None:
-        self._database = database
-        self._half_life = half_life
-        self._changed = changed
-        self._days = KnownDays()
+    database: Database
+    _: KW_ONLY
+    half_life: timedelta = timedelta(days=3)
+    changed: Callable[[Sequence[StateRow]], None] | None = None
+    _days: KnownDays = field(default_factory=KnownDays, init=False)
 
     def record(self, outcomes: Sequence[Outcome], *, owner: str) -> list[OutboxMessage]:
         """Record what this owner still holds; returns the messages to publish, in order.
@@ -82,13 +77,13 @@ class OutcomeStore:
         if not outcomes:
             return []
         try:
-            with self._database.begin() as connection:
+            with self.database.begin() as connection:
                 messages, rows = self._record(connection, outcomes, owner)
         except StoreError:
             self._days.forget()
             raise
-        if rows and self._changed is not None:
-            self._changed(rows)
+        if rows and self.changed is not None:
+            self.changed(rows)
         return messages
 
     def _record(
@@ -97,7 +92,7 @@ class OutcomeStore:
         rows: Sequence[StateRow] = ()
         winners = _end_jobs(connection, outcomes, owner)
         if winners:
-            rows = record_counts(connection, [won.counted for won in winners], self._half_life, days=self._days)
+            rows = record_counts(connection, [won.counted for won in winners], self.half_life, days=self._days)
             record_texts(
                 connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
             )

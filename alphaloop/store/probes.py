@@ -34,7 +34,7 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
 from alphaloop.probes import DecodedText, ProbePrompt, ProbeSet, ProbeSource, ProbeText, TaskTraffic, TextPair
-from alphaloop.store.database import Database, of_row
+from alphaloop.store.database import Database, Store, of_row
 from alphaloop.store.decode_runs import CountSource
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import (
@@ -64,11 +64,8 @@ class ProbeSetVersion:
     created_at: datetime
 
 
-class ProbeSetStore:
+class ProbeSetStore(Store):
     """Keeps every version, because runs of an earlier one are still compared; of each task at most one is in use."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def register(self, probe_set: ProbeSet, now: datetime) -> None:
         """Put a set in use in place of the one before. A version that is known already comes back as it was."""
@@ -95,11 +92,8 @@ class ProbeSetStore:
     def retire(self, task: str) -> bool:
         """Probe the task no more; False when it had no set in use."""
         sets = probe_sets.c
-        with self._database.begin() as connection:
-            changed = connection.execute(
-                update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
-            )
-            return changed.rowcount > 0
+        retired = update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
+        return self._database.change(retired) > 0
 
     def active(self) -> dict[str, ProbeSet]:
         """The set in use of each task that has one."""
@@ -159,11 +153,8 @@ class ProbeRun:
     scored_drafters: tuple[str, ...] = ()  #: on a control's text
 
 
-class ProbeStore:
+class ProbeStore(Store):
     """Probes and controls that were sent. What became of them is read from decode_runs and probe_texts."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
         """When each (task, drafter) was last measured with the set in use, or is being measured.
@@ -228,8 +219,7 @@ class ProbeStore:
     def record(self, runs: Sequence[ProbeRun]) -> None:
         """Record runs that are about to be sent; recorded ones stay as they are."""
         if runs:
-            with self._database.begin() as connection:
-                connection.execute(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
+            self._database.change(insert(probe_runs).on_conflict_do_nothing(), [asdict(run) for run in runs])
 
     def is_recorded(self, job_id: str, payload_sha256: bytes) -> bool:
         """Whether this is a probe or control of the scheduler, with just this payload."""

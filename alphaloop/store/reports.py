@@ -25,7 +25,7 @@ from alphaloop.notifying import (
     incident_opened_news,
     report_news,
 )
-from alphaloop.store.database import Database, columns_of, of_row, values_of
+from alphaloop.store.database import Store, columns_of, of_row, values_of
 from alphaloop.store.drift import EventState, PastState, past_state
 from alphaloop.store.incidents import incident_of
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
@@ -54,11 +54,8 @@ class ReportHeading:
     num_incidents: int  #: that were open
 
 
-class ReportStore:
+class ReportStore(Store):
     """Every report that was made."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def save(self, report: StoredReport) -> None:
         """Keep a report."""
@@ -116,11 +113,8 @@ class Attempted:
     failure: str | None
 
 
-class NotificationStore:
+class NotificationStore(Store):
     """Reads what is to be told and keeps what was."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add_sinks(self, names: Iterable[str], now: datetime) -> None:
         """From `now` on these get news; for those that are known already nothing changes."""

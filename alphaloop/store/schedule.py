@@ -16,15 +16,12 @@ from sqlalchemy import Connection, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.errors import LeadershipLost, StoreError
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, Store
 from alphaloop.tables import schedule_runs
 
 
-class ScheduleStore:
+class ScheduleStore(Store):
     """The runs that were due. A run inserts its row first, so that it happens once."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def claim(self, schedule_id: str, scheduled_for: datetime, owner: str, now: datetime) -> bool:
         """Take a run; False when somebody has or had it."""

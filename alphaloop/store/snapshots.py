@@ -14,7 +14,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Connection, Row, Selec
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
-from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.database import Store, of_row, values_of
 from alphaloop.store.exchange import RowSet
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import decision_snapshots, decode_runs
@@ -52,11 +52,8 @@ class StoredSnapshot:
     facts: SessionFacts
 
 
-class SnapshotStore:
+class SnapshotStore(Store):
     """The table of snapshots."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, rows: Sequence[SnapshotRow]) -> None:
         """Write rows in one transaction; the same rows again change nothing. A missing partition is made first."""

@@ -26,7 +26,7 @@ from alphaloop.experiment.figures import (
     task_speedup,
 )
 from alphaloop.experiment.observe import Phase, Slice, Treatment
-from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.database import Store, of_row, values_of
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import SUBJECT, expectation_pairs, switchback_slices, task_speedups
 
@@ -43,11 +43,8 @@ class SliceRow:
     owner: str  #: worker that decoded it
 
 
-class SwitchbackStore:
+class SwitchbackStore(Store):
     """Keeps slices, and the measured speed-up of each subject over the last `WINDOW`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def add(self, rows: Sequence[SliceRow]) -> None:
         """Store slices. One that is stored already is left as it is, so a call may be repeated."""
@@ -109,11 +106,8 @@ class SwitchbackStore:
 SHOWN: Final = timedelta(days=7)
 
 
-class ExpectationStore:
+class ExpectationStore(Store):
     """Reads pairs."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def newest(
         self,

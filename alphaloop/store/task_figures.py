@@ -21,7 +21,7 @@ from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, Store
 from alphaloop.store.decisions import DecisionChange, change_of
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
@@ -252,11 +252,8 @@ class AcceptanceHour:
         return self.accepts / self.trials if self.trials else None
 
 
-class TaskPages:
+class TaskPages(Store):
     """Reads what belongs to some tasks; give it those of one page."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def last_changes(self, tasks: Collection[str]) -> dict[str, DecisionChange]:
         """By task, how its choice changed last; a task without a logged choice is left out."""

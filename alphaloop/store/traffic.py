@@ -16,7 +16,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
 from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.database import Database, columns_of, of_row
+from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.hourly_sums import SHADOW, sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
 
@@ -59,11 +59,8 @@ class DecodedLately:
     num_tokens: int
 
 
-class TrafficStore:
+class TrafficStore(Store):
     """Reads decoded traffic."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def streams(
         self,
@@ -197,12 +194,12 @@ class TrafficStore:
         return sorted(self._database.scalars(select(acceptance_hourly.c.task).distinct()))
 
 
-def decoded_lately(database: Database, window: timedelta = WINDOW) -> list[DecodedLately]:
+def decoded_lately(database: Database) -> list[DecodedLately]:
     """Jobs and tokens by task and purpose, in the order of names; by the clock of the database."""
     runs = decode_runs.c
     query = (
         select(runs.task, runs.purpose, func.count(), cast(func.sum(runs.num_tokens), BigInteger))
-        .where(runs.decoded_at > func.now() - window)
+        .where(runs.decoded_at > func.now() - WINDOW)
         .group_by(runs.task, runs.purpose)
         .order_by(runs.task, runs.purpose)
     )

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from sqlalchemy import JSON, Connection, TextClause, bindparam, text
+from sqlalchemy import JSON, Connection, bindparam, text
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.database import Database, of_row, values_of
+from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
@@ -98,11 +98,8 @@ class SeenWorker:
         }
 
 
-class WorkerStore:
+class WorkerStore(Store):
     """The table of workers."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     def say(self, load: WorkerLoad) -> int:
         """Replace what this worker said before; returns how many others with the same device said something lately.
@@ -205,11 +202,8 @@ class ServerLife:
     last_seen_at: datetime
 
 
-class ServerIdentityStore:
+class ServerIdentityStore(Store):
     """The table of servers' identities."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     @contextmanager
     def naming(self) -> Iterator[Naming]:
@@ -220,13 +214,11 @@ class ServerIdentityStore:
 
     def known(self) -> list[ServerLife]:
         """Every life of every server, the one that was seen last first."""
-        with self._database.begin() as connection:
-            return Naming(connection).known()
+        return [_life(row) for row in self._database.rows(_KNOWN)]
 
     def changed_since(self, moment: datetime) -> list[ServerLife]:
         """Lives that began after `moment` with something other than the life before, oldest first."""
-        with self._database.begin() as connection:
-            return _lives(connection, _CHANGED, moment=moment)
+        return [_life(row) for row in self._database.rows(_CHANGED, {"moment": moment})]
 
 
 class Naming:
@@ -237,7 +229,7 @@ class Naming:
 
     def known(self) -> list[ServerLife]:
         """Every life of every server, the one that was seen last first."""
-        return _lives(self._connection, _KNOWN)
+        return [_life(row) for row in self._connection.execute(_KNOWN)]
 
     def saw(
         self, endpoint: str, identity: ServerIdentity, *, target_revision: str, engine: str, changed: str | None
@@ -287,10 +279,10 @@ def _seen(row: Any) -> SeenWorker:
 _LIVES: Final = """
     SELECT endpoint, target_revision, engine, identity, changed, first_seen_at, last_seen_at FROM server_identities
 """
-_KNOWN: Final = text(f"{_LIVES} ORDER BY last_seen_at DESC, first_seen_at DESC, endpoint")
+_KNOWN: Final = text(f"{_LIVES} ORDER BY last_seen_at DESC, first_seen_at DESC, endpoint").columns(identity=JSON)
 _CHANGED: Final = text(f"""
     {_LIVES} WHERE changed IS NOT NULL AND first_seen_at > :moment ORDER BY first_seen_at, endpoint
-""")
+""").columns(identity=JSON)
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('server_identities', 0))")
 _SEEN_AGAIN: Final = text("""
     UPDATE server_identities SET last_seen_at = now()
@@ -304,6 +296,5 @@ _FIRST_SEEN: Final = text("""
 """).bindparams(bindparam("identity", type_=JSON))
 
 
-def _lives(connection: Connection, query: TextClause, **given: datetime) -> list[ServerLife]:
-    rows = connection.execute(query.columns(identity=JSON), given)
-    return [of_row(ServerLife, row, identity=ServerIdentity.from_json(row.identity)) for row in rows]
+def _life(row: Any) -> ServerLife:
+    return of_row(ServerLife, row, identity=ServerIdentity.from_json(row.identity))

@@ -31,7 +31,7 @@ from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_header
 from alphaloop.messages.headers import encoded
 from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
 from alphaloop.settings import Settings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.decode_runs import DecodeRun, JobCounts
@@ -272,7 +272,7 @@ def _measured_engine(database: Database) -> None:
         for batch in (1, 8, 16)
         for width in (1, 4, 6, 9, 13)
     ]
-    CostStore(database).save(HOST, DEVICE, ENGINE, TARGET, {DRAFTER: DRAFT}, points)
+    CostStore(database).save(CostSubject(HOST, DEVICE, ENGINE, TARGET, {DRAFTER: DRAFT}), points)
 
 
 def _traffic(database: Database, plan: TaskPlan, now: datetime, rng: random.Random) -> None:

@@ -21,7 +21,7 @@ from alphaloop.costs import CostPoint
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence
 from alphaloop.probes import new_probe_set
 from alphaloop.store.acceptance_state import pack
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.probes import ProbeSetStore
@@ -482,7 +482,7 @@ def fill_surroundings(connection: psycopg.Connection, database: Database, filled
         for batch in (1, 2, 4, 8, 16, 32)
         for width in range(1, 10)
     ]
-    CostStore(database).save("host-1", DEVICE, "transformers-5.23.0/bfloat16", "target-2", {}, costs)
+    CostStore(database).save(CostSubject("host-1", DEVICE, "transformers-5.23.0/bfloat16", "target-2", {}), costs)
 
 
 def _fill_state(connection: psycopg.Connection, filled: Filled) -> None:

@@ -16,7 +16,7 @@ from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -33,27 +33,28 @@ K3 = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "1.7x van
 def test_costs_of_another_host_device_engine_target_or_draft_are_not_mine(database: Database) -> None:
     costs = CostStore(database)
     points = [CostPoint(None, 1, 1, 30.0, 5), CostPoint("lookup", 1, 5, 0.5, 5)]
-    costs.save("h", "cpu", "e", "t", {"lookup": "r1"}, points)
-    for where in (("g", "cpu", "e", "t"), ("h", "gpu", "e", "t"), ("h", "cpu", "f", "t"), ("h", "cpu", "e", "u")):
-        assert not costs.load(*where, {"lookup": "r1"}).points
-    assert costs.load("h", "cpu", "e", "t", {"lookup": "r2"}).rounds(1).round_ms("lookup", 4) is None
-    assert costs.load("h", "cpu", "e", "t", {}).rounds(1).round_ms(None, 0) == 30.0
+    mine = CostSubject("h", "cpu", "e", "t", {"lookup": "r1"})
+    costs.save(mine, points)
+    for other in ({"host": "g"}, {"device": "gpu"}, {"engine": "f"}, {"target_revision": "u"}):
+        assert not costs.load(mine._replace(**other)).points
+    assert costs.load(mine._replace(drafters={"lookup": "r2"})).rounds(1).round_ms("lookup", 4) is None
+    assert costs.load(mine._replace(drafters={})).rounds(1).round_ms(None, 0) == 30.0
 
 
 def test_corrections_come_back_until_the_shape_is_measured_anew(database: Database) -> None:
-    costs, where = CostStore(database), ("h", "cpu", "e", "t", {"lookup": "r1"})
+    costs, where = CostStore(database), CostSubject("h", "cpu", "e", "t", {"lookup": "r1"})
     points = [CostPoint(None, 1, 1, 30.1, 5), CostPoint(None, 1, 9, 36.7, 5), CostPoint("lookup", 1, 9, 0.1, 5)]
-    costs.save(*where, points)
+    costs.save(where, points)
     corrected = [replace(point, correction=1.7, num_corrections=40, correction_variance=0.02) for point in points]
-    costs.save_corrections(*where, corrected)
-    costs.save_corrections(*where, [])
-    assert set(costs.load(*where).points) == set(corrected)
+    costs.save_corrections(where, corrected)
+    costs.save_corrections(where, [])
+    assert set(costs.load(where).points) == set(corrected)
     anew = CostPoint(None, 1, 1, 50.0, 5)
-    costs.save(*where, [anew])
-    assert set(costs.load(*where).points) == {anew, *corrected[1:]}
+    costs.save(where, [anew])
+    assert set(costs.load(where).points) == {anew, *corrected[1:]}
     # A worker that learned against the old figure must not bend the new one.
-    costs.save_corrections(*where, [replace(point, correction=2.5) for point in points])
-    loaded = {(point.drafter, point.width): point for point in costs.load(*where).points}
+    costs.save_corrections(where, [replace(point, correction=2.5) for point in points])
+    loaded = {(point.drafter, point.width): point for point in costs.load(where).points}
     assert loaded[None, 1] == anew
     assert loaded[None, 9].correction == loaded["lookup", 9].correction == 2.5
 

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from alphaloop.costs import HALF_LIFE_S, PRIOR_SD, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServerLaw, answered, step_of
@@ -21,7 +21,7 @@ from worker.costs.learning import LiveCosts, open_costs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
-WHERE: Final = ("h", "cpu", "e", "t", {"model": "r1", "lookup": "r1"})
+WHERE: Final = CostSubject("h", "cpu", "e", "t", {"model": "r1", "lookup": "r1"})
 CALIBRATED: Final = (
     CostPoint(None, 1, 1, 30.0, 9, correction_variance=timing_variance(9)),
     CostPoint(None, 1, 9, 36.0, 9, correction_variance=timing_variance(9)),
@@ -50,12 +50,12 @@ def corrected(point: CostPoint) -> CostPoint:
 
 def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
     store = CostStore(database)
-    store.save(*WHERE, CALIBRATED)
-    assert set(store.load(*WHERE).points) == set(CALIBRATED)
-    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
-    assert set(store.load(*WHERE).points) == set(map(corrected, CALIBRATED))
+    store.save(WHERE, CALIBRATED)
+    assert set(store.load(WHERE).points) == set(CALIBRATED)
+    store.save_corrections(WHERE, map(corrected, CALIBRATED))
+    assert set(store.load(WHERE).points) == set(map(corrected, CALIBRATED))
     age(database, HALF_LIFE_S)
-    loaded = {(point.drafter, point.width): point for point in store.load(*WHERE).points}
+    loaded = {(point.drafter, point.width): point for point in store.load(WHERE).points}
     assert loaded[None, 9] == corrected(CALIBRATED[1]), "the target's own estimate does not fade"
     for width in (2, 9, 64):
         point = loaded["model", width]
@@ -66,14 +66,14 @@ def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
 
 def test_a_worker_begins_with_the_corrections_as_they_stand(database: Database) -> None:
     store = CostStore(database)
-    store.save(*WHERE, CALIBRATED)
-    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
+    store.save(WHERE, CALIBRATED)
+    store.save_corrections(WHERE, map(corrected, CALIBRATED))
     age(database, HALF_LIFE_S)
-    loaded = store.load(*WHERE)
+    loaded = store.load(WHERE)
     costs = LiveCosts(
         loaded.points,
         half_life=32,
-        save=lambda points: store.save_corrections(*WHERE, points),
+        save=lambda points: store.save_corrections(WHERE, points),
         clock=lambda: 0.0,
     )
     for drafter in (None, "model", "lookup"):
@@ -85,14 +85,14 @@ def test_a_worker_begins_with_the_corrections_as_they_stand(database: Database) 
 
 def test_calibrating_anew_ends_the_doubt(database: Database) -> None:
     store = CostStore(database)
-    store.save(*WHERE, CALIBRATED)
-    store.save_corrections(*WHERE, map(corrected, CALIBRATED))
+    store.save(WHERE, CALIBRATED)
+    store.save_corrections(WHERE, map(corrected, CALIBRATED))
     age(database, 100 * HALF_LIFE_S)
-    store.save(*WHERE[:4], {"lookup": "r1"}, CALIBRATED[:1], replaces_all=True)
-    kept = {(point.drafter, point.width) for point in store.load(*WHERE).points}
+    store.save(WHERE._replace(drafters={"lookup": "r1"}), CALIBRATED[:1], replaces_all=True)
+    kept = {(point.drafter, point.width) for point in store.load(WHERE).points}
     assert kept == {(None, 1), ("model", 2), ("model", 9), ("model", 64)}, "of other drafters everything stays"
-    store.save(*WHERE, CALIBRATED, replaces_all=True)
-    assert set(store.load(*WHERE).points) == set(CALIBRATED)
+    store.save(WHERE, CALIBRATED, replaces_all=True)
+    assert set(store.load(WHERE).points) == set(CALIBRATED)
 
 
 class _Asked(FakeEngine):

@@ -13,13 +13,7 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.store.budgets import BudgetStore, BudgetSums
 from alphaloop.store.database import Database
-from tests.fixtures.deciding_worker import (
-    Worker,
-    asked,
-    record,
-    run,
-    unreachable,
-)
+from tests.fixtures.deciding_worker import Worker, asked, record, run, unreachable
 from worker.deciding.decider import FirstReads
 
 pytestmark = pytest.mark.postgres
@@ -63,7 +57,7 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
     assert stored().accrued == pytest.approx(5 * first)
     worker.decide("code")
     assert stored().accrued == pytest.approx(5 * first)
-    worker.decider.save()
+    worker.decider.session.save()
     assert stored().accrued == pytest.approx(6 * first), "when a worker ends"
     worker.decide("code")
     worker.store.keep("code", "greedy", worker.budget().paid(1.0))

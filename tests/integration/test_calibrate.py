@@ -13,7 +13,7 @@ from alphaloop.cli.models import _show_costs
 from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.server_identity import EngineIdentity
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from tests.fixtures.cli import CarriedOut
 
@@ -53,9 +53,8 @@ def test_calibrate_measures_and_stores(
     assert any(p.kind is CostKind.PREFILL for p in points)
     drafts = text("SELECT DISTINCT drafter, draft_revision FROM cost_profiles WHERE drafter <> ''")
     revisions = {row.drafter: row.draft_revision for row in database.rows(drafts)}
-    stored = CostStore(database).load(
-        identity.host, identity.device, identity.engine, identity.target_revision, revisions
-    )
+    where = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+    stored = CostStore(database).load(where)
     # The doubt of a correction is not measured: it grows from the time of storing.
     without_doubt = {replace(point, correction_variance=0.0) for point in points}
     assert {replace(point, correction_variance=0.0) for point in stored.points} == without_doubt

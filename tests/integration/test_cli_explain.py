@@ -16,7 +16,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
@@ -80,7 +80,8 @@ def other_machine(database: Database, tmp_path: Path, monkeypatch: pytest.Monkey
     (configs / "worker.toml").write_text("[worker]\nbatch_size = 61\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
     DraftRegistry(database).register("of_this_machine", "draft-2", "old-target")
-    CostStore(database).save("b-host", "old device", "old engine", "old-target", {}, [CostPoint(None, 1, 1, 9.0, 5)])
+    old = CostSubject("b-host", "old device", "old engine", "old-target", {})
+    CostStore(database).save(old, [CostPoint(None, 1, 1, 9.0, 5)])
 
 
 def test_explain_says_what_the_workers_run(

@@ -15,6 +15,7 @@ import transformers
 from alphaloop.errors import IncompatiblePair, ModelNotFound
 from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
 from tests.fixtures.models import small_llama
+from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.models import Target, load_target
@@ -48,7 +49,8 @@ def source(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: 
 
 def load(source: Path, served: TargetSettings, target: Target, **more: Any) -> DraftModelDrafter:
     settings = DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more)
-    return DraftModels({"small": settings}, served, target, num_slots=2).load("small")
+    models = DraftModels({"small": settings}, served, target, placement=Placement(target.device), num_slots=2)
+    return models.load("small")
 
 
 def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
@@ -126,7 +128,7 @@ def test_drafters_of_the_same_weights_share_them_but_no_slots(
     settings = {
         name: DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **more) for name, more in dials.items()
     }
-    models = DraftModels(settings, served, target, num_slots=2)
+    models = DraftModels(settings, served, target, placement=Placement(target.device), num_slots=2)
     made = {name: models.load(name) for name in dials}
     plain, gated = made["plain"], made["gated"]
     assert {name for name, one in made.items() if one.model is not plain.model} == {"other"}

@@ -19,7 +19,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
@@ -40,7 +40,7 @@ def chat(database: Database, rng: random.Random) -> Database:
     """Two jobs alone that drafted, twelve beside eight others that did not; look-up was what was logged last."""
     points = [CostPoint(None, b, w, ms, 5) for b, its in _WIDE_MS.items() for w, ms in zip((1, 4, 9), its, strict=True)]
     points += [CostPoint("lookup", batch, width, 0.1, 5) for batch in (1, 8) for width in (4, 9)]
-    CostStore(database).save("a-host", DEVICE, ENGINE, TARGET, {"lookup": "draft-1"}, points)
+    CostStore(database).save(CostSubject("a-host", DEVICE, ENGINE, TARGET, {"lookup": "draft-1"}), points)
     DraftRegistry(database).register("lookup", "draft-1", TARGET)
     jobs = DecodedJobs(database, rng)
     for _ in range(2):

@@ -80,8 +80,7 @@ class Plan:
     def missing(self, points: Iterable[CostPoint]) -> Plan:
         """The shapes of this plan that `points` lack; none if they have all that are needed."""
         have = {Shape.of(point) for point in points}
-        lacking = tuple(shape for shape in self.needed if shape not in have)
-        if not lacking:
+        if not (lacking := tuple(shape for shape in self.needed if shape not in have)):
             return Plan((), ())
         groups = (tuple(shape for shape in group if shape not in have) for group in self.refining)
         return Plan(lacking, tuple(group for group in groups if group))
@@ -117,7 +116,6 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
             found += [Shape(name, batch, width, context) for batch, width in mine]
         return found
 
-    corners = ({batches[0], batches[-1]}, {widths[0], widths[-1]})
     needed = rounds(needed_batches, needed_widths, near)
     # Widths first: between two that were measured a step of the device would look like a slope, and k is chosen there.
     refining = [rounds(needed_batches, [width], near) for width in widths[1:-1]]
@@ -129,7 +127,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     )
     needed += prompts
     refining += longer
-    far = [rounds(*corners, context) for context in further]
+    far = [rounds({batches[0], batches[-1]}, needed_widths, context) for context in further]
     refining += [[s for s in shapes if not s.drafter] for shapes in far]
     refining += [[s for s in shapes if s.drafter] for shapes in far]
     refining += [rounds([batch], needed_widths, near) for batch in batches[1:-1] if batch not in needed_batches]
@@ -176,7 +174,8 @@ def calibrate(
     left_out: set[str] = set()
     for shape in wanted.needed:
         _try(shape, measure, left_out)
-    for group in (_without(left_out, shapes) for shapes in wanted.refining):
+    for shapes in wanted.refining:
+        group = [shape for shape in shapes if shape.drafter not in left_out]
         foreseen_s = sum(_foresee_s(shape, seconds) for shape in group)
         if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
             continue
@@ -252,11 +251,10 @@ def steps(engine: Engine) -> Iterator[list[Shape]]:
 
     def rounds(load: int, context: int) -> list[Shape]:
         target = [Shape("", load, 1, context)] if num_vanilla else []
-        served = [
+        return target + [
             Shape(drafter.name, load, drafter.max_draft_tokens + 1, context, CostKind.SERVED)
             for drafter in engine.drafters
         ]
-        return target + served
 
     prompt = min(SERVED_PROMPT_TOKENS, length // 2)
     first, *others = loads_up_to(most)
@@ -300,10 +298,6 @@ def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> 
         left_out.add(shape.drafter)
         told = {"action": "drafter_not_measured", "drafter": shape.drafter}
         log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=told)
-
-
-def _without(left_out: Collection[str], shapes: Iterable[Shape]) -> list[Shape]:
-    return [shape for shape in shapes if shape.drafter not in left_out]
 
 
 def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:

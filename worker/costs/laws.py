@@ -306,8 +306,7 @@ class RouteLaws:
     def __init__(self, assumed: Mapping[Route, float], shape: UsualShape, *, half_life: int, now: float) -> None:
         self.nodes: Final = shape.nodes
         self._assumed, self._shape, self._half_life = assumed, shape, half_life
-        most = _KEPT_HALF_LIVES * half_life
-        self._routes = {route: _Learned(deque(maxlen=most), now) for route in assumed}
+        self._routes = {route: _Learned(deque(maxlen=_KEPT_HALF_LIVES * half_life), now) for route in assumed}
 
     def take(self, route: Route, taken: Time, now: float) -> None:
         """A time of a request."""
@@ -342,8 +341,7 @@ class RouteLaws:
             priors[route] = lead.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _STEP_SD)
         vanilla = lead if first is None else fitted(self.nodes, times[None], priors[None], half_life)
         for route, its in self._routes.items():
-            is_vanilla = route is None
-            its.law = vanilla if is_vanilla else fitted(self.nodes, times[route], priors[route], half_life, vanilla)
+            its.law = vanilla if route is None else fitted(self.nodes, times[route], priors[route], half_life, vanilla)
             its.is_new, its.fitted_s = False, now
         return True
 

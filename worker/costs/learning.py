@@ -38,7 +38,7 @@ from alphaloop.costs import (
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
-from alphaloop.store.costs import CostStore
+from alphaloop.store.costs import CostStore, CostSubject
 from worker.background import Write
 from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
@@ -98,20 +98,20 @@ def open_costs(
     """
     identity, drafters = engine.identity, engine.drafters
     revisions = {drafter.name: drafter.revision for drafter in drafters}
-    key = (identity.host, identity.device, identity.engine, identity.target_revision, revisions)
-    known = store.load(*key).points
+    key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
+    known = store.load(key).points
     told = {"action": "calibration_started", "device": identity.device}
     if not engine.can_redraft:
         if not known and settings.calibration_budget_s > 0:
             log.info("asking servers what a round costs", extra=told)
-            store.save(*key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
-            known = store.load(*key).points
+            store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
+            known = store.load(key).points
         return RequestCosts(
             drafters,
             known,
             most_in_flight=engine.load().num_slots,
             half_life=_HALF_LIFE_ROUNDS,
-            save=lambda learned: write("costs of servers", lambda: store.save(*key, learned)),
+            save=lambda learned: write("costs of servers", lambda: store.save(key, learned)),
             clock=clock,
         )
     timed, points = timed_by(drafters), known
@@ -120,14 +120,14 @@ def open_costs(
         found = calibrate(
             engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
         )
-        store.save(*key, with_shared_weights(found, timed))
-        points = store.load(*key).points
+        store.save(key, with_shared_weights(found, timed))
+        points = store.load(key).points
     num_new = len(points) - len(known)
     log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
     return LiveCosts(
         points,
         half_life=_HALF_LIFE_ROUNDS,
-        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(*key, corrected)),
+        save=lambda corrected: write("corrected costs", lambda: store.save_corrections(key, corrected)),
         timed=timed,
         clock=clock,
     )

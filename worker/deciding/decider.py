@@ -136,10 +136,6 @@ class Decider:
         traffic = (one for one in outcomes if one.run is not None and one.run.purpose == Purpose.TRAFFIC)
         self.session.count_scored(shadow.key for outcome in traffic for shadow in outcome.shadows)
 
-    def save(self) -> None:
-        """Write the budgets; before a worker ends."""
-        self.session.save()
-
     def _drafters(self) -> list[DrafterState]:
         return [
             replace(drafter, is_stale=self.evidence_cache.is_stale(drafter.name, drafter.revision))

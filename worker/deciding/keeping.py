@@ -224,8 +224,7 @@ class SnapshotJournal:
         # Encoded at once, because what was noted holds whole cost tables.
         while self._noted:
             self._rows.append(self._row(self._noted.popleft()))
-        num_dropped = len(self._rows) - MOST_WAITING
-        if num_dropped > 0:
+        if (num_dropped := len(self._rows) - MOST_WAITING) > 0:
             log.warning("%d decisions not recorded", num_dropped, extra={"action": "decisions_not_recorded"})
             del self._rows[:num_dropped]
         if self._rows:

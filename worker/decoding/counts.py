@@ -45,15 +45,11 @@ class RoundCounts:
     """
 
     def __init__(self) -> None:
-        self.num_vanilla_rounds = 0
+        self.num_vanilla_rounds = 0  #: without a drafter: one token each, which was not drafted
         #: By drafter that may be asked: its gate, and the drafters with the same weights, for which its rounds count.
         self.sharing: dict[str, tuple[float, Sequence[SharedWeightDrafter]]] = {}
         self._drafters: dict[str, _Rounds] = {}
         self._shared: dict[str, _Rounds] = {}
-
-    def take_vanilla(self) -> None:
-        """Count a round without a drafter: one token, and that token was not drafted."""
-        self.num_vanilla_rounds += 1
 
     def take_drafted(
         self,

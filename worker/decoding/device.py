@@ -84,8 +84,7 @@ def find_device(name: str, *, setting: str = TARGET_SETTING) -> torch.device:
             f"found torch {torch.__version__}",
             hint="install such a build of torch, or set cpu or auto",
         )
-    num_seen = torch.cuda.device_count()
-    if not num_seen:
+    if not (num_seen := torch.cuda.device_count()):
         raise ConfigError(
             f"{setting}: expected a GPU that torch can use for {name!r}, found none",
             hint="nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES and the container decide what a process "

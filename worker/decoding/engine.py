@@ -273,8 +273,7 @@ class TransformersEngine:
                 by_drafter[sequence.drafting.name].append(ask)
         has_failed = False
         for name, wanted in by_drafter.items():
-            answers = self._open_drafters.propose(name, wanted, self._target)
-            if answers is None:
+            if (answers := self._open_drafters.propose(name, wanted, self._target)) is None:
                 has_failed = True
                 continue
             round_.num_draft_prefill_tokens += sum(answer.num_read for answer in answers)
@@ -313,8 +312,7 @@ class TransformersEngine:
         return [sequence for sequence in batch if self._num_unread(sequence) > 1]
 
     def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
-        shadows = (*generation.shadows, *self._shadows.end(sequence))
-        with_shadows = replace(generation, shadows=shadows)
+        with_shadows = replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
         if sequence.to_score is None:
             return with_shadows
         usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
@@ -343,7 +341,7 @@ class TransformersEngine:
             return False
         self._drop(sequence)
         self._admitted.close_gaps()
-        self._shadows.cancel(sequence)
+        self._shadows.drop(sequence)
         self._open_drafters.finished(sequence)
         return True
 

@@ -283,8 +283,7 @@ def refuse_unsupported(config: Any, context_length: int | None = None) -> None:
 
 def refuse_form(model: Any) -> None:
     """Raise UnsupportedModel for a model that cannot be called with positions, or not for some logits only."""
-    missing = {"position_ids", "logits_to_keep"} - set(inspect.signature(model.forward).parameters)
-    if missing:
+    if missing := {"position_ids", "logits_to_keep"} - set(inspect.signature(model.forward).parameters):
         raise UnsupportedModel(
             f"expected a decoder-only language model that takes {' and '.join(sorted(missing))}, "
             f"found {model.config.model_type}"

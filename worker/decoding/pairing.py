@@ -220,8 +220,7 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
         return ("refused", f"Expected the target's vocabulary, found another. {said}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
     # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
-    unreadable = sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows)
-    if unreadable:
+    if unreadable := sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows):
         return (
             "refused",
             f"{len(unreadable):,} of the target's tokens have no row in the draft's {draft.num_rows:,} embeddings, "

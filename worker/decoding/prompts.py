@@ -70,8 +70,7 @@ def prepare_job(
 
 def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_length: int) -> PreparedJob:
     """The prepared job with `max_tokens` that fit; raises PromptTooLong when not one does."""
-    room = context_length - len(token_ids)
-    if room < 1:
+    if (room := context_length - len(token_ids)) < 1:
         raise PromptTooLong(
             f"expected fewer than {context_length} prompt tokens, found {len(token_ids)} (max_tokens is "
             f"{sampling.max_tokens}, prompt and output share {context_length} tokens of context)",
@@ -138,8 +137,7 @@ def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, asks_f
 
 def check_template(tokenizer: Any) -> None:
     """Raise UnsupportedModel for a chat template that can write no conversation at all."""
-    template = tokenizer.chat_template
-    if not template:
+    if not (template := tokenizer.chat_template):
         return
     if isinstance(template, Mapping) and "default" not in template:
         raise UnsupportedModel(
@@ -292,5 +290,4 @@ def _kinds(part: dict[str, Any] | None) -> set[str]:
     """The types of a tokenizer's part, and of the parts that it consists of."""
     if part is None:
         return set()
-    inner = part.get("pretokenizers", ())
-    return {part["type"]}.union(*map(_kinds, inner))
+    return {part["type"]}.union(*map(_kinds, part.get("pretokenizers", ())))

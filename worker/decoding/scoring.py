@@ -11,7 +11,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Container, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
@@ -39,6 +39,7 @@ def _raise(drafter: str, method: str, error: Exception) -> None:
     raise error
 
 
+@dataclass(eq=False)
 class Shadows:
     """Scores texts with look-up drafters as far as these do not decode them, within each one's share of time.
 
@@ -75,19 +76,13 @@ class Shadows:
     A reading that raises is dropped, and `failed` is called with the drafter, the method and the error.
     """
 
-    def __init__(
-        self,
-        drafters: Mapping[str, Drafter],
-        clock: Callable[[], float] = time.perf_counter,
-        *,
-        failed: Callable[[str, str, Exception], object] = _raise,
-        ended: Container[str] = (),
-    ) -> None:
-        """`ended`: drafters that score nothing any more."""
-        self._drafters = drafters
-        self._clock = clock
-        self._failed = failed
-        self._ended = ended
+    drafters: Mapping[str, Drafter]
+    clock: Callable[[], float] = time.perf_counter
+    _: KW_ONLY
+    failed: Callable[[str, str, Exception], object] = _raise
+    ended: Container[str] = ()  #: drafters that score nothing any more
+
+    def __post_init__(self) -> None:
         self._decoding = _Mean()  #: device seconds of a job
         self._scoring: defaultdict[str, _Mean] = defaultdict(_Mean)  #: seconds of a score, by drafter
         self._readings: deque[_Reading] = deque()
@@ -96,8 +91,8 @@ class Shadows:
         """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
         if not sequence.task:
             return
-        for name, drafter in self._drafters.items():
-            if not isinstance(drafter, LookupDrafter) or name in self._ended:
+        for name, drafter in self.drafters.items():
+            if not isinstance(drafter, LookupDrafter) or name in self.ended:
                 continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
@@ -105,20 +100,20 @@ class Shadows:
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    propose = drafter.rereading(seen, sequence.task, drafter.num_remembered(sequence.task))
+                    propose = drafter.rereading(seen, sequence.task)
                 except Exception as error:
-                    self._failed(name, "rereading", error)
+                    self.failed(name, "rereading", error)
                     continue
                 rounds = VirtualRounds(propose, seen, drafter.state.max_draft_tokens, sequence.max_tokens)
                 self._readings.append(_Reading(sequence, drafter, rounds))
 
     def advance(self) -> None:
         """Read on in the running texts, in turn, for at most ADVANCE_S and one round."""
-        began = now = self._clock()
+        began = now = self.clock()
         for _ in range(len(self._readings)):
             reading = self._readings[0]
             while reading.is_needed and self._takes_round(reading):
-                before, now = now, self._clock()
+                before, now = now, self.clock()
                 reading.seconds += now - before
                 if now - began >= ADVANCE_S:
                     return
@@ -131,19 +126,22 @@ class Shadows:
             return ()
         self._decoding.take(sequence.device_s)
         found = []
-        for reading in self._drop(sequence):
+        for reading in self.drop(sequence):
             if reading.is_needed:
-                began = self._clock()
+                began = self.clock()
                 while self._takes_round(reading):
                     pass
                 if not reading.has_failed:
                     found.append(reading.shadow)
-                self._scoring[reading.drafter.state.name].take(reading.seconds + self._clock() - began)
+                self._scoring[reading.drafter.state.name].take(reading.seconds + self.clock() - began)
         return tuple(found)
 
-    def cancel(self, sequence: Sequence) -> None:
-        """Forget a sequence that does not end by itself."""
-        self._drop(sequence)
+    def drop(self, sequence: Sequence) -> list[_Reading]:
+        """Forget a sequence that does not end by itself; what was read of it."""
+        dropped = [reading for reading in self._readings if reading.sequence is sequence]
+        for reading in dropped:
+            self._readings.remove(reading)
+        return dropped
 
     def clear(self) -> None:
         """Forget every sequence."""
@@ -162,14 +160,8 @@ class Shadows:
             reading.has_failed = True
             if reading in self._readings:
                 self._readings.remove(reading)
-            self._failed(reading.drafter.state.name, "rereading", error)
+            self.failed(reading.drafter.state.name, "rereading", error)
             return False
-
-    def _drop(self, sequence: Sequence) -> list[_Reading]:
-        dropped = [reading for reading in self._readings if reading.sequence is sequence]
-        for reading in dropped:
-            self._readings.remove(reading)
-        return dropped
 
 
 @dataclass(slots=True)
@@ -261,7 +253,7 @@ def score(
     """
     seen = list(prompt)
     if isinstance(drafter, LookupDrafter):
-        propose = drafter.rereading(seen, "", 0)
+        propose = drafter.rereading(seen, "")
     elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1:
         propose = _rereading(drafter, seen, output)
     else:

@@ -46,12 +46,11 @@ class Sequence:
         self.finish_reason: Literal["stop", "length"] | None = None
         self._end_tokens = target.end_tokens | set(self.sampling.stop_token_ids)
         # An answer to messages is a text of its own, also where a template's words stand right before it.
-        before = prepared.token_ids if prepared.job.body.prompt is not None else ()
         self._stream = TextStream(
             target.decode,
             self.sampling.stop,
             is_live=self.is_streamed,
-            before=before,
+            before=prepared.token_ids if prepared.job.body.prompt is not None else (),
             byte_tokens=target.byte_tokens,
             special_tokens=target.special_tokens,
         )
@@ -120,11 +119,8 @@ class Sequence:
         The token that ends the text counts, tokens behind it are cropped: the counts' `num_tokens` is always the number
         of output tokens. An end token counts without being text. So does the token that completes a stop string.
         """
-        room = self._room
-        tokens = [*(proposal.tokens[index] for index in verdict.path), verdict.next_token]
-        num_emitted = 0
-        for token in tokens:
-            num_emitted += 1
+        room, num_before = self._room, len(self.text)
+        for token in (*(proposal.tokens[index] for index in verdict.path), verdict.next_token):
             self.text.append(token)
             if token in self._end_tokens:
                 self._stream.finish()
@@ -135,9 +131,10 @@ class Sequence:
                 self.finish_reason = "stop" if self._stream.finish() else "length"
             if self.finish_reason:
                 break
+        num_emitted = len(self.text) - num_before
         self._second_choices += verdict.second_choices[:num_emitted]
         if ask is None or self.drafter is None:
-            self.counts.take_vanilla()
+            self.counts.num_vanilla_rounds += 1
         else:
             self.counts.take_drafted(
                 self.drafter,
@@ -167,8 +164,7 @@ class Sequence:
 
     def take_delta(self) -> TokenDelta | None:
         """Text added since the last call, if any has become certain."""
-        text = self._stream.take_delta()
-        if not text:
+        if not (text := self._stream.take_delta()):
             return None
         self._num_deltas += 1
         return TokenDelta(self.job_id, text, self._num_deltas - 1)

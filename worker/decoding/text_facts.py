@@ -121,8 +121,7 @@ def _refusal(config: Any, text: Any, kinds: tuple[str, ...], windows: set[int]) 
 
 
 def _quantization(config: Any) -> str | None:
-    found = getattr(config, "quantization_config", None)
-    if not found:
+    if not (found := getattr(config, "quantization_config", None)):
         return None
     method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
     return str(getattr(method, "value", method) or "quantized ones")

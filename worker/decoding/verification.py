@@ -67,8 +67,7 @@ def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list
                 sampled.setdefault(choice.cut, {})[index] = scores
         begin = end
     for alike in sampled.values():
-        some = asked[next(iter(alike))][0].choice
-        p = some.probabilities(torch.cat([*alike.values()]))
+        p = asked[next(iter(alike))][0].choice.probabilities(torch.cat([*alike.values()]))
         begin = 0
         for index, scores in alike.items():
             found[index] = _verify_drawn(p[begin : begin + len(scores)], *asked[index])
@@ -85,8 +84,7 @@ def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
 
 def _with_second_choices(verdict: DraftVerdict, logits: Tensor) -> DraftVerdict:
     """The verdict on a greedy sequence with the second choice at each token of it."""
-    rows = [0, *(index + 1 for index in verdict.path)]
-    values, tokens = logits[rows].float().topk(2)
+    values, tokens = logits[[0, *(index + 1 for index in verdict.path)]].float().topk(2)
     gaps = (values[:, 0] - values[:, 1]).tolist()
     second = tuple(SecondChoice(token, gap) for token, gap in zip(tokens[:, 1].tolist(), gaps, strict=True))
     return replace(verdict, second_choices=second)

@@ -314,36 +314,34 @@ class Intake:
             lane.drop(lambda delivery: delivery.partition in gone)
 
 
+@dataclass(eq=False)
 class TopicWatch:
     """Asks the broker for the ids of the topics that intakes read, and tells the intakes. One thread uses it.
 
-    Offsets alone do not always show that a topic was deleted and made again.
+    Offsets alone do not always show that a topic was deleted and made again. `ask` gives ids by topic and raises
+    BrokerError.
     """
 
-    def __init__(
-        self,
-        intakes: Sequence[Intake],
-        ask: Callable[[Collection[str]], Mapping[str, str]],
-        *,
-        every_s: float = TOPIC_CHECK_S,
-    ) -> None:
-        """`ask` gives ids by topic and raises BrokerError."""
-        self._intakes, self._ask = intakes, ask
-        self._every_s = every_s
+    intakes: Sequence[Intake]
+    ask: Callable[[Collection[str]], Mapping[str, str]]
+    _: KW_ONLY
+    every_s: float = TOPIC_CHECK_S
+
+    def __post_init__(self) -> None:
         self._due = time.monotonic()
         self._assignments: list[int] = []
 
     def check(self) -> None:
         """Ask if that is due: after each assignment, and each `every_s`."""
-        assignments = [intake.assignment_number for intake in self._intakes]
+        assignments = [intake.assignment_number for intake in self.intakes]
         if time.monotonic() < self._due and assignments == self._assignments:
             return
-        self._due, self._assignments = time.monotonic() + self._every_s, assignments
-        topics = set().union(*(intake.topics for intake in self._intakes))
+        self._due, self._assignments = time.monotonic() + self.every_s, assignments
+        topics = set().union(*(intake.topics for intake in self.intakes))
         try:
-            ids = self._ask(topics)
+            ids = self.ask(topics)
         except BrokerError as error:
             log.debug("ids of topics: %s", error.message)  # the poll says that the broker is away
             return
-        for intake in self._intakes:
+        for intake in self.intakes:
             intake.tell_topic_ids(ids)

@@ -174,13 +174,8 @@ class Validation:
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
         return ReadyJob(delivery, prepared, digest, lane)
 
-    def task(self, name: str) -> TaskSettings:
-        """The settings of a task that a job was read for."""
-        return self.tasks[name]
-
     def _with_defaults(self, tasks: Mapping[str, TaskSettings]) -> dict[str, TaskSettings]:
-        defaults = self.engine.sampling_defaults
-        return {name: defaults.applied_to(task) for name, task in tasks.items()}
+        return {name: self.engine.sampling_defaults.applied_to(task) for name, task in tasks.items()}
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
         """The first pattern that covers the job's prompt, or a message of it; empty if none does.

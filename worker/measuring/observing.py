@@ -106,10 +106,9 @@ class Runner:
 
         Raises Interrupted or DecodeFailed.
         """
-        jobs = [self.prepared[number] for number in block]
         short = [
             replace(job, sampling=replace(job.sampling, max_tokens=min(job.sampling.max_tokens, WARM_UP_TOKENS)))
-            for job in jobs
+            for job in (self.prepared[number] for number in block)
         ]
         for candidate in (VANILLA, *candidates):
             self.decode(short, candidate)
@@ -260,12 +259,11 @@ class ExactnessCheck:
         if key not in self._answers:
             self._num_examined += 1
             asked = self._prepared[number]
-            shared = (*asked.token_ids, *truth[:place])
             jobs = [
                 replace(
                     asked,
                     job=asked.job.model_copy(update={"job_id": f"{asked.job.job_id}-tie-{token}"}),
-                    token_ids=shared,
+                    token_ids=(*asked.token_ids, *truth[:place]),
                     sampling=replace(asked.sampling, max_tokens=1, logit_bias=((token, self._tolerance),)),
                 )
                 for token in (truth[place], found[place])

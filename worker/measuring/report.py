@@ -215,8 +215,7 @@ def reasons(evidence: CandidateEvidence, *, ships: bool = False) -> Iterator[tup
 
 def account(e: CandidateEvidence) -> str | None:
     """What its rounds bring and cost; the arithmetic behind every other reason."""
-    c = e.costs
-    if c is None:
+    if (c := e.costs) is None:
         return None
     reading = (
         f"; reading prompts is {_percent(c.vanilla_reading)} of vanilla's time" if c.vanilla_reading > 0.05 else ""
@@ -297,11 +296,9 @@ def domain(e: CandidateEvidence) -> str | None:
 
 def draft_cost(e: CandidateEvidence) -> str | None:
     """With a draft that cost nothing, the bar would be reached."""
-    c = e.costs
-    if c is None or c.draft_step is None or e.own.ratio.estimate >= e.bar:
+    if (c := e.costs) is None or c.draft_step is None or e.own.ratio.estimate >= e.bar:
         return None
-    free = c.whole(c.tokens / (c.verify + c.rest))
-    if free < e.bar:
+    if (free := c.whole(c.tokens / (c.verify + c.rest))) < e.bar:
         return None
     return (
         f"Drafting is too dear: a drafted token costs {c.draft_step:.2f} of a target pass (c), {c.draft:.2f} a round; "
@@ -311,11 +308,9 @@ def draft_cost(e: CandidateEvidence) -> str | None:
 
 def wide_pass(e: CandidateEvidence) -> str | None:
     """With passes as cheap as vanilla's, the bar would be reached."""
-    c = e.costs
-    if c is None or e.own.ratio.estimate >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
+    if (c := e.costs) is None or e.own.ratio.estimate >= e.bar or c.verify <= NOTABLE * c.vanilla_verify:
         return None
-    free = c.whole(c.tokens / (c.draft + c.vanilla_verify + c.rest))
-    if free < e.bar:
+    if (free := c.whole(c.tokens / (c.draft + c.vanilla_verify + c.rest))) < e.bar:
         return None
     busy = f" at batch {e.batch}" if e.batch > 1 else ""
     return (
@@ -326,8 +321,7 @@ def wide_pass(e: CandidateEvidence) -> str | None:
 
 def prompt_dominated(e: CandidateEvidence) -> str | None:
     """The rounds gain enough; the time lies in reading prompts, which nothing here shortens."""
-    c = e.costs
-    if c is None or e.own.ratio.estimate >= e.bar or c.tokens / c.total < e.bar:
+    if (c := e.costs) is None or e.own.ratio.estimate >= e.bar or c.tokens / c.total < e.bar:
         return None
     return (
         f"Reading prompts takes {_percent(c.vanilla_reading)} of vanilla's time and cannot be drafted: the rounds "
@@ -347,8 +341,7 @@ def short_outputs(e: CandidateEvidence) -> str | None:
 
 def nothing_proposed(e: CandidateEvidence) -> str | None:
     """A drafter that proposes nothing in most rounds."""
-    share = e.own.acceptance.empty_share
-    if share <= MOSTLY or not e.own.acceptance.num_rounds:
+    if (share := e.own.acceptance.empty_share) <= MOSTLY or not e.own.acceptance.num_rounds:
         return None
     return (
         f"{e.own.candidate.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither "

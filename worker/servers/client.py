@@ -126,8 +126,7 @@ class ServerClient:
 
         Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
         """
-        path = _VERSION_PATHS.get(self.endpoint.kind)
-        if path is None:
+        if (path := _VERSION_PATHS.get(self.endpoint.kind)) is None:
             return None
         try:
             async with self._http.asked("GET", f"{self.endpoint.root}{path}") as content:

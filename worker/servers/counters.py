@@ -171,8 +171,7 @@ class CounterSlices:
         self._idle = found
         if due.since is None:
             return None
-        counts = counts_between(due.since, found, due.num_requests, due.num_tokens, self._k)
-        if counts is None:
+        if (counts := counts_between(due.since, found, due.num_requests, due.num_tokens, self._k)) is None:
             return None
         return SliceCounts(due.num_requests, due.num_prompt_tokens, due.num_tokens, counts)
 

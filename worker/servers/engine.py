@@ -114,7 +114,7 @@ class ServerEngine(Engine):
         identity: EngineIdentity,
         fleet: Fleet,
         *,
-        known: Mapping[str, ServerIdentity],
+        known: dict[str, ServerIdentity],
         num_slots: int | None,
         thread: LoopThread,
     ) -> None:
@@ -237,8 +237,7 @@ class ServerEngine(Engine):
 
     def cancel(self, job_id: str) -> bool:
         """Close the request's connection, so that its server aborts it; False if it is not here."""
-        request = self._running.pop(job_id, None)
-        if request is None:
+        if (request := self._running.pop(job_id, None)) is None:
             return False
         self._thread.call(partial(self._sending.drop, request))
         return True
@@ -359,11 +358,9 @@ def _server(
     length = (found.context_length if found else None) or identity.context_length
     server = found.server if found else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
-    is_counted = settings.metrics_url is not None
-    drafter = settings.drafter and models.drafter_state(
-        settings.drafter, f"{server}-counters" if is_counted else server
-    )
-    return InferenceServer(name, endpoint, drafter or None, settings.max_requests, length)
+    revision = server if settings.metrics_url is None else f"{server}-counters"
+    drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
+    return InferenceServer(name, endpoint, drafter, settings.max_requests, length)
 
 
 def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:

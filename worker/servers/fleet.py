@@ -116,7 +116,7 @@ class Fleet:
         """
         member = self.members[name]
         if alone:
-            self._alone.began(member)
+            member.has_suspect = True
         asked = member.server.asked_for(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
         return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=asked)
@@ -236,8 +236,7 @@ class Fleet:
         return [member for member in members if now >= member.awaited_until_s]
 
     def _least_loaded(self, members: Sequence[Member]) -> str | None:
-        free = [member for member in members if member.has_room]
-        if not free:
+        if not (free := [member for member in members if member.has_room]):
             return None
         least = min(member.load for member in free)
         return self._rng.choice([member for member in free if member.load == least]).server.name

@@ -80,8 +80,7 @@ class InferenceServer:
 
     def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
         """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
-        own = self.drafter
-        if own is None or not self.endpoint.switches_drafts:
+        if (own := self.drafter) is None or not self.endpoint.switches_drafts:
             return None
         if drafter is None:
             return 0

@@ -125,8 +125,7 @@ class Suspicion:
             return FailureVerdict("blame", error)
         record = self._record_of(job_id)
         record.last = error
-        death = self._deaths.in_flight(flight)
-        if death is None and test is not None and is_gone(test):
+        if (death := self._deaths.in_flight(flight)) is None and test is not None and is_gone(test):
             death = self._deaths.note(flight.endpoint)  # of one that was down already, and still answered
         if death is not None:
             if flight.is_alone and not self._deaths.is_settled(death):
@@ -168,10 +167,8 @@ class Suspicion:
     def _of_failures(self, record: _Record, endpoint: str, error: AlphaloopError) -> FailureVerdict:
         """The server is well."""
         record.failed_at.add(endpoint)
-        if isinstance(error, _SAID):
-            record.num_said += 1
-        else:
-            record.num_lost += 1
+        record.num_said += isinstance(error, _SAID)
+        record.num_lost += not isinstance(error, _SAID)
         if record.num_said >= _SAID_TO_BLAME or record.num_said + record.num_lost >= _FAILED_TO_BLAME:
             return FailureVerdict("blame", error)
         return self._next_try(record, error)
@@ -294,10 +291,6 @@ class Alone:
                 return member.server.name
             member.circuit.ask_for_test()
         return None
-
-    def began(self, member: Member) -> None:
-        """A suspect goes to the endpoint now."""
-        member.has_suspect = True
 
     def ended(self, member: Member) -> None:
         """The suspect is there no more. Where another waits the endpoint is kept on, unless it has to rest."""

@@ -140,8 +140,7 @@ class HttpSession:
                         method, url, json=body, allow_redirects=False, trace_request_ctx=on_kept_connection
                     )
             except aiohttp.ConnectionTimeoutError:
-                told = f"no connection to the server within {CONNECT_S:g} s"
-                raise first or ServerUnreachable(told) from None
+                raise first or ServerUnreachable(f"no connection to the server within {CONNECT_S:g} s") from None
             except TimeoutError:
                 raise ServerSilent(f"the server did not answer within {self._endpoint.answer_s:g} s") from None
             except aiohttp.ClientConnectorError as error:

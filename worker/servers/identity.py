@@ -144,8 +144,7 @@ def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
     """Every server of a worker answers as the first does, or a ConfigError says which does not."""
     (first, identity), *others = found.items()
     for name, other in others:
-        told = told_apart(identity, other)
-        if told is not None and told.is_of_weights:
+        if (told := told_apart(identity, other)) is not None and told.is_of_weights:
             raise ConfigError(
                 f"models.endpoints.{name}: expected the model of {first}, because a task may be sent to either; "
                 f"found another: {told.sentence}",

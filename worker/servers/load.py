@@ -181,8 +181,7 @@ class Places:
         """
         now = self._clock()
         if retry_after_s is not None:
-            until_s = now + min(retry_after_s, _LONGEST_ASKED_PAUSE_S)
-            self.paused_until_s = max(self.paused_until_s, until_s)
+            self.paused_until_s = max(self.paused_until_s, now + min(retry_after_s, _LONGEST_ASKED_PAUSE_S))
         if now - self._last_cut_s < _ONE_CROWD_S:
             return False
         self._grow()

@@ -106,8 +106,7 @@ def load_url(endpoint: EndpointSettings) -> str | None:
 def num_present_on(endpoint: EndpointSettings, page: bytes) -> int:
     """Requests of all clients that run or wait there. Raises ReplyInvalid."""
     if endpoint.kind == "sglang":
-        loads = read_form(_Loads, page).loads
-        if not loads:
+        if not (loads := read_form(_Loads, page).loads):
             raise ReplyInvalid("expected the load of at least one rank, found none")
         return sum(one.num_running_reqs + one.num_waiting_reqs for one in loads)
     names = _LLAMA if endpoint.kind == "llama_cpp" else _VLLM

@@ -160,8 +160,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     if num_rounds is None and sent.slice_counts is not None:
         num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
-    decode_s = reply.times.decode_s
-    if decode_s is None and reply.first_text_s is not None:
+    if (decode_s := reply.times.decode_s) is None and reply.first_text_s is not None:
         decode_s = reply.wall_s - reply.first_text_s
     return Generation(
         job_id=job_id,

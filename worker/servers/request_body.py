@@ -89,9 +89,7 @@ def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
         # Probes and controls repeat prompts: a server with our look-up shall not find their own earlier texts for them.
         told = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
         return {"return_token_ids": True} | told
-    if kind == "sglang":
-        return {"return_spec_tokens_details": True}
-    return {}
+    return {"return_spec_tokens_details": True} if kind == "sglang" else {}
 
 
 def _of_both(sampling: Sampling) -> Body:

@@ -232,8 +232,7 @@ class Sending:
         log.warning("a request failed: %s", error.message, extra=extra)
         if is_blamed:
             fleet.suspicion.forget(request.job_id)
-            failure = FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final)
-            self._say(request, failure)
+            self._say(request, FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final))
         elif request.num_deltas:
             self._say(request, None)
         elif not request.is_dropped:

@@ -16,7 +16,7 @@ import logging
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from alphaloop.commands import CheckFinding, ServerCheck, Verdict
@@ -64,18 +64,15 @@ _LOAD_HINTS: Final[dict[ServerKind, str]] = {
 }
 
 
+@dataclass(eq=False)
 class Tests:
     """The tests that run, one of each endpoint at most. One event loop's thread uses it."""
 
-    def __init__(
-        self,
-        clients: Mapping[str, ServerClient],
-        fleet: Fleet,
-        known: Mapping[str, ServerIdentity],
-    ) -> None:
-        """All by endpoint. `known` is what each was when the worker began."""
-        self._clients, self._fleet = clients, fleet
-        self._known = dict(known)
+    clients: Mapping[str, ServerClient]
+    fleet: Fleet
+    known: dict[str, ServerIdentity]  #: by endpoint, what each was when the worker began, or since when it first was
+
+    def __post_init__(self) -> None:
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
         self._ended = asyncio.Event()
 
@@ -101,26 +98,26 @@ class Tests:
         await self._ended.wait()
 
     async def _test(self, name: str) -> AlphaloopError | None:
-        circuit = self._fleet.members[name].circuit
+        circuit = self.fleet.members[name].circuit
         was_down = circuit.state == "down"
         try:
-            await _is_well(self._clients[name])
+            await _is_well(self.clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or circuit.state == "down"
             told = await self._changed(name) if was_down else None
-            if was_down and self._fleet.servers[name].endpoint.switches_drafts:
+            if was_down and self.fleet.servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
         except AlphaloopError as error:
-            self._fleet.tested(name, error)
+            self.fleet.tested(name, error)
             return error
         except Exception as error:
             # Without a verdict the endpoint would count as being tested for ever.
             log.error("a test of endpoint %s failed", name, exc_info=error, extra=_extra(name, "test_raised"))
             failure = ServerFailed(f"testing the server failed: {reason_of(error)}")
-            self._fleet.tested(name, failure)
+            self.fleet.tested(name, failure)
             return failure
         else:
-            self._fleet.tested(name, None)
+            self.fleet.tested(name, None)
             if told is not None:
                 hint = "start the worker again to take the new server in"
                 log.error("endpoint %s came back as another: %s; %s", name, told, hint, extra=_extra(name))
@@ -133,8 +130,8 @@ class Tests:
 
     async def _look_again(self, name: str) -> None:
         """See whether it follows requests that want no drafts: that is part of how a server was started."""
-        told = await why_not(self._clients[name])
-        self._fleet.switches(name, told is None)
+        told = await why_not(self.clients[name])
+        self.fleet.switches(name, told is None)
         if told is not None:
             log.error("endpoint %s: %s", name, told, extra=_extra(name, "drafts_not_switched"))
 
@@ -144,11 +141,11 @@ class Tests:
         A server that was away at the worker's start must have the weights of the others, because a task may be sent to
         either.
         """
-        found = await ask_identity(self._fleet.servers[name].endpoint)
-        if (before := self._known.get(name)) is not None:
+        found = await ask_identity(self.fleet.servers[name].endpoint)
+        if (before := self.known.get(name)) is not None:
             return differs(before, found)
-        first = next(iter(self._known.values()), found)
-        self._known[name] = found
+        first = next(iter(self.known.values()), found)
+        self.known[name] = found
         told = told_apart(first, found)
         return told.sentence if told is not None and told.is_of_weights else None
 

@@ -15,27 +15,13 @@ from pydantic import SecretStr, ValidationError
 
 from alphaloop.claim_check.addresses import is_below, prefix_of
 from alphaloop.claim_check.store import ContentStore, by_reference, text_by_reference, with_text
-from alphaloop.errors import (
-    ConfigError,
-    ContentMissing,
-    ContentStoreUnavailable,
-    InvalidField,
-    MessageError,
-)
-from alphaloop.messages import (
-    Body,
-    ContentReference,
-    Job,
-    Origin,
-    encode_job,
-    parse_job,
-    payload_digest,
-    with_prompt,
-)
+from alphaloop.errors import ConfigError, ContentMissing, ContentStoreUnavailable, InvalidField, MessageError
+from alphaloop.messages import Body, ContentReference, Job, encode_job, payload_digest, with_prompt
 from alphaloop.settings import ClaimCheckSettings
-from tests.fixtures.messages import succeeded
+from tests.fixtures.messages import read, succeeded
 
 MAX_BYTES = 1 << 16
+ELSEWHERE = {"url": "s3://b/a", "sha256": "0" * 64, "num_bytes": 5}
 WRONG_PREFIXES = (
     "",
     "/",
@@ -228,16 +214,10 @@ class TestStore:
         assert "planted" not in repr(settings)
         assert settings.client_options() == {"secret": "planted"}
 
-    def test_without_an_address_there_is_no_store(self) -> None:
-        assert ContentStore.of(ClaimCheckSettings()) is None
-
 
 class TestMessages:
     def job(self, prompt: str) -> Job:
         return Job(job_id="a", task="code", body=Body(prompt=prompt, max_tokens=4))
-
-    def sent(self, job: Job) -> Job:
-        return parse_job(encode_job(job), Origin("c", "jobs.code", 0, 0), task="code")
 
     def test_a_job_that_fits_keeps_its_prompt(self, store: ContentStore, folder: Path) -> None:
         job = self.job("short")
@@ -251,12 +231,12 @@ class TestMessages:
         assert by_reference(large, 1000, store) == sent
         value = encode_job(sent)
         assert len(value) < 1000
-        arrived = self.sent(sent)
+        arrived = read(encode_job(sent))
         assert arrived.is_elsewhere
         assert arrived.body_ref is not None
-        read = with_prompt(arrived, store.read(arrived.body_ref))
-        assert (read.body, read.is_elsewhere) == (large.body, False)
-        assert payload_digest(read) == payload_digest(arrived) == payload_digest(sent)
+        whole = with_prompt(arrived, store.read(arrived.body_ref))
+        assert (whole.body, whole.is_elsewhere) == (large.body, False)
+        assert payload_digest(whole) == payload_digest(arrived) == payload_digest(sent)
         other = by_reference(self.job("y" * 2000), 1000, store)
         assert payload_digest(other) != payload_digest(sent)
 
@@ -274,17 +254,15 @@ class TestMessages:
         ],
     )
     def test_content_that_is_no_prompt_is_refused_with_its_place(self, content: bytes, field: str | None) -> None:
-        fields = b'{"body_ref": {"url": "s3://b/a", "sha256": "%s", "num_bytes": 5}}' % (b"0" * 64)
-        job = parse_job(fields, Origin("c", "jobs.code", 0, 0), task="code")
+        job = read({"body_ref": ELSEWHERE})
         with pytest.raises(MessageError) as caught:
             with_prompt(job, content)
         assert caught.value.field == field
 
     def test_a_prompt_stands_in_one_place(self) -> None:
-        reference = b'{"url": "s3://b/a", "sha256": "%s", "num_bytes": 5}' % (b"0" * 64)
-        for beside in (b'"prompt": "a"', b'"body": {"prompt": "a"}', b'"messages": [{"role": "user", "content": "a"}]'):
+        for beside in ({"prompt": "a"}, {"body": {"prompt": "a"}}, {"messages": [{"role": "user", "content": "a"}]}):
             with pytest.raises(InvalidField, match="neither messages nor prompt beside body_ref"):
-                parse_job(b'{"body_ref": %s, %s}' % (reference, beside), Origin("c", "t", 0, 0), task="code")
+                read({"body_ref": ELSEWHERE, **beside})
 
     def test_a_text_lies_under_its_job_and_attempt(self, store: ContentStore) -> None:
         result = succeeded("a/../b", "ü" * 2000)

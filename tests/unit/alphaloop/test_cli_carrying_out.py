@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alphaloop.cli import children
-from alphaloop.commands import ORDER, CheckPairOrder, MeasureOrder
+from alphaloop.commands import ORDER, CheckPairOrder
 from tests.fixtures.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -176,12 +176,6 @@ def test_interrupting_while_prompts_are_read_ends_both(tmp_path: Path, interrupt
         assert parent.stderr.read() == "interrupted\n"
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
-
-
-def test_orders_say_which_command_they_are_of() -> None:
-    order = ORDER.validate_json('{"command": "draft register", "folder": "f", "name": null}')
-    assert order.command == "draft register"
-    assert not isinstance(order, MeasureOrder)
 
 
 def test_help_loads_neither_torch_nor_the_worker() -> None:

@@ -9,20 +9,14 @@ import pytest
 
 from alphaloop.console.reading import Reading, Remembered
 from alphaloop.errors import StoreUnavailable
+from tests.fixtures.simulated import Clock
 
 WAIT_S = 10.0
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 @pytest.fixture
@@ -45,7 +39,7 @@ def until(read: Callable[[], Reading[int]], holds: Callable[[Reading[int]], bool
 def test_the_first_reading_is_waited_for_and_later_ones_are_not_repeated(remembered: Remembered, clock: Clock) -> None:
     readings = iter(range(10))
     assert remembered.get("a", lambda: next(readings)).value == 0
-    clock.now = 4.9
+    clock.now_s = 4.9
     assert remembered.get("a", lambda: next(readings)).value == 0
     assert remembered.get("b", lambda: next(readings)).value == 1
 
@@ -58,7 +52,7 @@ def test_an_old_value_is_shown_while_a_new_one_is_read(remembered: Remembered, c
         assert may_end.wait(WAIT_S)
         return 2
 
-    clock.now = 6.0
+    clock.now_s = 6.0
     assert remembered.get("a", slow).value == 1
     assert remembered.get("a", slow).value == 1, "a second one is not started beside it"
     may_end.set()
@@ -81,7 +75,7 @@ def test_a_failure_is_told_in_words_and_the_last_value_stays(remembered: Remembe
     def fails() -> int:
         raise StoreUnavailable("the database is away")
 
-    clock.now = 6.0
+    clock.now_s = 6.0
     remembered.get("a", fails)
     failed = until(lambda: remembered.get("a", fails), lambda found: found.error is not None)
     assert (failed.value, failed.error) == (1, "the database is away")
@@ -98,13 +92,13 @@ def test_what_takes_long_is_read_seldom(remembered: Remembered, clock: Clock) ->
     readings = iter(range(10))
 
     def slow() -> int:
-        clock.now += 4.0
+        clock.pass_s(4.0)
         return next(readings)
 
     assert remembered.get("a", slow).value == 0
-    clock.now += 19.0
+    clock.pass_s(19.0)
     assert remembered.get("a", slow).value == 0, "five times as long as the reading took"
-    clock.now += 2.0
+    clock.pass_s(2.0)
     until(lambda: remembered.get("a", slow), lambda found: found.value == 1)
 
 

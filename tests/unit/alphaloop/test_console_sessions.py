@@ -9,13 +9,7 @@ from pydantic import SecretStr
 
 from alphaloop.console.sessions import LIFETIME_S, MAX_FAILURES, WINDOW_S, Sessions, TooManyFailures, is_token_of
 from alphaloop.settings import ConsoleSettings
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fixtures.simulated import Clock
 
 
 def made(clock: Clock) -> Sessions:
@@ -34,7 +28,7 @@ def test_a_session_lasts_until_its_hours_are_over_or_it_is_ended() -> None:
     assert sessions.of_cookie(one.cookie) == one
     sessions.end(two)
     assert sessions.of_cookie(two.cookie) is None
-    clock.now += LIFETIME_S + 1
+    clock.pass_s(LIFETIME_S + 1)
     assert sessions.of_cookie(one.cookie) is None
 
 
@@ -63,7 +57,7 @@ def test_passwords_cannot_be_guessed_quickly() -> None:
         assert sessions.sign_in("ada", f"guess {number}") is None
     with pytest.raises(TooManyFailures):
         sessions.sign_in("ada", "lövelace")
-    clock.now += WINDOW_S + 1
+    clock.pass_s(WINDOW_S + 1)
     assert sessions.sign_in("ada", "lövelace") is not None
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 
 import pytest
 from hypothesis import given
@@ -33,18 +34,12 @@ def jobs(draw: st.DrawFn) -> EvidenceSums:
     return job(accepted, k, NOON + timedelta(hours=draw(st.integers(-400, 400))))
 
 
-def close(left: EvidenceSums, right: EvidenceSums) -> bool:
-    def numbers(sums: EvidenceSums, name: str, length: int) -> list[float]:
-        value = getattr(sums, name)
-        return [*value, *[0.0] * (length - len(value))] if isinstance(value, tuple) else [value]
-
-    def length(name: str) -> int:
-        return max(len(v) if isinstance(v := getattr(s, name), tuple) else 1 for s in (left, right))
-
-    return left.as_of == right.as_of and all(
-        numbers(left, name, length(name)) == pytest.approx(numbers(right, name, length(name)), rel=1e-9, abs=1e-9)
-        for name in SUMS
-    )
+def assert_close(left: EvidenceSums, right: EvidenceSums) -> None:
+    assert left.as_of == right.as_of
+    for name in SUMS:
+        one, other = (its if isinstance(its := getattr(sums, name), tuple) else (its,) for sums in (left, right))
+        for a, b in zip_longest(one, other, fillvalue=0.0):
+            assert a == pytest.approx(b, rel=1e-9, abs=1e-9), name
 
 
 def test_a_job_is_what_its_rounds_were_with_the_prefill_left_out() -> None:
@@ -71,7 +66,7 @@ def test_a_drafter_that_ends_early_had_the_chance_to_go_on() -> None:
 @given(one=jobs(), hours=st.tuples(st.integers(0, 500), st.integers(0, 500)))
 def test_fading_twice_is_fading_once(one: EvidenceSums, hours: tuple[int, int]) -> None:
     first, second = one.as_of + timedelta(hours=hours[0]), one.as_of + timedelta(hours=sum(hours))
-    assert close(one.faded(first, HALF_LIFE).faded(second, HALF_LIFE), one.faded(second, HALF_LIFE))
+    assert_close(one.faded(first, HALF_LIFE).faded(second, HALF_LIFE), one.faded(second, HALF_LIFE))
 
 
 def test_the_recent_window_is_a_few_dozen_jobs_however_many_there_were() -> None:

@@ -28,6 +28,7 @@ POINTS = (
 
 
 inferred = partial(deciding.inferred, 0.7, k=4, sd=0.2, own_sd=0.1)
+POSTERIORS = {"draft": inferred(), "other": inferred()}
 
 
 def table(target_sd: float = 0.0, draft_sd: float = 0.0) -> CostTable:
@@ -36,8 +37,7 @@ def table(target_sd: float = 0.0, draft_sd: float = 0.0) -> CostTable:
 
 
 def weighed(costs: CostTable, size: JobSize | None = SIZE) -> dict[tuple[str | None, int], Alternative]:
-    posteriors = {"draft": inferred(), "other": inferred()}
-    return {(a.drafter, a.num_draft_tokens): a for a in weigh(posteriors, DRAFTERS, costs, 1, size)}
+    return {(a.drafter, a.num_draft_tokens): a for a in weigh(POSTERIORS, DRAFTERS, costs, 1, size)}
 
 
 def test_without_doubt_about_costs_the_bounds_are_those_of_tokens() -> None:
@@ -103,14 +103,13 @@ def test_doubt_about_costs_cancels_between_lengths_of_one_drafter_and_not_betwee
 
 
 def test_doubt_about_a_drafters_cost_is_news_unless_its_rounds_are_timed_already() -> None:
-    posteriors = {"draft": inferred(), "other": inferred()}
     found = weighed(table(draft_sd=0.3))
     three, four, vanilla = found["draft", 3], found["draft", 4], found[None, 0]
-    assert news_of(three, vanilla, posteriors, {}).cost_sd == three.cost_sd > 0
-    assert news_of(three, found["other", 3], posteriors, {}).cost_sd == three.cost_sd
-    assert news_of(four, three, posteriors, {}).cost_sd == 0.0
-    beyond = news_of(four, three, posteriors, {}, ["draft"]).cost_sd
+    assert news_of(three, vanilla, POSTERIORS, {}).cost_sd == three.cost_sd > 0
+    assert news_of(three, found["other", 3], POSTERIORS, {}).cost_sd == three.cost_sd
+    assert news_of(four, three, POSTERIORS, {}).cost_sd == 0.0
+    beyond = news_of(four, three, POSTERIORS, {}, ["draft"]).cost_sd
     assert beyond == pytest.approx(math.sqrt(four.cost_sd**2 - three.cost_sd**2)), "a server's lengths are timed apart"
-    assert news_of(three, four, posteriors, {}, ["draft"]) == News(), "as well known as what is chosen"
-    assert news_of(three, found["other", 3], posteriors, {"draft": "w", "other": "w"}) == News()
-    assert news_of(vanilla, three, posteriors, {}).sd == 0.0
+    assert news_of(three, four, POSTERIORS, {}, ["draft"]) == News(), "as well known as what is chosen"
+    assert news_of(three, found["other", 3], POSTERIORS, {"draft": "w", "other": "w"}) == News()
+    assert news_of(vanilla, three, POSTERIORS, {}).sd == 0.0

@@ -55,15 +55,14 @@ def evidence_cache(
 def expected(alphas: tuple[float, ...], k: int, spread: float) -> float:
     """Tokens a round over many jobs that differ by `spread`."""
     total = 0.0
-    shifts = [spread * z for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
-    weights = [math.exp(-z * z / 2) for z in (-2.0, -1.0, 0.0, 1.0, 2.0)]
-    for shift, weight in zip(shifts, weights, strict=True):
+    weights = {z: math.exp(-z * z / 2) for z in (-2, -1, 0, 1, 2)}
+    for z, weight in weights.items():
         tokens, through = 1.0, 1.0
         for a in alphas[:k]:
-            through /= 1 + math.exp(-math.log(a / (1 - a)) - shift)
+            through /= 1 + math.exp(-math.log(a / (1 - a)) - spread * z)
             tokens += through
         total += weight * tokens
-    return total / sum(weights)
+    return total / sum(weights.values())
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.7])
@@ -245,8 +244,7 @@ def test_more_accepts_never_lower_any_position(counts: Counts, position: int, mo
 
 def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     """A drafter that goes on where it is right, and stops at once where it is wrong: seldom long, often accepted."""
-    k, num_rounds, num_right = 6, 3000, rng.randint(200, 800)
-    right, wrong = num_right, num_rounds - num_right
+    k, num_rounds, right = 6, 3000, rng.randint(200, 800)
     counts = AcceptanceCounts(
         rounds=num_rounds + 1,
         num_empty_rounds=1,
@@ -259,7 +257,6 @@ def test_what_a_draft_holds_is_what_was_proposed(rng: random.Random) -> None:
     seen = (num_rounds + (k - 1) * right) / num_rounds
     assert posterior.proposed[k] == pytest.approx(seen, rel=0.1)
     assert posterior.reach[1] > 0.95  # behind what was accepted it always goes on
-    assert wrong > right
 
 
 @given(

@@ -1,8 +1,9 @@
-"""Decisions between servers: one draft length each, rounds that are timed whole, and loads that servers share."""
+"""Decisions between servers: one draft length each or many, rounds that are timed whole, and loads that they share."""
 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding import snapshot as codec
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
+from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import Group, decide, decide_groups
@@ -25,6 +27,7 @@ NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
 LOADS = (1, 2, 4, 8, 16, 32)
 CONTEXT = context_of(1, 1, 200.0)
+POSTERIORS = {"ngram": inferred(0.7, k=4)}
 
 
 def served(
@@ -75,43 +78,40 @@ def test_a_server_is_weighed_at_its_one_length() -> None:
 
 def test_servers_share_what_runs() -> None:
     table = served((20.0, 1.0), ngram=(30.0, 2.0))
-    posteriors = {"ngram": inferred(0.7, k=4)}
     shared = replace(NGRAM, num_endpoints=2, num_vanilla_endpoints=4)
-    found = weigh(posteriors, [shared], table, 8)
+    found = weigh(POSTERIORS, [shared], table, 8)
     assert find(found, 4, "ngram").round_ms == pytest.approx(30.0 + 2.0 * 4)
     assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 2.0)
-    assert find(weigh(posteriors, [shared], table, 1), 4, "ngram").round_ms == 32.0, "one request is at one server"
-    assert find(weigh(posteriors, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
+    assert find(weigh(POSTERIORS, [shared], table, 1), 4, "ngram").round_ms == 32.0, "one request is at one server"
+    assert find(weigh(POSTERIORS, [NGRAM], table, 8), 4, "ngram").round_ms == pytest.approx(46.0)
 
 
 def test_servers_have_no_more_requests_than_they_take() -> None:
     """A backlog fills both routes: their rounds are those of full servers, not of all that runs."""
     table = served((20.0, 1.0), ngram=(2.0, 8.0))
-    posteriors = {"ngram": inferred(0.7, k=4)}
     full = replace(NGRAM, num_places=8, num_vanilla_places=16, num_vanilla_endpoints=2)
-    found = weigh(posteriors, [full], table, 40)
+    found = weigh(POSTERIORS, [full], table, 40)
     assert find(found, 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 8)
     assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 1.0 * 16 / 2)
-    assert find(weigh(posteriors, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
+    assert find(weigh(POSTERIORS, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
     context = replace(CONTEXT, num_running=40)
-    assert decide(posteriors, [full], table, context, LIMITS).drafter == "ngram"
-    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
+    assert decide(POSTERIORS, [full], table, context, LIMITS).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
 
 
 def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
     table = served((20.0, 1.0), ngram=(30.0, 2.0), prompts=True)
-    posteriors = {"ngram": inferred(0.7, k=4)}
     size = JobSize(100.0, 50.0)
-    four = find(weigh(posteriors, [NGRAM], table, 4, size), 4, "ngram")
-    tokens = posteriors["ngram"].tokens[4]
+    four = find(weigh(POSTERIORS, [NGRAM], table, 4, size), 4, "ngram")
+    tokens = POSTERIORS["ngram"].tokens[4]
     assert four.speedup == pytest.approx((20.0 + 50 * 24.0) / (30.0 + 50 * 38.0 / tokens))
     # 25 ms are enough for the vanilla server's 20 ms; the other one reads for 30, not for 50.
     for allowed_ms, chance in ((25.0, 0.0), (30.0, 1.0)):
         target = Objective(Aim.TIME_TO_FIRST_TOKEN, allowed_ms)
-        found = weigh(posteriors, [NGRAM], table, 1, size, target, 1)
+        found = weigh(POSTERIORS, [NGRAM], table, 1, size, target, 1)
         assert find(found, 4, "ngram").chance == chance
     context = replace(CONTEXT, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 40.0))
-    assert decide(posteriors, [NGRAM], table, context, LIMITS).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter == "ngram"
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])
@@ -136,10 +136,9 @@ def test_what_runs_on_a_server_stays_as_it_is() -> None:
     posteriors = {"ngram": inferred(0.9, k=4)}
     decision = decide(posteriors, [NGRAM], table, CONTEXT, LIMITS)
     assert decision.setting == DraftSetting("ngram", 4)
-    free = replace(NGRAM, least_draft_tokens=1)
-    for drafter in (NGRAM, free):
+    for drafter in (NGRAM, FREE):
         assert settings_by_running(decision, posteriors, [drafter], table, CONTEXT, LIMITS, 32) == ()
-    assert decide(posteriors, [free], table, CONTEXT, LIMITS).posteriors == {}
+    assert decide(posteriors, [FREE], table, CONTEXT, LIMITS).posteriors == {}
     poor = decide({"ngram": inferred(0.6, k=4)}, [NGRAM], table, CONTEXT, LIMITS)
     running = [RunningSequence("a", decision)] * 3 + [RunningSequence("b", poor)] * 3
     together = LengthsTogether(lambda: table).settings(running, datetime(2026, 11, 1, tzinfo=UTC))
@@ -191,3 +190,51 @@ def test_the_better_server_is_chosen_at_every_load(
     best = max(rate(name) for name in (None, "ngram", "eagle"))
     least_gain = PolicyLimits().min_speedup if decision.drafter is None else 1.0
     assert rate(decision.drafter) * least_gain >= best * (1 - 1e-9)
+
+
+FREE = replace(NGRAM, least_draft_tokens=1)  # its servers follow each request in how long they draft
+
+
+def followed(
+    longest_ms: float = 30.0, shortest_ms: float = 24.0, *, variance: float = 0.01, of_shortest: float = 0.01
+) -> CostTable:
+    """Vanilla rounds of 20 ms, at any load; the variances are those of ln(ms)."""
+    return CostTable(
+        [
+            CostPoint(None, 1, 1, 20.0, 9, correction_variance=variance),
+            CostPoint("ngram", 1, 2, shortest_ms, 9, kind=CostKind.SERVED, correction_variance=of_shortest),
+            CostPoint("ngram", 1, 5, longest_ms, 9, kind=CostKind.SERVED, correction_variance=variance),
+        ]
+    )
+
+
+def test_every_length_is_weighed_with_its_own_time_and_doubt() -> None:
+    table, posteriors = followed(of_shortest=0.09), {"ngram": inferred(0.7, k=4)}
+    found = weigh(posteriors, [FREE], table, 1)
+    assert {a.num_draft_tokens for a in found} == {0, 1, 2, 3, 4}
+    assert [find(found, k, "ngram").round_ms for k in (1, 2, 3, 4)] == pytest.approx([24.0, 26.0, 28.0, 30.0])
+    assert find(found, 1, "ngram").cost_sd == pytest.approx(math.hypot(0.3, 0.1))
+    assert find(found, 4, "ngram").cost_sd == pytest.approx(math.hypot(0.1, 0.1))
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.95, 4), (0.3, 1), (0.05, 0)])
+def test_the_length_follows_the_acceptance(alpha: float, k: int) -> None:
+    decision = decide({"ngram": inferred(alpha, k=4)}, [FREE], followed(shortest_ms=22.0), CONTEXT, LIMITS)
+    assert decision.setting == (DraftSetting("ngram", k) if k else DraftSetting())
+
+
+@pytest.mark.parametrize(("of_shortest", "is_tried"), [(1e-4, False), (0.09, True)])
+def test_a_length_whose_time_is_doubted_is_tried_though_it_is_shorter(of_shortest: float, is_tried: bool) -> None:
+    """Rounds of four tokens do not time rounds of one, and their acceptance is known: only a trial tells the time."""
+    table = followed(25.0, 22.0, variance=1e-4, of_shortest=of_shortest)
+    posteriors = {"ngram": inferred(0.5, k=4, sd=1e-3, jobs=1e4)}
+    context, budget = replace(CONTEXT, num_jobs=4, num_running=4), ExplorationBudget(5000.0, unseen={"ngram": 0.0})
+    tried = set()
+    for _ in range(20):
+        decision = decide(posteriors, [FREE], table, context, LIMITS, budget=budget)
+        assert decision.budget is not None
+        budget = decision.budget
+        if decision.reason is Reason.EXPLORING:
+            tried.add(decision.setting)
+    assert bool(tried) is is_tried
+    assert tried <= {DraftSetting("ngram", k) for k in (1, 2, 3)}

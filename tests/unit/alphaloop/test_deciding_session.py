@@ -127,6 +127,16 @@ def test_segments_are_decided_apart_only_where_they_differ() -> None:
         assert (decisions[0].setting != decisions[1].setting) == is_apart
 
 
+def test_four_jobs_capped_at_six_tokens_do_not_make_a_long_job_vanilla() -> None:
+    made, jobs = Made(), [JobFacts(40, 120)]
+    capped = EvidenceSums.of_job(AcceptanceCounts(rounds=6, num_empty_rounds=6), 0, NOW, 6, 40, is_cut=True)
+    made.evidence.add([(EvidenceKey("code", "t", "e", "greedy", "<=256"), capped)] * 4)
+    context = made.session.context(CODE, jobs, TaskRules(), num_running=1, now=NOW)
+    assert (context.expected_tokens, context.known_output_jobs) == (120, 0)
+    (decision,) = made.session.decide(CODE, jobs, TaskRules(), num_running=1, now=NOW)
+    assert decision.reason is not Reason.SHORT_OUTPUT, decision.explanation
+
+
 def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> None:
     made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
     made.decide(8)

@@ -116,17 +116,14 @@ def ms_a_token(
 
 
 @given(
-    lookup=st.floats(0.02, 0.98),
-    draft=st.floats(0.02, 0.98),
-    per_position_ms=st.floats(0.0, 8.0),
-    draft_ms=st.floats(0.01, 8.0),
+    known=st.builds(posteriors, st.floats(0.02, 0.98), st.floats(0.02, 0.98)),
+    table=st.builds(costs, st.floats(0.0, 8.0), draft_ms=st.floats(0.01, 8.0)),
     num_running=st.integers(1, 20),
     num_slots=st.integers(1, 20),
 )
 def test_no_setting_is_slower_by_the_model_than_the_decisions_own(
-    lookup: float, draft: float, per_position_ms: float, draft_ms: float, num_running: int, num_slots: int
+    known: dict[str, Posterior], table: CostTable, num_running: int, num_slots: int
 ) -> None:
-    known, table = posteriors(lookup, draft), costs(per_position_ms, draft_ms=draft_ms)
     decision, settings = found(known, table, num_running, num_slots)
     again, same = found(known, table, num_running, num_slots)
     assert (decision, settings) == (again, same)

@@ -118,20 +118,16 @@ def test_of_many_drafters_the_least_likely_are_dropped(num_drafters: int, num_gr
 
 def test_of_a_document_that_would_be_too_long_the_outcome_stays() -> None:
     (drafter,) = many(1, k=400)
-    snapshot = some_snapshot(
-        [drafter], [Group(1, {drafter.name: inferred(0.9, k=400, reach=tuple(0.9 for _ in range(400)))})]
-    )
+    posterior = inferred(0.9, k=400, reach=(0.9,) * 400)
     own_var = tuple(1e-4 + n / 1e6 for n in range(400))
-    posterior = snapshot.groups[0].posteriors[drafter.name]
     posterior = replace(posterior, profile=replace(posterior.profile, own_var=own_var))
-    snapshot = replace(snapshot, groups=(replace(snapshot.groups[0], posteriors={drafter.name: posterior}),))
+    snapshot = some_snapshot([drafter], [Group(1, {drafter.name: posterior})])
     found = again(snapshot)
     assert not found.is_whole
     assert found.drafters == ()
-    assert (found.decisions[0].setting, found.decisions[0].reason) == (
-        snapshot.decisions[0].setting,
-        snapshot.decisions[0].reason,
-    )
+    assert [(one.setting, one.reason) for one in found.decisions] == [
+        (one.setting, one.reason) for one in snapshot.decisions
+    ]
 
 
 @settings(max_examples=25)

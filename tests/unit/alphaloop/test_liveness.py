@@ -11,17 +11,10 @@ from pathlib import Path
 import pytest
 
 from alphaloop.liveness import GRACE_S, ExitCode, Liveness, Pulse, Watchdog, beat
+from tests.fixtures.simulated import Clock
 
 WAIT_S = 10.0
 ROOT = Path(__file__).resolve().parents[3]
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Watched:
@@ -42,7 +35,7 @@ class Watched:
     def pass_by(self, seconds: float) -> None:
         """Time in which the watchdog looks each second."""
         for _ in range(int(seconds)):
-            self.clock.now += 1.0
+            self.clock.pass_s(1.0)
             self.watchdog.look()
 
 
@@ -74,7 +67,7 @@ def test_a_suspended_process_was_not_hung() -> None:
     watched = Watched()
     with watched.pulse.expected():
         watched.pass_by(5)
-        watched.clock.now += 3600.0
+        watched.clock.pass_s(3600.0)
         watched.watchdog.look()
         assert watched.liveness.hung() is None
         watched.pass_by(30 + GRACE_S + 1)
@@ -93,18 +86,24 @@ def test_a_beat_means_the_pulse_of_the_thread_that_calls() -> None:
 
     thread = threading.Thread(target=others.around(run))
     with mine.expected():
-        clock.now += 5.0
+        clock.pass_s(5.0)
         thread.start()
         assert went.wait(WAIT_S)
         assert (mine.silence_s, others.silence_s) == (5.0, 0.0)
         beat()
-        clock.now += 1.0
+        clock.pass_s(1.0)
         assert (mine.silence_s, others.silence_s) == (1.0, 1.0)
         may_end.set()
         thread.join(WAIT_S)
         assert (mine.silence_s, others.silence_s) == (1.0, 0.0)
     beat()
     assert mine.silence_s == 0.0, "a thread that is not watched beats for nobody"
+
+
+def run(program: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
 PROGRAM = """
@@ -129,13 +128,7 @@ a_call_that_never_returns()
 
 @pytest.mark.parametrize("orders", ["work", "hang"])
 def test_a_process_that_hangs_ends_with_its_own_exit_code_and_shows_where(orders: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM.replace("{orders}", orders)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run(PROGRAM.replace("{orders}", orders))
     assert done.returncode == ExitCode.HUNG == 4
     assert "a_call_that_never_returns" in done.stderr
 
@@ -151,12 +144,6 @@ ctypes.PyDLL(None).pause()  # a call into C that keeps the interpreter's lock
 
 
 def test_a_call_that_holds_the_interpreter_is_ended_too() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", HOLDING],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = run(HOLDING)
     assert done.returncode == ExitCode.FAILED
     assert "Timeout" in done.stderr

@@ -28,7 +28,7 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.headers import encoded, encoded_result_headers, result_headers
 from alphaloop.messages.job import refuse_unknown
-from tests.fixtures.messages import ORIGIN, SECRET_PROMPT, read
+from tests.fixtures.messages import ORIGIN, SECRET_PROMPT, job_validator, read
 
 
 def test_the_smallest_job_is_a_chat_of_one_user_message() -> None:
@@ -37,10 +37,6 @@ def test_the_smallest_job_is_a_chat_of_one_user_message() -> None:
     assert job.body.prompt is None
     assert (job.task, job.decoding, job.purpose) == ("code", Decoding.AUTO, Purpose.TRAFFIC)
     assert job.job_id == derived_job_id(ORIGIN, b'{"task": "code", "prompt": "def f():"}')
-
-
-def test_a_raw_completion_stays_raw() -> None:
-    assert read({"body": {"prompt": "def f():"}}).body.prompt == "def f():"
 
 
 def test_fields_of_data_sets_and_of_clients_are_dropped() -> None:
@@ -129,79 +125,88 @@ def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
     assert {name: found[name] for name in sampling} == sampling | {"stop_token_ids": tuple(range(64))}
 
 
-@pytest.mark.parametrize(
-    ("message", "field"),
-    [
-        ({"prompt": 5}, "prompt"),
-        ({"prompt": ["x"]}, "prompt"),
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": " \n\t"}, "prompt"),
-        ({"prompt": None}, "prompt"),
-        ({}, "prompt"),
-        ({"body": {}}, "body.prompt"),
-        ({"body": []}, "body"),
-        ({"body": {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}}, "body.prompt"),
-        ({"body": {"messages": []}}, "body.messages"),
-        ({"body": {"messages": {"role": "user", "content": "x"}}}, "body.messages"),
-        (
-            {"body": {"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}},
-            "body.messages.1.role",
-        ),
-        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
-        ({"prompt": "x", "temperature": "1"}, "temperature"),
-        ({"prompt": "x", "temperature": 2.1}, "temperature"),
-        ({"prompt": "x", "temperature": True}, "temperature"),
-        ({"prompt": "x", "top_p": 0}, "top_p"),
-        ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
-        ({"prompt": "x", "max_tokens": 5.5}, "max_tokens"),
-        ({"prompt": "x", "max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
-        ({"prompt": "x", "n": 2}, "n"),
-        ({"prompt": "x", "logprobs": True}, "logprobs"),
-        ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
-        ({"prompt": "x", "seed": 2**63}, "seed"),
-        ({"prompt": "x", "stop": ["a"] * 5}, "stop"),
-        ({"prompt": "x", "stop": [""]}, "stop.0"),
-        ({"prompt": "x", "stop": 5}, "stop"),
-        ({"prompt": "x", "stream": 1}, "stream"),
-        ({"prompt": "x", "top_k": -2}, "top_k"),
-        ({"prompt": "x", "min_p": 1.1}, "min_p"),
-        ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
-        ({"prompt": "x", "frequency_penalty": 2.1}, "frequency_penalty"),
-        ({"prompt": "x", "presence_penalty": -2.1}, "presence_penalty"),
-        ({"prompt": "x", "logit_bias": [[5, 1.0]]}, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"the": 1.0}}, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"05": 1.0}}, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"-1": 1.0}}, "logit_bias"),
-        ({"prompt": "x", "logit_bias": {"5": 100.5}}, "logit_bias.5"),
-        ({"prompt": "x", "logit_bias": {"5": True}}, "logit_bias.5"),
-        ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
-        ({"prompt": "x", "stop_token_ids": 5}, "stop_token_ids"),
-        ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids.0"),
-        ({"prompt": "x", "stop_token_ids": [3, True]}, "stop_token_ids.1"),
-        ({"prompt": "x", "stop_token_ids": list(range(65))}, "stop_token_ids"),
-        ({"prompt": "x", "min_tokens": 3}, "min_tokens"),
-        ({"prompt": "x", "ignore_eos": True}, "ignore_eos"),
-        ({"prompt": "x", "decoding": "fast"}, "decoding"),
-        ({"prompt": "x", "purpose": 5}, "purpose"),
-        ({"prompt": "x", "priority": True}, "priority"),
-        ({"prompt": "x", "deadline": 60}, "deadline"),
-        ({"prompt": "x", "deadline": "60"}, "deadline"),
-        ({"prompt": "x", "deadline": "2026-01-31T09:00:00"}, "deadline"),
-        ({"prompt": "x", "job_id": "two words"}, "job_id"),
-        ({"prompt": "x", "job_id": "line\n"}, "job_id"),
-        ({"prompt": "x", "job_id": "x" * 201}, "job_id"),
-        ({"prompt": "x", "custom_id": "a\x00b"}, "custom_id"),
-        ({"prompt": "x", "segment": ""}, "segment"),
-        ({"prompt": "x", "task": 5}, "task"),
-        ({"prompt": "x", "task": "sql"}, "task"),
-        ({"prompt": "x", "probe_num_draft_tokens": 0}, "probe_num_draft_tokens"),
-    ],
-)
+#: What is wrong by the schema too, and what only the reader can tell.
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": 5}, "prompt"),
+    ({"prompt": ["x"]}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": None}, "prompt"),
+    ({}, "prompt"),
+    ({"body": {}}, "body.prompt"),
+    ({"body": []}, "body"),
+    ({"body": {"prompt": "x", "messages": [{"role": "user", "content": "y"}]}}, "body.prompt"),
+    ({"body": {"messages": []}}, "body.messages"),
+    ({"body": {"messages": {"role": "user", "content": "x"}}}, "body.messages"),
+    (
+        {"body": {"messages": [{"role": "user", "content": "x"}, {"role": "robot", "content": "x"}]}},
+        "body.messages.1.role",
+    ),
+    ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
+    ({"prompt": "x", "temperature": "1"}, "temperature"),
+    ({"prompt": "x", "temperature": 2.1}, "temperature"),
+    ({"prompt": "x", "temperature": True}, "temperature"),
+    ({"prompt": "x", "top_p": 0}, "top_p"),
+    ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
+    ({"prompt": "x", "max_tokens": 5.5}, "max_tokens"),
+    ({"prompt": "x", "n": 2}, "n"),
+    ({"prompt": "x", "logprobs": True}, "logprobs"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": "x", "seed": 2**63}, "seed"),
+    ({"prompt": "x", "stop": ["a"] * 5}, "stop"),
+    ({"prompt": "x", "stop": [""]}, "stop.0"),
+    ({"prompt": "x", "stop": 5}, "stop"),
+    ({"prompt": "x", "stream": 1}, "stream"),
+    ({"prompt": "x", "top_k": -2}, "top_k"),
+    ({"prompt": "x", "min_p": 1.1}, "min_p"),
+    ({"prompt": "x", "repetition_penalty": 0}, "repetition_penalty"),
+    ({"prompt": "x", "frequency_penalty": 2.1}, "frequency_penalty"),
+    ({"prompt": "x", "presence_penalty": -2.1}, "presence_penalty"),
+    ({"prompt": "x", "logit_bias": [[5, 1.0]]}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"5": 100.5}}, "logit_bias.5"),
+    ({"prompt": "x", "logit_bias": {"5": True}}, "logit_bias.5"),
+    ({"prompt": "x", "stop_token_ids": 5}, "stop_token_ids"),
+    ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids.0"),
+    ({"prompt": "x", "stop_token_ids": [3, True]}, "stop_token_ids.1"),
+    ({"prompt": "x", "stop_token_ids": list(range(65))}, "stop_token_ids"),
+    ({"prompt": "x", "min_tokens": 3}, "min_tokens"),
+    ({"prompt": "x", "ignore_eos": True}, "ignore_eos"),
+    ({"prompt": "x", "decoding": "fast"}, "decoding"),
+    ({"prompt": "x", "purpose": 5}, "purpose"),
+    ({"prompt": "x", "priority": True}, "priority"),
+    ({"prompt": "x", "deadline": 60}, "deadline"),
+    ({"prompt": "x", "job_id": "two words"}, "job_id"),
+    ({"prompt": "x", "job_id": "x" * 201}, "job_id"),
+    ({"prompt": "x", "custom_id": "a\x00b"}, "custom_id"),
+    ({"prompt": "x", "segment": ""}, "segment"),
+    ({"prompt": "x", "task": 5}, "task"),
+    ({"prompt": "x", "probe_num_draft_tokens": 0}, "probe_num_draft_tokens"),
+    ({"prompt": "x", "stop": ""}, "stop"),
+    ({"body": {"prompt": "x"}, "prompt": "x"}, "prompt"),
+    ({"body": {"prompt": "x", "n": 2}}, "body.n"),
+    ({"messages": []}, "messages"),
+    ({"prompt": "x", "priority": 101}, "priority"),
+]
+WRONG_BEYOND_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": " \n\t"}, "prompt"),
+    ({"prompt": "x", "max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+    ({"prompt": "x", "logit_bias": {"the": 1.0}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"05": 1.0}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {"-1": 1.0}}, "logit_bias"),
+    ({"prompt": "x", "logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
+    ({"prompt": "x", "deadline": "60"}, "deadline"),
+    ({"prompt": "x", "deadline": "2026-01-31T09:00:00"}, "deadline"),
+    ({"prompt": "x", "job_id": "line\n"}, "job_id"),
+    ({"prompt": "x", "task": "sql"}, "task"),
+]
+
+
+@pytest.mark.parametrize(("message", "field"), [*WRONG, *WRONG_BEYOND_THE_SCHEMA])
 def test_a_wrong_field_is_refused_with_its_path(message: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidField) as caught:
         read(message)
     assert caught.value.field == field
     assert "tuple" not in str(caught.value).lower()
+    assert job_validator().is_valid(message) == ((message, field) in WRONG_BEYOND_THE_SCHEMA)
 
 
 @pytest.mark.parametrize("field", ["prompt", "custom_id", "job_id", "task", "segment"])

@@ -23,12 +23,12 @@ WAIT_S = 10.0
 
 @contextmanager
 def serving(
-    *, password: str | None = None, healthy: Check = lambda: None, ready: Check = lambda: None
+    host: str = "127.0.0.1", port: int = 0, *, password: str | None = None, healthy: Check = lambda: None
 ) -> Iterator[str]:
     registry = CollectorRegistry()
     Counter("jobs", "Jobs", registry=registry).inc()
     secret = None if password is None else SecretStr(password)
-    server = MetricsServer("127.0.0.1", 0, registry, healthy=healthy, ready=ready, password=secret)
+    server = MetricsServer(host, port, registry, healthy=healthy, ready=lambda: None, password=secret)
     try:
         yield server.url
     finally:
@@ -50,7 +50,7 @@ def basic(credentials: str) -> str:
 
 
 def test_checks_say_what_is_wrong() -> None:
-    with serving(healthy=lambda: "the step has not moved", ready=lambda: None) as url:
+    with serving(healthy=lambda: "the step has not moved") as url:
         assert get(f"{url}/healthz") == (503, "the step has not moved\n")
         assert get(f"{url}/readyz?verbose") == (200, "ok\n")
         assert get(f"{url}/")[0] == 404
@@ -87,24 +87,22 @@ def is_let_go_after(client: socket.socket, half_a_request: bytes) -> bool:
     ("host", "shown"), [("::1", "http://[::1]:"), ("127.0.0.1", "http://127.0.0.1:"), ("::", "http://[::]:")]
 )
 def test_it_listens_on_addresses_of_both_families(host: str, shown: str) -> None:
-    server = MetricsServer(host, 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
-    try:
-        assert server.url.startswith(shown)
-        assert get(f"{server.url}/healthz") == (200, "ok\n")
+    with serving(host) as url:
+        assert url.startswith(shown)
+        assert get(f"{url}/healthz") == (200, "ok\n")
+        port = int(url.rpartition(":")[2])
         if host == "::":
-            port = server.url.rpartition(":")[2]
             assert get(f"http://127.0.0.1:{port}/healthz") == (200, "ok\n"), "every address, of IPv4 too"
-        with pytest.raises(ConfigError, match=re.escape(f"http_port: cannot listen on {shown[7:]}")):
-            MetricsServer(
-                host, int(server.url.rpartition(":")[2]), CollectorRegistry(), healthy=lambda: None, ready=lambda: None
-            )
-    finally:
-        server.close()
+        with (
+            pytest.raises(ConfigError, match=re.escape(f"http_port: cannot listen on {shown[7:]}")),
+            serving(host, port),
+        ):
+            pass
 
 
 def test_a_name_without_an_address_is_told() -> None:
-    with pytest.raises(ConfigError, match="http_port: cannot listen on no-such-host"):
-        MetricsServer("no-such-host.invalid", 0, CollectorRegistry(), healthy=lambda: None, ready=lambda: None)
+    with pytest.raises(ConfigError, match="http_port: cannot listen on no-such-host"), serving("no-such-host.invalid"):
+        pass
 
 
 def test_a_browser_may_ask_the_console_by_an_address_of_ipv6() -> None:

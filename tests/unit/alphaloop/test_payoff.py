@@ -83,18 +83,21 @@ def test_percentiles_are_interpolated(rng: random.Random) -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "verdict"),
+    ("low", "high", "bar", "verdict"),
     [
-        (1.3, 1.5, ShipVerdict.SHIP),
-        (1.2999, 1.5, ShipVerdict.TOO_CLOSE),
-        (1.1, 1.3, ShipVerdict.TOO_CLOSE),
-        (1.1, 1.2999, ShipVerdict.DO_NOT_SHIP),
-        (0.5, 0.6, ShipVerdict.DO_NOT_SHIP),
-        (1.0, 2.0, ShipVerdict.TOO_CLOSE),
+        (1.3, 1.5, 1.3, ShipVerdict.SHIP),
+        (1.2999, 1.5, 1.3, ShipVerdict.TOO_CLOSE),
+        (1.1, 1.3, 1.3, ShipVerdict.TOO_CLOSE),
+        (1.1, 1.2999, 1.3, ShipVerdict.DO_NOT_SHIP),
+        (0.5, 0.6, 1.3, ShipVerdict.DO_NOT_SHIP),
+        (1.0, 2.0, 1.3, ShipVerdict.TOO_CLOSE),
+        (0.95, 1.05, 0.9, ShipVerdict.TOO_CLOSE),
     ],
 )
-def test_the_bar_belongs_to_those_who_reach_it(low: float, high: float, verdict: ShipVerdict) -> None:
-    assert judge(RatioBounds((low + high) / 2, low, high, 30), 1.3, 3).verdict is verdict
+def test_the_bar_belongs_to_those_who_reach_it_and_are_not_slower(
+    low: float, high: float, bar: float, verdict: ShipVerdict
+) -> None:
+    assert judge(RatioBounds((low + high) / 2, low, high, 30), bar, 3).verdict is verdict
 
 
 @given(
@@ -116,10 +119,6 @@ def test_what_ships_is_faster_in_total_beyond_its_error(
         assert bounds.low >= bar
 
 
-def test_a_bar_below_one_ships_nothing_that_may_be_slower() -> None:
-    assert judge(RatioBounds(1.0, 0.95, 1.05, 30), 0.9, 1).verdict is ShipVerdict.TOO_CLOSE
-
-
 def test_a_wrong_text_never_ships() -> None:
     assert judge(RatioBounds(2.0, 1.9, 2.1, 30), 1.3, 1, is_exact=False) == Judgement(ShipVerdict.DO_NOT_SHIP)
 
@@ -127,7 +126,6 @@ def test_a_wrong_text_never_ships() -> None:
 def test_too_few_values_ask_for_as_many_as_bound_anything() -> None:
     judgement = judge(median_bounds([1.4] * 4, 3), 1.3, 3)
     assert judgement == Judgement(ShipVerdict.TOO_CLOSE, 3)
-    assert median_bounds([1.4] * 7, 3).known is not None
 
 
 def test_a_median_at_the_bar_asks_for_nothing() -> None:

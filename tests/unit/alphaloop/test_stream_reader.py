@@ -59,14 +59,15 @@ def test_any_order_with_any_copies_gives_the_text_of_the_highest_attempt(
 
 
 @given(texts=st.lists(st.text(min_size=1, max_size=5), max_size=8), shuffled=st.randoms(use_true_random=False))
-def test_what_take_returns_is_the_text_piece_by_piece(texts: list[str], shuffled: random.Random) -> None:
-    arrived = chunks_of(texts)
-    shuffled.shuffle(arrived)
+def test_a_gap_keeps_back_what_comes_after_it_and_the_end(texts: list[str], shuffled: random.Random) -> None:
+    sent = chunks_of(texts)
+    arrived = shuffled.sample(sent, len(sent))
     reader, shown = StreamReader(), ""
-    for chunk in arrived:
+    for number, chunk in enumerate(arrived, 1):
         shown += reader.take(chunk)
-        assert shown == reader.text
-    assert shown == "".join(texts)
+        num_whole = next((i for i, one in enumerate(sent) if one not in arrived[:number]), len(sent))
+        assert shown == reader.text == "".join(texts[:num_whole])
+        assert reader.end == (sent[-1] if number == len(sent) else None)
 
 
 @given(jobs=st.lists(st.lists(st.text(min_size=1, max_size=5), max_size=6), max_size=4), mixed=st.randoms())
@@ -125,16 +126,6 @@ def test_a_whole_text_that_is_too_large_for_a_chunk_lies_where_the_final_one_say
         assert (reader.text, chunk.text_ref) == (("one two ", None) if told is result else ("", reference))
 
 
-def test_a_gap_keeps_back_what_comes_after_it_and_the_end() -> None:
-    reader = StreamReader()
-    first, lost, third, end = chunks_of(["one ", "two ", "three"])
-    for chunk in (first, third, end):
-        reader.take(chunk)
-    assert (reader.text, reader.end) == ("one ", None)
-    assert reader.take(lost) == "two three"
-    assert reader.end == end
-
-
 @given(text=st.text(max_size=20), seq=st.integers(0, 5), attempt=st.integers(1, 9))
 def test_a_chunk_is_read_as_it_was_written_and_as_the_schemas_say(text: str, seq: int, attempt: int) -> None:
     chunk = Chunk("job-1", attempt, seq, text)
@@ -145,7 +136,7 @@ def test_a_chunk_is_read_as_it_was_written_and_as_the_schemas_say(text: str, seq
 
 
 CHUNK = Chunk("job-1", 1, 0, "a")
-GOOD = {"value": text_chunk(CHUNK, created=1, model="t"), "headers": chunk_headers(CHUNK, {})}
+VALUE = text_chunk(CHUNK, created=1, model="t")
 
 
 @pytest.mark.parametrize(
@@ -154,10 +145,10 @@ GOOD = {"value": text_chunk(CHUNK, created=1, model="t"), "headers": chunk_heade
         (b"{}", {}),
         (b"not JSON", {}),
         (None, {}),
-        (GOOD["value"], {"seq": "first"}),
-        (GOOD["value"], {"attempt": "-1"}),
-        (GOOD["value"], {"final": "1"}),
-        (GOOD["value"], {"final": "1", "status": "nearly"}),
+        (VALUE, {"seq": "first"}),
+        (VALUE, {"attempt": "-1"}),
+        (VALUE, {"final": "1"}),
+        (VALUE, {"final": "1", "status": "nearly"}),
     ],
 )
 def test_anything_else_is_no_chunk(value: bytes | None, wrong: dict[str, str]) -> None:
@@ -170,7 +161,7 @@ def test_a_message_without_a_place_is_no_chunk(name: str) -> None:
     headers = chunk_headers(CHUNK, {})
     del headers[name]
     with pytest.raises(MalformedMessage, match=name):
-        read_chunk(text_chunk(CHUNK, created=1, model="t"), encoded(headers))
+        read_chunk(VALUE, encoded(headers))
 
 
 def test_a_reader_ignores_what_comes_after_the_end() -> None:

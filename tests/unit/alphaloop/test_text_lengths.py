@@ -11,17 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.costs import CostPoint, CostTable
-from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, JobLengths, Place
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
-from alphaloop.deciding.session import DecisionSession
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import pack, unpack
-from alphaloop.store.decode_runs import JobCounts, ShadowRun
-from benchmarks.policy.ours import ChoicesInMemory
+from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
@@ -40,35 +34,6 @@ def lengths(*texts: EvidenceSums) -> JobLengths:
     for one in texts:
         snapshot.add([(VANILLA, one)])
     return snapshot.lengths("code", [LOOKUP], NOW)
-
-
-def session(snapshot: EvidenceSnapshot) -> DecisionSession:
-    limits = PolicyLimits()
-    costs = CostTable(
-        [CostPoint(None, b, w, 40.0 + w / 10, 5) for b in (1, 4) for w in (1, 4, 9)]
-        + [CostPoint("lookup", b, w, 0.1, 5) for b in (1, 4) for w in (4, 9)]
-    )
-    return DecisionSession(
-        TARGET,
-        ENGINE,
-        Posteriors(snapshot, limits),
-        choices=ChoicesInMemory(),
-        budgets=None,
-        costs=lambda: costs,
-        drafters=lambda: [LOOKUP],
-        num_slots=0,
-    )
-
-
-def test_four_jobs_capped_at_six_tokens_do_not_make_a_long_job_vanilla() -> None:
-    snapshot = EvidenceSnapshot(HALF_LIFE)
-    for _ in range(4):
-        snapshot.add([(VANILLA, text_of(6, is_cut=True))])
-    its, job = session(snapshot), JobFacts(40, 120, "")
-    context = its.context(Subject("code", "greedy"), [job], TaskRules(), num_running=1, now=NOW)
-    assert (context.expected_tokens, context.known_output_jobs) == (120, 0)
-    (decision,) = its.decide(Subject("code", "greedy"), [job], TaskRules(), num_running=1, now=NOW)
-    assert decision.reason is not Reason.SHORT_OUTPUT, decision.explanation
 
 
 _lengths = st.lists(st.integers(1, 400), min_size=1, max_size=12)
@@ -92,12 +57,16 @@ def test_without_cut_texts_it_is_their_mean(ended: list[int]) -> None:
     assert found.jobs == pytest.approx(len(ended))
 
 
+def shadows_of(run: DecodeRun, **fields: bool) -> tuple[ShadowRun, ...]:
+    """Of two drafters that were scored on it."""
+    keys = [replace(run.key, drafter=name, draft_revision="draft-1") for name in ("lookup", "small")]
+    counts = simulated_counts(random.Random(1), [0.7, 0.5], 20)
+    return tuple(ShadowRun(key, 3, counts, 40, 50, NOW, **fields) for key in keys)
+
+
 def test_a_job_counts_once_however_many_drafters_were_scored_on_it() -> None:
     run = decode_run(vanilla_counts(50), mode=Mode.VANILLA, at=NOW)
-    shadows = tuple(
-        ShadowRun(replace(run.key, drafter=name, draft_revision="draft-1"), 3, simulated_counts_of(), 40, 50, NOW)
-        for name in ("lookup", "small")
-    )
+    shadows = shadows_of(run)
     snapshot = EvidenceSnapshot(HALF_LIFE)
     for number in range(4):
         snapshot.add(JobCounts(str(number), 1, run, shadows).evidence)
@@ -107,18 +76,10 @@ def test_a_job_counts_once_however_many_drafters_were_scored_on_it() -> None:
     assert (found.output_tokens, found.prompt_tokens) == (pytest.approx(50), pytest.approx(40))
 
 
-def simulated_counts_of() -> AcceptanceCounts:
-    return simulated_counts(random.Random(1), [0.7, 0.5], 20)
-
-
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_where_the_run_is_no_evidence_one_of_the_other_rows_counts_for_the_length(is_cut: bool) -> None:
     run = replace(decode_run(vanilla_counts(50), mode=Mode.VANILLA, at=NOW), is_counted=False, is_cut=is_cut)
-    shadows = tuple(
-        ShadowRun(replace(run.key, drafter=name), 3, simulated_counts_of(), 40, 50, NOW, is_drafted=True)
-        for name in ("lookup", "small")
-    )
-    (_, first), (_, second) = JobCounts("one", 1, run, shadows).evidence
+    (_, first), (_, second) = JobCounts("one", 1, run, shadows_of(run, is_drafted=True)).evidence
     assert (first.texts, first.ends, first.output_tokens) == (1, 0 if is_cut else 1, 50)
     assert (second.texts, second.ends, second.output_tokens) == (0, 0, 0)
 

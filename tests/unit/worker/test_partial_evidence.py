@@ -131,13 +131,13 @@ def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_rou
         sums = EvidenceSums(NOW)
         for _ in range(700):
             counts = RoundCounts()
-            counts.take_vanilla()
+            counts.num_vanilla_rounds += 1
             num_tokens, is_drafted, length = 1, True, rng.randint(10, 40)
             while num_tokens < length:
                 if kind == "by lot" and rng.random() < 0.3:
                     is_drafted = not is_drafted
                 if not is_drafted:
-                    counts.take_vanilla()
+                    counts.num_vanilla_rounds += 1
                     num_tokens += 1
                     continue
                 accepted = next((i for i, alpha in enumerate(alphas) if rng.random() > alpha), len(alphas))

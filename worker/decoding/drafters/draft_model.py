@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
 
@@ -47,31 +47,24 @@ NUM_FIRST: Final = 4
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class DraftModelDrafter:
     """`worker.decoding.proposal.Drafter` over a language model. `state.revision` is that of its weights and dtype."""
 
-    def __init__(
-        self,
-        state: DrafterState,
-        model: LanguageModel,
-        tokens: DraftTokens,
-        *,
-        num_slots: int,
-        context_length: int,
-        min_probability: float = 0.0,
-        num_branches: int = 1,
-        shared_weights: Sequence[SharedWeightDrafter] = (),
-    ) -> None:
-        self.state = state
-        self.model = model
-        self._tokens = tokens
-        self.context_length = context_length  #: tokens that it can hold of a text; behind them it proposes nothing
-        self.min_probability = min_probability
-        self.shared_weights = tuple(shared_weights)  #: drafters with the same model, for which its rounds count too
+    state: DrafterState
+    model: LanguageModel
+    tokens: DraftTokens
+    _: KW_ONLY
+    num_slots: InitVar[int]
+    context_length: int  #: tokens that it can hold of a text; behind them it proposes nothing
+    min_probability: float = 0.0
+    num_branches: int = 1  #: tokens beside each other at most; 1: a chain
+    shared_weights: Sequence[SharedWeightDrafter] = ()  #: with the same model, for which its rounds count too
+
+    def __post_init__(self, num_slots: int) -> None:
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
-        self._is_weighing = min_probability > 0 or any(one.min_probability for one in shared_weights)
-        self.num_branches = num_branches  #: tokens beside each other at most; 1: a chain
-        self._cache = model.new_cache(num_slots)
+        self._is_weighing = self.min_probability > 0 or any(one.min_probability for one in self.shared_weights)
+        self._cache = self.model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
 
     @property
@@ -125,7 +118,7 @@ class DraftModelDrafter:
 
     def ends_draft(self, token: int, together: float) -> bool:
         """Whether a draft ends behind `token`; `together` is the probability of the draft up to and with it."""
-        return together < self.min_probability or token in self._tokens.end_tokens
+        return together < self.min_probability or token in self.tokens.end_tokens
 
     @torch.inference_mode()
     def choices(self, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[int, float]]:
@@ -147,8 +140,8 @@ class DraftModelDrafter:
                 num_wanted = min(len(tokens), begin + len(tokens) - first)
                 logits = self._read([Read(slot, tokens, num_logits=max(num_wanted, 1))])
                 if num_wanted > 0:
-                    best = self._tokens.best(logits, 1)[:, 0].tolist()
-                    found += zip(best, self._tokens.best_probability(logits).tolist(), strict=True)
+                    best = self.tokens.best(logits, 1)[:, 0].tolist()
+                    found += zip(best, self.tokens.best_probability(logits).tolist(), strict=True)
         finally:
             self._cache.release(slot)
         return found
@@ -222,7 +215,7 @@ class DraftModelDrafter:
             self._draft_plain([rows[n] for n in plain], logits if len(plain) == len(rows) else logits[plain])
         others = [n for n in range(len(rows)) if n not in set(plain)]
         drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
-        for n, whole in zip(others, self._tokens.spread(logits[others])[:, None], strict=True):
+        for n, whole in zip(others, self.tokens.spread(logits[others])[:, None], strict=True):
             row, choice = rows[n], rows[n].ask.choice
             scores = choice.scores(whole, row.ask.text, [row.tokens])
             if not choice.is_greedy and not choice.is_reproducible:
@@ -241,10 +234,10 @@ class DraftModelDrafter:
             _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
 
     def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        found = self._tokens.best(logits, self.num_branches)
+        found = self.tokens.best(logits, self.num_branches)
         if self._is_weighing:
             # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
-            found = torch.cat((self._tokens.best_probability(logits)[:, None].double(), found), dim=1)
+            found = torch.cat((self.tokens.best_probability(logits)[:, None].double(), found), dim=1)
         for row, numbers in zip(rows, found.tolist(), strict=True):
             if self._is_weighing:
                 row.weigh(numbers.pop(0))
@@ -256,8 +249,7 @@ class DraftModelDrafter:
 def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
     """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
     q = rows[0].ask.choice.probabilities(scores)
-    uniforms = torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows])
-    tokens = draw_rows(q, uniforms)
+    tokens = draw_rows(q, torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows]))
     of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
     drawn = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together, because each read waits for a GPU
     if not all(math.isfinite(p) for _, p in drawn):
@@ -351,6 +343,7 @@ def excerpt(text: Sequence[int], num_kept: int | None) -> list[int]:
     return [*text[:NUM_FIRST], *text[NUM_FIRST + num_skipped :]]
 
 
+@dataclass(eq=False)
 class DraftModels:
     """The draft models of one target that is loaded already, and served as `served` says.
 
@@ -359,22 +352,13 @@ class DraftModels:
     Those that read the same tokens and propose chains are shared-weight drafters: rounds of one count for the others.
     """
 
-    def __init__(
-        self,
-        drafters: Mapping[str, DraftModelDrafterSettings],
-        served: TargetSettings,
-        target: Target,
-        *,
-        placement: Placement | None = None,
-        num_slots: int,
-    ) -> None:
-        """`placement` None: all lie where the target does."""
-        self._drafters = drafters
-        self._served = served
-        self._target = target
-        self._placement = placement or Placement(target.device)
-        self._num_slots = num_slots
-        self._loaded: dict[_Source, _LoadedDraft] = {}
+    drafters: Mapping[str, DraftModelDrafterSettings]
+    served: TargetSettings
+    target: Target
+    _: KW_ONLY
+    placement: Placement
+    num_slots: int
+    _loaded: dict[_Source, _LoadedDraft] = field(init=False, default_factory=dict)
 
     def load(self, name: str) -> DraftModelDrafter:
         """The drafter of that name.
@@ -382,9 +366,9 @@ class DraftModels:
         What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
         UnsupportedModel.
         """
-        settings, target = self._drafters[name], self._target
-        device = self._placement.drafts.get(name, target.device)
-        source = _Source(settings.source, settings.revision, settings.dtype or self._served.dtype, device)
+        settings, target = self.drafters[name], self.target
+        device = self.placement.drafts.get(name, target.device)
+        source = _Source(settings.source, settings.revision, settings.dtype or self.served.dtype, device)
         of_draft = self._facts(source)
         self._check(name, source, of_draft)
         weights = self._loaded.get(source) or self._loaded.setdefault(source, _load(source, of_draft))
@@ -398,32 +382,32 @@ class DraftModels:
                 end_tokens=target.end_tokens,
                 token_ids=weights.token_ids,
             ),
-            num_slots=self._num_slots,
+            num_slots=self.num_slots,
             context_length=of_draft.context_length,
             min_probability=settings.min_probability,
             num_branches=settings.num_branches,
             shared_weights=[
                 SharedWeightDrafter(self._state(other, weights), one.min_probability)
-                for other, one in self._drafters.items()
+                for other, one in self.drafters.items()
                 if one.state(other, "").shares_weights_with(state)
             ],
         )
 
     @cached_property
     def _of_target(self) -> ModelFacts:
-        served = self._served
-        return self._facts(_Source(served.source, served.revision, served.dtype, self._target.device))
+        served = self.served
+        return self._facts(_Source(served.source, served.revision, served.dtype, self.target.device))
 
     def _facts(self, source: _Source) -> ModelFacts:
-        context_length = self._target.identity.context_length
+        context_length = self.target.identity.context_length
         return facts_of(source.name, dtype=source.dtype, revision=source.revision, context_length=context_length)
 
     def _state(self, name: str, weights: _LoadedDraft) -> DrafterState:
-        settings = self._drafters[name]
-        dtype = settings.dtype or self._served.dtype
+        settings = self.drafters[name]
+        dtype = settings.dtype or self.served.dtype
         # Another dtype rounds otherwise, so its history is another. The target's own is in the engine's name.
         # A device changes no history: it decides what a draft costs, and costs are stored under the placement.
-        base = weights.revision if dtype == self._served.dtype else f"{weights.revision}-{dtype}"
+        base = weights.revision if dtype == self.served.dtype else f"{weights.revision}-{dtype}"
         # What it has not read makes it guess worse.
         read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
         # These decide which positions are tried.
@@ -436,7 +420,7 @@ class DraftModels:
 
     def _check(self, name: str, source: _Source, draft: ModelFacts) -> None:
         """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
-        target, settings = self._target, self._drafters[name]
+        target, settings = self.target, self.drafters[name]
         rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
         if source.device != target.device:
             rooms.append(DeviceRoom(str(source.device), available_bytes(source.device)))
@@ -445,7 +429,7 @@ class DraftModels:
         findings = check_pair(
             self._of_target,
             draft,
-            num_slots=self._num_slots,
+            num_slots=self.num_slots,
             max_draft_tokens=settings.max_draft_tokens,
             room=rooms[0],
             draft_room=rooms[-1],
@@ -483,8 +467,7 @@ def _load(source: _Source, facts: ModelFacts) -> _LoadedDraft:
     loaded = load_weights(
         source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
     )
-    token_ids = read_draft_vocabulary(loaded.folder)
-    if token_ids is not None:
+    if (token_ids := read_draft_vocabulary(loaded.folder)) is not None:
         restrict_head(loaded.model, token_ids)
         token_ids = token_ids.to(source.device)
     return _LoadedDraft(loaded.over_slots(facts.context_length), loaded.revision, token_ids)

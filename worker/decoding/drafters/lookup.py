@@ -47,19 +47,14 @@ class LookupDrafter:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
         self._open.clear()
 
-    def num_remembered(self, task: str) -> int:
-        """Tokens of the task's results remembered so far, dropped ones among them: marks a moment for `rereading`."""
-        earlier = self._earlier.get(task)
-        return earlier.num_ever if earlier is not None else 0
-
-    def rereading(self, text: list[int], task: str, num_remembered: int) -> Callable[[int], Proposal]:
+    def rereading(self, text: list[int], task: str) -> Callable[[int], Proposal]:
         """What it would have proposed for a text that others decoded, at most so many tokens a call.
 
-        `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that were
-        remembered when `num_remembered` was taken: not the text itself, nor what ended while it was written.
+        `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that are
+        remembered now: not the text itself, nor what ends while it is written.
         """
-        index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        opened = SearchedText(text, index, self._earlier.get(task), num_remembered)
+        index, earlier = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram), self._earlier.get(task)
+        opened = SearchedText(text, index, earlier, earlier.num_ever if earlier is not None else 0)
         return lambda num_tokens: self._propose(opened, num_tokens)
 
     def remember(self, task: str, output: Sequence[int]) -> None:

@@ -306,8 +306,7 @@ class _LayerView(CacheLayerMixin):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._held = held
         self._group = group
-        num_heads = held.shape[1]
-        self._stored = plan.stored.view(-1, num_heads)[group.tokens]
+        self._stored = plan.stored.view(-1, held.shape[1])[group.tokens]
         self.is_initialized = True
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

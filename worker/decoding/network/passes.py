@@ -181,9 +181,8 @@ class Pass:
     groups: tuple[ReadGroup, ...]
     num_heads: int  #: of the keys
     capacity: int  #: of the cache
-    wanted: (
-        Tensor | None
-    )  #: [logits] flat tokens whose logits are wanted, in the order of the reads; None: all as they lie
+    #: [logits] flat tokens whose logits are wanted, in the order of the reads; None: all as they lie
+    wanted: Tensor | None
 
     @property
     def num_tokens(self) -> int:

@@ -19,7 +19,7 @@ import math
 import mmap
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, Protocol
 
 import torch
@@ -42,31 +42,28 @@ class Holder(Protocol):
     slot: int
 
 
+@dataclass(eq=False)
 class SlotCache:
     """Slots, and how many positions of each count.
 
     With `max_bytes` it releases memory that no slot in use needs before it holds more.
     """
 
-    def __init__(
-        self,
-        shape: KvShape,
-        num_slots: int,
-        device: torch.device,
-        *,
-        max_bytes: int | None = None,
-        most_positions: int | None = None,
-    ) -> None:
-        """`most_positions`: of a text; None: not known."""
-        self.shape = shape
-        self.max_bytes = max_bytes
-        self.num_slots = num_slots
-        self.device = device
-        self.lengths = [0] * num_slots
+    shape: KvShape
+    num_slots: int
+    device: torch.device
+    _: KW_ONLY
+    max_bytes: int | None = None
+    most_positions: int | None = None  #: of a text; None: not known
+
+    def __post_init__(self) -> None:
+        self.lengths = [0] * self.num_slots
         self._memory = (
-            PairedSlots(shape, num_slots, most_positions) if shape.is_paired else PlainSlots(shape, num_slots, device)
+            PairedSlots(self.shape, self.num_slots, self.most_positions)
+            if self.shape.is_paired
+            else PlainSlots(self.shape, self.num_slots, self.device)
         )
-        self._free = sorted(range(num_slots), reverse=True)
+        self._free = sorted(range(self.num_slots), reverse=True)
 
     @property
     def layers(self) -> list[Tensor]:
@@ -123,8 +120,7 @@ class SlotCache:
     def close_gaps(self, holders: Iterable[Holder]) -> None:
         """Move the slots of all `holders` side by side."""
         for holder in sorted(holders, key=lambda holder: -holder.slot):
-            slot = self.lower(holder.slot)
-            if slot == holder.slot:
+            if (slot := self.lower(holder.slot)) == holder.slot:
                 return
             holder.slot = slot
 
@@ -135,8 +131,7 @@ class SlotCache:
         Only columns that are out of place are copied: the accepted path of a tree, never of a chain.
         """
         length = self.lengths[slot]
-        moved = {length + to: length + column for to, column in enumerate(columns) if to != column}
-        if moved:
+        if moved := {length + to: length + column for to, column in enumerate(columns) if to != column}:
             self._memory.move_columns(slot, moved)
         self.lengths[slot] = length + len(columns)
 

@@ -129,9 +129,7 @@ def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -
                 hint="give some with --prompts FILE.jsonl",
             )
         free = (int(start),)
-    openings = [(FREE, free)]
-    if steered:
-        openings = [opening for task in steered for opening in ((FREE, free), task)]
+    openings = [opening for task in steered for opening in ((FREE, free), task)] or [(FREE, free)]
     return [
         TextRequest(number, task, opening=opening)
         for number, (task, opening) in zip(range(num), itertools.cycle(openings), strict=False)
@@ -209,8 +207,7 @@ class TextWriter:
         return False
 
     def _answer(self, request: TextRequest, prompt: tuple[int, ...]) -> PreparedJob | None:
-        room = self._engine.identity.context_length - len(prompt)
-        if room < 1:
+        if (room := self._engine.identity.context_length - len(prompt)) < 1:
             return None
         sampling = Sampling(max_tokens=min(self._recipe.max_answer_tokens, room), temperature=0.0)
         return self._prepare("answer", request, prompt, sampling)
@@ -333,8 +330,7 @@ class TeacherNotes:
             whole = tensors["top_ids"].long(), tensors["top_log_probs"].float(), tensors["states"]
             for text, *parts in zip(shard, *(torch.split(tensor, lengths) for tensor in whole), strict=True):
                 token_ids = torch.tensor(self._tokens(text))
-                first = max(0, len(token_ids) - len(text.output))
-                found.append(Lesson(text, token_ids, first, *parts))
+                found.append(Lesson(text, token_ids, max(0, len(token_ids) - len(text.output)), *parts))
         return sorted(found, key=lambda lesson: lesson.text.number)
 
     def _file(self, shard: int) -> Path:

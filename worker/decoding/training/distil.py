@@ -314,8 +314,7 @@ def judge(
         overlap = torch.minimum(p, q.gather(-1, top.clamp(min=0))).sum(dim=-1)
         matches = (q.argmax(dim=-1) == wanted).tolist()
         # The prefill yields the first token; rounds begin behind it.
-        counts = walk_rounds(matches[1:], num_draft_tokens)
-        found[lesson.text.task].append((counts, overlap))
+        found[lesson.text.task].append((walk_rounds(matches[1:], num_draft_tokens), overlap))
     by_task = {task: _measured(texts) for task, texts in sorted(found.items())}
     return by_task, _measured([text for texts in found.values() for text in texts])
 

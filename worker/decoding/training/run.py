@@ -102,8 +102,7 @@ class TrainingRun:
 
     def make(self) -> DraftCard | None:
         """Carry out the order. None if stopped before the end: the same order continues from there."""
-        written = self._write()
-        if written is None:
+        if (written := self._write()) is None:
             return None
         trained, held_out = written
         recipe = self._recipe
@@ -118,8 +117,7 @@ class TrainingRun:
             lessons, recipe.num_draft_tokens_known, self._vocabulary, end_tokens(self._target, self._tokenizer)
         )
         mapping = self._align(taught)
-        weights = self._train(lessons, mapping, token_ids)
-        if weights is None:
+        if (weights := self._train(lessons, mapping, token_ids)) is None:
             return None
         self._save(mapping, weights, token_ids)
         judgement = self._judge(exam, token_ids)
@@ -148,8 +146,7 @@ class TrainingRun:
         requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
         store = TextStore(self._state / "texts.jsonl")
         known = {text.number for text in store.all()}
-        missing = [request for request in requests if request.number not in known]
-        if missing:
+        if missing := [request for request in requests if request.number not in known]:
             engine = load_engine(ModelSettings(target=self._served, drafters={}), num_slots=self._recipe.batch_size)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store)
             with _stage(self._tell, "texts written", len(requests), len(requests) - len(missing)) as advance:
@@ -276,14 +273,12 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     configured; StoreError if the database cannot be used.
     """
     card = read_card(folder)
-    revision = find_weights(str(folder)).revision
-    if revision != card.draft_revision:
+    if (revision := find_weights(str(folder)).revision) != card.draft_revision:
         raise ConfigError(
             f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
             hint="its figures are another draft's: train again",
         )
-    url = with_running_stack(settings).postgres.url
-    if url is None:
+    if (url := with_running_stack(settings).postgres.url) is None:
         raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
     with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
         database.check_revision()

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -25,19 +25,25 @@ def facts(
     return RoundFacts(START + timedelta(seconds=index), wall_s, sum(tasks.values()), 100.0, has_prompt, own)
 
 
+Round = tuple[Mapping[str, Treatment], RoundFacts]
+
+
 def play(
-    schedule: RoundSchedule, rounds: Iterator[tuple[Mapping[str, Treatment], RoundFacts]]
+    schedule: RoundSchedule, num_rounds: int, round_of: Callable[[int, bool], Round]
 ) -> tuple[list[Mapping[str, Arm]], list[Slice]]:
-    """The arms of every round, and the slices."""
-    arms, slices = [], []
-    for running, one in rounds:
+    """The arms of every round, and the slices. A round may depend on whether sql was vanilla in the last one."""
+    arms: list[Mapping[str, Arm]] = []
+    slices: list[Slice] = []
+    for i in range(num_rounds):
+        running, one = round_of(i, bool(arms) and arms[-1]["sql"] is None)
         arms.append(dict(schedule.next_round(running)))
         slices += schedule.observe(one)
     return arms, [*slices, *schedule.close()]
 
 
-def steady(num_rounds: int, *tasks: str) -> Iterator[tuple[Mapping[str, Treatment], RoundFacts]]:
-    return (({task: LOOKUP for task in tasks}, facts(i, dict.fromkeys(tasks, 2))) for i in range(num_rounds))
+def steady(*tasks: str) -> Callable[[int, bool], Round]:
+    """Two sequences of each, all the time."""
+    return lambda i, _: (dict.fromkeys(tasks, LOOKUP), facts(i, dict.fromkeys(tasks, 2)))
 
 
 @given(
@@ -72,16 +78,13 @@ def test_the_share_of_control_is_the_one_asked_for(
 
 def test_a_block_is_a_sandwich_and_its_washouts_are_not_counted() -> None:
     schedule = RoundSchedule(DESIGN, random.Random(1))
-    stretches: list[tuple[Arm, int]] = []
+    arms: list[Arm] = []
     slices: list[Slice] = []
     for i in range(2000):
-        arm = schedule.next_round({"sql": LOOKUP})["sql"]
-        if stretches and stretches[-1][0] == arm:
-            stretches[-1] = (arm, stretches[-1][1] + 1)
-        else:
-            stretches.append((arm, 1))
-        slices += schedule.observe(facts(i, {"sql": 2}, tokens=1 if arm is None else 3))
-    assert {num for arm, num in stretches if arm is None} == {8 + 2}  # the slice, and the washout before it
+        arms.append(schedule.next_round({"sql": LOOKUP})["sql"])
+        slices += schedule.observe(facts(i, {"sql": 2}, tokens=1 if arms[-1] is None else 3))
+    # The slice, and the washout before it.
+    assert {len(list(stretch)) for arm, stretch in groupby(arms) if arm is None} == {8 + 2}
     blocks = defaultdict(dict)
     for one in slices:
         if one.phase is not Phase.BETWEEN:
@@ -114,7 +117,7 @@ def test_a_slow_first_round_does_not_put_the_first_block_off(seed: int) -> None:
 
 def test_every_round_is_counted_once_or_is_a_washout() -> None:
     schedule = RoundSchedule(DESIGN, random.Random(2))
-    _, slices = play(schedule, steady(3000, "sql"))
+    _, slices = play(schedule, 3000, steady("sql"))
     num_blocks = sum(one.phase is Phase.CONTROL for one in slices)
     unfinished = sum(one.phase is Phase.BEFORE for one in slices) - num_blocks
     assert unfinished == 0
@@ -124,7 +127,7 @@ def test_every_round_is_counted_once_or_is_a_washout() -> None:
 
 def test_all_tasks_that_speculate_switch_together() -> None:
     schedule = RoundSchedule(DESIGN, random.Random(3))
-    arms, slices = play(schedule, steady(3000, "sql", "code", "chat"))
+    arms, slices = play(schedule, 3000, steady("sql", "code", "chat"))
     assert {sum(arm is None for arm in one.values()) for one in arms} == {0, 3}
     controls = [one for one in slices if one.phase is Phase.CONTROL]
     num_blocks = Counter(one.task for one in controls)
@@ -133,28 +136,23 @@ def test_all_tasks_that_speculate_switch_together() -> None:
 
 
 def test_a_task_that_comes_in_a_control_slice_is_vanilla_too_and_not_counted() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(3))
-    slices: list[Slice] = []
-    num_joined, is_vanilla = 0, False
-    for i in range(3000):
-        running = {"sql": LOOKUP} | ({"chat": LOOKUP} if is_vanilla else {})
-        arms = schedule.next_round(running)
-        num_joined += is_vanilla and schedule.is_charged and arms["sql"] is None
-        assert not is_vanilla or arms["chat"] == arms["sql"]
-        is_vanilla = arms["sql"] is None
-        slices += schedule.observe(facts(i, dict.fromkeys(running, 2)))
-    assert num_joined > 20
+    arms, slices = play(
+        RoundSchedule(DESIGN, random.Random(3)),
+        3000,
+        lambda i, was_vanilla: steady("sql", "chat")(i, True) if was_vanilla else steady("sql")(i, False),
+    )
+    joined = [one for one in arms if "chat" in one]
+    assert all(one["chat"] == one["sql"] for one in joined)
+    assert sum(one["chat"] is None for one in joined) > 30
     assert {one.task for one in slices if one.phase is Phase.CONTROL} == {"sql"}
 
 
 def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(3))
-    slices: list[Slice] = []
-    was_vanilla = False
-    for i in range(3000):
-        running = {"sql": LOOKUP} | ({} if was_vanilla else {"chat": LOOKUP})
-        was_vanilla = schedule.next_round(running)["sql"] is None
-        slices += schedule.observe(facts(i, dict.fromkeys(running, 2)))
+    _, slices = play(
+        RoundSchedule(DESIGN, random.Random(3)),
+        3000,
+        lambda i, was_vanilla: steady("sql")(i, True) if was_vanilla else steady("sql", "chat")(i, False),
+    )
     assert Counter(one.task for one in slices if one.phase is Phase.CONTROL).keys() == {"sql"}
     assert sum(one.phase is Phase.AFTER for one in slices) > 5
 
@@ -162,7 +160,7 @@ def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
 def test_control_begins_at_moments_that_cannot_be_foretold() -> None:
     gaps = []
     for seed in range(3):
-        arms, _ = play(RoundSchedule(DESIGN, random.Random(seed)), steady(4000, "sql"))
+        arms, _ = play(RoundSchedule(DESIGN, random.Random(seed)), 4000, steady("sql"))
         begins = [i for i in range(1, len(arms)) if arms[i]["sql"] is None and arms[i - 1]["sql"] is not None]
         gaps.append([after - before for before, after in pairwise(begins)])
     assert all(max(own) > 1.5 * min(own) for own in gaps)
@@ -170,12 +168,10 @@ def test_control_begins_at_moments_that_cannot_be_foretold() -> None:
 
 
 def test_a_block_without_its_control_slice_leaves_nothing() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(4))
-    slices: list[Slice] = []
-    for i in range(3000):
-        arm = schedule.next_round({"sql": LOOKUP})["sql"]
-        # The task's sequences end in the middle of every control slice.
-        slices += schedule.observe(facts(i, {"chat": 1} if arm is None and i % 3 == 0 else {"sql": 2}))
+    def ends_in_every_control_slice(i: int, was_vanilla: bool) -> Round:
+        return {"sql": LOOKUP}, facts(i, {"chat": 1} if was_vanilla and i % 3 == 0 else {"sql": 2})
+
+    _, slices = play(RoundSchedule(DESIGN, random.Random(4)), 3000, ends_in_every_control_slice)
     assert {one.phase for one in slices} == {Phase.BETWEEN}
 
 
@@ -194,13 +190,17 @@ def test_a_complete_control_slice_is_kept_when_the_sequences_end_behind_it() -> 
 
 
 def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(6))
-    wanted = {True: Treatment("lookup", 2), False: Treatment("lookup", 6)}
-    slices: list[Slice] = []
-    for i in range(3000):
-        arm = schedule.next_round({"sql": wanted[i % 7 == 0]})["sql"]
-        assert arm in (None, wanted[i % 7 == 0])
-        slices += schedule.observe(facts(i, {"sql": 1}))
+    def played(num_rounds: int, wanted: Sequence[Treatment]) -> list[Slice]:
+        arms, slices = play(
+            RoundSchedule(DESIGN, random.Random(6)),
+            num_rounds,
+            lambda i, _: ({"sql": wanted[i % len(wanted)]}, facts(i, {"sql": 1})),
+        )
+        assert all(arm["sql"] in (None, wanted[i % len(wanted)]) for i, arm in enumerate(arms))
+        return slices
+
+    short, long = Treatment("lookup", 2), Treatment("lookup", 6)
+    slices = played(3000, (short, *(long,) * 6))
     by_block = defaultdict(set)
     for one in slices:
         if one.phase is not Phase.BETWEEN:
@@ -208,22 +208,17 @@ def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block(
     assert len(by_block) > 5
     assert {len(treatments) for treatments in by_block.values()} == {1}  # that of the block's first round
     between = {one.treatment for one in slices if one.phase is Phase.BETWEEN}
-    assert between == set(wanted.values())
-
-    schedule = RoundSchedule(DESIGN, random.Random(6))
-    alternating = [Treatment("lookup", 2), Treatment("draft", 2)]
-    _, slices = play(schedule, (({"sql": alternating[i // 5 % 2]}, facts(i, {"sql": 1})) for i in range(2000)))
-    assert all(one.phase is Phase.BETWEEN for one in slices)
+    assert between == {short, long}
+    alternating = played(2000, ((short,) * 5 + (Treatment("draft", 2),) * 5))
+    assert all(one.phase is Phase.BETWEEN for one in alternating)
 
 
 def test_rounds_with_a_prompt_are_kept_apart() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(7))
-    reads = [i % 4 == 0 for i in range(3000)]
-    rounds = (
-        ({"sql": LOOKUP}, facts(i, {"sql": 2}, wall_s=0.05 if reading else 0.01, has_prompt=reading))
-        for i, reading in enumerate(reads)
-    )
-    _, slices = play(schedule, rounds)
+    def reading(i: int, _: bool) -> Round:
+        wall_s, has_prompt = (0.05, True) if i % 4 == 0 else (0.01, False)
+        return {"sql": LOOKUP}, facts(i, {"sql": 2}, wall_s=wall_s, has_prompt=has_prompt)
+
+    _, slices = play(RoundSchedule(DESIGN, random.Random(7)), 3000, reading)
     controls = [one for one in slices if one.phase is Phase.CONTROL]
     assert controls
     for one in controls:
@@ -235,21 +230,14 @@ def test_rounds_with_a_prompt_are_kept_apart() -> None:
 
 def test_a_task_whose_every_round_reads_a_prompt_is_not_held_in_control() -> None:
     schedule = RoundSchedule(DESIGN, random.Random(8))
-    arms, slices = play(schedule, (({"sql": LOOKUP}, facts(i, {"sql": 2}, has_prompt=True)) for i in range(2000)))
+    arms, slices = play(schedule, 2000, lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 2}, has_prompt=True)))
     assert {one.phase for one in slices} == {Phase.BETWEEN}
-    assert all(one["sql"] is not None for one in arms)
-
-
-def test_no_share_means_no_trials() -> None:
-    design = RoundDesign(control_share=0.0)
-    arms, _ = play(RoundSchedule(design, random.Random(9)), steady(2000, "sql"))
     assert all(one["sql"] is not None for one in arms)
 
 
 def test_slices_between_blocks_are_split_by_load() -> None:
     schedule = RoundSchedule(DESIGN, random.Random(10))
-    rounds = (({"sql": LOOKUP}, facts(i, {"sql": 1 if i % 400 < 200 else 8})) for i in range(4000))
-    _, slices = play(schedule, rounds)
+    _, slices = play(schedule, 4000, lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 1 if i % 400 < 200 else 8})))
     between = [one for one in slices if one.phase is Phase.BETWEEN]
     assert {one.stratum.running for one in between} == {0, 3}
     assert {one.mean_running for one in between} == {1.0, 8.0}

@@ -290,7 +290,7 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
     small.resize_token_embeddings(300)
     small.save_pretrained(tmp_path)
     draft = draft_model("small", tmp_path, num_slots=4)
-    draft._tokens = DraftTokens(NUM_TOKENS, 300, frozenset({0}))
+    draft.tokens = DraftTokens(NUM_TOKENS, 300, frozenset({0}))
     drafters = {"small": draft, "tree": ScriptedDrafter("tree", bench.rng, is_tree=True)}
     bench = replace(bench, engine=tiny_engine(num_slots=4, drafters=drafters))
     # Half of the prompts it can read, and then the target may still write a token that it cannot.

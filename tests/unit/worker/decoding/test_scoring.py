@@ -223,7 +223,7 @@ def test_reading_along_counts_what_reading_at_the_end_counts(
 
     def reading() -> VirtualRounds:
         seen = list(prompt)
-        return VirtualRounds(LookupDrafter("lookup", settings).rereading(seen, "", 0), seen, k, max_tokens)
+        return VirtualRounds(LookupDrafter("lookup", settings).rereading(seen, ""), seen, k, max_tokens)
 
     along, at_end = reading(), reading()
     text = list(prompt)
@@ -242,7 +242,7 @@ def test_reading_along_counts_what_reading_at_the_end_counts(
 def test_rounds_begin_in_the_first_tokens_of_a_long_text_only(rng: random.Random) -> None:
     output = [rng.randrange(5) for _ in range(MAX_TOKENS + 300)]
     seen = [0]
-    propose = LookupDrafter("lookup", LookupDrafterSettings(min_probability=0)).rereading(seen, "", 0)
+    propose = LookupDrafter("lookup", LookupDrafterSettings(min_probability=0)).rereading(seen, "")
     rounds = VirtualRounds(propose, seen, 12, 10_000)
     while rounds.take_round([0, *output], has_ended=True):
         pass
