@@ -6,74 +6,7 @@ wrong option is reported at once.
 """
 
 from __future__ import annotations
-from alphaloop import logs
-from alphaloop.commands import AdvanceEvent
-from alphaloop.commands import CalibrateOrder
-from alphaloop.commands import Calibration
-from alphaloop.commands import CheckPairOrder
-from alphaloop.commands import CheckServerOrder
-from alphaloop.commands import CommandEvent
-from alphaloop.commands import FailedEvent
-from alphaloop.commands import LOADING
-from alphaloop.commands import MeasureOrder
-from alphaloop.commands import NoteEvent
-from alphaloop.commands import ORDER
-from alphaloop.commands import Order
-from alphaloop.commands import PairCheck
-from alphaloop.commands import RegisterOrder
-from alphaloop.commands import ReportEvent
-from alphaloop.commands import StageEvent
-from alphaloop.commands import Tell
-from alphaloop.commands import TrainOrder
-from alphaloop.costs import CostPoint
-from alphaloop.costs import with_shared_weights
-from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError
-from alphaloop.errors import ConfigError
-from alphaloop.errors import MessageError
-from alphaloop.errors import StoreError
-from alphaloop.files import readable_again
-from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Footprint
-from alphaloop.settings import ModelSettings
-from alphaloop.settings import Settings
-from alphaloop.settings import load_settings
-from alphaloop.settings.models import EndpointSettings
-from alphaloop.store.costs import CostStore
-from alphaloop.store.costs import CostSubject
-from alphaloop.store.database import Database
-from collections.abc import Callable
-from collections.abc import Collection
-from collections.abc import Iterator
-from collections.abc import Mapping
-from collections.abc import Sequence
-from contextlib import ExitStack
-from contextlib import closing
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from pydantic import SecretStr
-from types import FrameType
-from typing import Any
-from typing import Final
-from typing import TYPE_CHECKING
-from worker.assembly import open_engine
-from worker.costs.calibration import calibrate
-from worker.costs.calibration import calibrate_servers
-from worker.costs.calibration import plan
-from worker.costs.calibration import timed_by
-from worker.engine import Engine
-from worker.measuring.observing import choose_candidates
-from worker.measuring.observing import choose_drafters
-from worker.measuring.report import DrafterRecords
-from worker.measuring.report import busy_note
-from worker.measuring.report import peak_process_bytes
-from worker.measuring.session import MeasuringPlan
-from worker.measuring.session import MeasuringSession
-from worker.measuring.session import draw
-from worker.measuring.session import prepare
-from worker.measuring.session import read_lines
-from worker.measuring.session import refuse_few
+
 import asyncio
 import os
 import random
@@ -81,6 +14,52 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import SecretStr
+
+from alphaloop import logs
+from alphaloop.commands import (
+    LOADING,
+    ORDER,
+    AdvanceEvent,
+    CalibrateOrder,
+    Calibration,
+    CheckPairOrder,
+    CheckServerOrder,
+    CommandEvent,
+    FailedEvent,
+    MeasureOrder,
+    NoteEvent,
+    Order,
+    PairCheck,
+    RegisterOrder,
+    ReportEvent,
+    StageEvent,
+    Tell,
+    TrainOrder,
+)
+from alphaloop.costs import CostPoint, with_shared_weights
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
+from alphaloop.files import readable_again
+from alphaloop.payoff.figures import VANILLA
+from alphaloop.payoff.report import Footprint
+from alphaloop.settings import ModelSettings, Settings, load_settings
+from alphaloop.settings.models import EndpointSettings
+from alphaloop.store.costs import CostStore, CostSubject
+from alphaloop.store.database import Database
+from worker.assembly import open_engine
+from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
+from worker.engine import Engine
+from worker.measuring.observing import choose_candidates, choose_drafters
+from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
+from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
     from worker.decoding.pairing import DeviceRoom

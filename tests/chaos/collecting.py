@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,7 @@ from confluent_kafka import Message
 
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.messages import read_chunk
-from tests.chaos.fleet import Fleet
-from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, ResultRecord, Row
+from tests.chaos.ledger import ChunkRecord, Letter, Row
 from tests.chaos.reading import TopicReader, key_of
 
 if TYPE_CHECKING:
@@ -22,32 +21,6 @@ _ROWS = """
     SELECT job_id, status, outcome::text, coalesce(num_runs, 0), num_failures
     FROM jobs LEFT JOIN (SELECT job_id, count(*) AS num_runs FROM decode_runs GROUP BY job_id) AS runs USING (job_id)
 """
-
-
-def collect(
-    reader: TopicReader,
-    database_url: str,
-    group: str,
-    *,
-    earlier_results: Collection[ResultRecord],
-    commits: Collection[Commit],
-    fleets: Collection[Fleet],
-    leaks: Collection[str],
-    exit_codes: Mapping[str, int],
-) -> Ledger:
-    """Read everything. `earlier_results` were on a results topic that is no more."""
-    return Ledger(
-        rows=read_rows(database_url),
-        results=[*earlier_results, *reader.results()],
-        letters=letters_of(reader),
-        chunks=[_chunk(message) for message in reader.read(TOKENS)],
-        commits=list(commits),
-        lag=reader.lag(group),
-        num_in_outbox=num_in_outbox(database_url),
-        peak_bytes={f"{fleet.name}-{one.number}": one.peak_bytes for fleet in fleets for one in fleet.members},
-        exit_codes=exit_codes,
-        leaks=list(leaks),
-    )
 
 
 def letters_of(reader: TopicReader) -> list[Letter]:
@@ -98,10 +71,14 @@ def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def _chunk(message: Message) -> ChunkRecord:
-    headers: Any = message.headers() or ()
-    chunk = read_chunk(message.value(), headers)
-    return ChunkRecord(key_of(message), chunk.attempt, chunk.seq, chunk.text, chunk.status, chunk.whole_text)
+def chunks_of(reader: TopicReader) -> list[ChunkRecord]:
+    """Every piece of a streamed text, the ends too."""
+    found = []
+    for message in reader.read(TOKENS):
+        headers: Any = message.headers() or ()
+        one = read_chunk(message.value(), headers)
+        found.append(ChunkRecord(key_of(message), one.attempt, one.seq, one.text, one.status, one.whole_text))
+    return found
 
 
 def send_lost_again(world: World, reader: TopicReader) -> int:
@@ -109,7 +86,7 @@ def send_lost_again(world: World, reader: TopicReader) -> int:
 
     Only what was sent before the topics were made anew may be missing: later messages have to be read of the new ones.
     """
-    ended = ended_by(world.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
+    ended = ended_by(world.servers.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
     again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
     world.feeder.send_again(again)
     return len(again)

@@ -129,34 +129,34 @@ def _clocks_skewed(world: World, rng: random.Random, seconds: float) -> None:
 def _broker_lost(world: World, rng: random.Random, seconds: float) -> None:
     """One broker of several killed and missing for a while; the only broker is killed and started at once."""
     with _without_a_broker(world, rng):
-        if world.brokers.num_nodes > 1:
+        if world.servers.brokers.num_nodes > 1:
             world.wait(seconds)
 
 
 @contextmanager
 def _without_a_broker(world: World, rng: random.Random) -> Iterator[None]:
-    number = rng.randrange(world.brokers.num_nodes)
-    world.brokers.kill([number])
+    number = rng.randrange(world.servers.brokers.num_nodes)
+    world.servers.brokers.kill([number])
     try:
         yield
     finally:
-        world.brokers.start([number])
+        world.servers.brokers.start([number])
 
 
 @_fault("Kafka away", Target.KAFKA)
 def _kafka_away(world: World, rng: random.Random, seconds: float) -> None:
     """kill -9 of every broker, started again later."""
-    world.brokers.kill()
+    world.servers.brokers.kill()
     try:
         world.wait(seconds)
     finally:
-        world.brokers.start()
+        world.servers.brokers.start()
 
 
 @_fault("results topic deleted", Target.KAFKA)
 def _results_topic_deleted(world: World, rng: random.Random, seconds: float) -> None:
     """Somebody deletes the results topic. What was on it was read before, as a consumer of results does."""
-    reader = TopicReader(world.brokers.addresses)
+    reader = TopicReader(world.servers.brokers.addresses)
     world.kept_results += reader.results()
     reader.delete(RESULTS)
     reader.close()
@@ -180,18 +180,18 @@ def _jobs_topics_made_anew(world: World, rng: random.Random, seconds: float) -> 
     Messages that no worker had read are gone by this. Their sender sends them again at the end of the phase, and only
     those, so that the faults that follow meet work.
     """
-    if world.brokers.num_nodes > 1:
+    if world.servers.brokers.num_nodes > 1:
         with _without_a_broker(world, rng):
             world.wait(_ELECTION_S)
     world.num_sent_before_anew = world.feeder.make_anew(lambda: _make_anew(world))
     world.wait(seconds)
-    reader = TopicReader(world.brokers.addresses)
+    reader = TopicReader(world.servers.brokers.addresses)
     world.num_sent_again += send_lost_again(world, reader)
     reader.close()
 
 
 def _make_anew(world: World) -> None:
-    reader, ids = TopicReader(world.brokers.addresses), TopicIds(world.kafka)
+    reader, ids = TopicReader(world.servers.brokers.addresses), TopicIds(world.servers.kafka)
     old = ids.ask(_TOPICS)
     world.watcher.gone_ids.update(f"topic_id={one}" for one in old.values())
     for topic in _TOPICS:
@@ -207,7 +207,7 @@ def _make_anew(world: World) -> None:
 
 def _are_new(world: World, ids: TopicIds, old: Mapping[str, str]) -> bool:
     try:
-        ensure_topics(world.kafka, [TASK])
+        ensure_topics(world.servers.kafka, [TASK])
         now = ids.ask(_TOPICS)
     except BrokerError:
         return False  # the old ones are still going
@@ -217,20 +217,20 @@ def _are_new(world: World, ids: TopicIds, old: Mapping[str, str]) -> bool:
 @_fault("Postgres bounced", Target.POSTGRES)
 def _postgres_bounced(world: World, rng: random.Random, seconds: float) -> None:
     """Postgres ends and comes back at once: by an orderly shutdown, and by kill -9."""
-    for end in rng.sample((world.postgres.stop, world.postgres.kill), 2):
+    for end in rng.sample((world.servers.postgres.stop, world.servers.postgres.kill), 2):
         end()
-        world.postgres.start()
+        world.servers.postgres.start()
         world.wait(seconds / 2)
 
 
 @_fault("Postgres away", Target.POSTGRES)
 def _postgres_away(world: World, rng: random.Random, seconds: float) -> None:
     """Postgres shut down, started again later."""
-    world.postgres.stop()
+    world.servers.postgres.stop()
     try:
         world.wait(seconds)
     finally:
-        world.postgres.start()
+        world.servers.postgres.start()
 
 
 _FUNCTION: Final = """
@@ -257,12 +257,12 @@ def _disk_full(world: World, rng: random.Random, seconds: float) -> None:
     Where a file system can be mounted, the tables' is made full for real: whatever needs a new page is refused.
     Elsewhere triggers refuse every write as Postgres does then, because a machine's own disk is not to be filled.
     """
-    if world.disk is not None:
-        world.disk.fill()
+    if world.servers.disk is not None:
+        world.servers.disk.fill()
         try:
             world.wait(seconds)
         finally:
-            world.disk.free()
+            world.servers.disk.free()
         return
     with world.administrator() as connection:
         connection.execute(_FUNCTION)
@@ -305,7 +305,7 @@ _HELD_S: Final = 3.0
 @_fault("connections cut", Target.NETWORK)
 def _connections_cut(world: World, rng: random.Random, seconds: float) -> None:
     """Connections to Postgres reset: all at once, before a COMMIT arrives, after one did; or held for a while."""
-    until, proxy = time.monotonic() + seconds, world.proxy
+    until, proxy = time.monotonic() + seconds, world.servers.proxy
     kinds = ("commit lost", "commit not answered", "all", "held")
     while time.monotonic() < until and not world.is_ending.is_set():
         kind = rng.choices(kinds, weights=(4, 4, 2, 1))[0]

@@ -20,11 +20,11 @@ from tests.chaos.ledger import ResultRecord
 from tests.chaos.phases import PhaseReport, run_phase
 from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader
-from tests.chaos.setting_up import GROUP, Servers
+from tests.chaos.setting_up import GROUP
 from tests.chaos.size import Size
 from tests.chaos.watcher import Watcher
 from tests.chaos.work import PlannedJob
-from tests.chaos.world import World
+from tests.chaos.world import Servers, World
 
 _LOOK_S: Final = 1.0
 #: A deleted topic takes messages for a moment longer.
@@ -61,19 +61,7 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
     fleet, addresses = part.fleet, servers.brokers.addresses
     jobs_per_s = len(part.jobs) / sending_s(part.phases)
     feeder = Feeder(addresses, part.jobs, jobs_per_s=jobs_per_s, rng=rng)
-    world = World(
-        size,
-        servers.brokers,
-        servers.kafka,
-        servers.postgres,
-        servers.database_url,
-        servers.proxy,
-        servers.disk,
-        watcher,
-        fleet,
-        feeder,
-        num_ended_before=watcher.num_ended,
-    )
+    world = World(size, servers, watcher, fleet, feeder, num_ended_before=watcher.num_ended)
     with ExitStack() as stack:
         stack.callback(fleet.close)
         stack.callback(feeder.close)
@@ -117,7 +105,7 @@ def _settle(world: World, reader: TopicReader) -> float | None:
     began_s = moved_s = time.monotonic()
     least_left, most_ended = math.inf, 0
     while time.monotonic() - moved_s < world.size.settle_s:
-        num_left: float = num_in_outbox(world.database_url)
+        num_left: float = num_in_outbox(world.servers.database_url)
         try:
             num_left += sum(reader.lag(GROUP).values())
         except KafkaException:
@@ -139,7 +127,7 @@ def _ask_again(world: World, reader: TopicReader, jobs: Sequence[PlannedJob]) ->
     if world.deleted_at is None:
         return 0
     found = {record.job_id for record in (*world.kept_results, *reader.results())}
-    missing = ended_by(world.database_url, world.deleted_at + _DELETING) - found
+    missing = ended_by(world.servers.database_url, world.deleted_at + _DELETING) - found
     again = [job for job in jobs if job.job_id in missing]
     world.feeder.send_again(again)
     return len(again)

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from tests.chaos.collecting import collect, num_measured
-from tests.chaos.ledger import Promise, Violation
+from tests.chaos.collecting import chunks_of, letters_of, num_in_outbox, num_measured, read_rows
+from tests.chaos.ledger import Ledger, Promise, Violation
 from tests.chaos.log_search import leaks, num_bytes
 from tests.chaos.oracle import judge, num_copies
 from tests.chaos.part import Part, Say, play
@@ -76,13 +76,16 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
         }
         reader = TopicReader(servers.brokers.addresses, watcher.gone_ids)
         stack.callback(reader.close)
-        ledger = collect(
-            reader,
-            servers.database_url,
-            GROUP,
-            earlier_results=[record for one in played for record in one.earlier_results],
-            commits=watcher.commits,
-            fleets=watcher.fleets,
+        members = [(f"{fleet.name}-{one.number}", one) for fleet in watcher.fleets for one in fleet.members]
+        ledger = Ledger(
+            rows=read_rows(servers.database_url),
+            results=[*(record for one in played for record in one.earlier_results), *reader.results()],
+            letters=letters_of(reader),
+            chunks=chunks_of(reader),
+            commits=list(watcher.commits),
+            lag=reader.lag(GROUP),
+            num_in_outbox=num_in_outbox(servers.database_url),
+            peak_bytes={name: one.peak_bytes for name, one in members},
             exit_codes=exit_codes | {name: code for one in played for name, code in one.exit_codes.items()},
             leaks=leaks(folder / "logs", forbidden),
         )

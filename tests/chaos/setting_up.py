@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -25,7 +24,7 @@ from tests.chaos.size import Size
 from tests.chaos.small_disk import SmallDisk
 from tests.chaos.work import NUM_RETRIES, TASK
 from tests.chaos.worker_process import FAILURES, ROUND_S
-from tests.chaos.world import proxied
+from tests.chaos.world import Servers, proxied
 
 GROUP: Final = "chaos-workers"
 NUM_PARTITIONS: Final = 8
@@ -36,18 +35,6 @@ PLANTED_URL_SECRET: Final = "planted-key-password-77e0b2"
 _RETRY_DELAYS_S: Final = [1 + number for number in range(NUM_RETRIES)]
 #: As many as two cores bear.
 _NUM_REAL_WORKERS: Final = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """What runs beside the workers."""
-
-    brokers: Brokers
-    kafka: KafkaSettings  #: for the topics
-    postgres: EmbeddedPostgres
-    database_url: str  #: without the proxy
-    proxy: Proxy
-    disk: SmallDisk | None  #: of Postgres's tables
 
 
 @contextmanager

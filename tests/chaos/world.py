@@ -23,17 +23,24 @@ from tests.chaos.small_disk import SmallDisk
 from tests.chaos.watcher import Watcher
 
 
-@dataclass(slots=True)
-class World:
-    """The servers and the fleet of a run."""
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """What runs beside the workers."""
 
-    size: Size
     brokers: Brokers
     kafka: KafkaSettings  #: for the topics
     postgres: EmbeddedPostgres
     database_url: str  #: without the proxy, for whoever looks on
     proxy: Proxy
     disk: SmallDisk | None  #: of Postgres's tables; None where none could be mounted
+
+
+@dataclass(slots=True)
+class World:
+    """The servers and the fleet of a run."""
+
+    size: Size
+    servers: Servers
     watcher: Watcher
     fleet: Fleet
     feeder: Feeder
@@ -57,7 +64,7 @@ class World:
     def administrator(self) -> Iterator[psycopg.Connection]:
         """A connection that may write also while the database is read-only, each statement by itself."""
         writes = "-c default_transaction_read_only=off -c lock_timeout=2s"
-        with psycopg.connect(self.database_url, autocommit=True, options=writes) as connection:
+        with psycopg.connect(self.servers.database_url, autocommit=True, options=writes) as connection:
             yield connection
 
 

@@ -128,7 +128,7 @@ def listener(
     with pytest.MonkeyPatch.context() as patch:
         allowed = "-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls"
         patch.setenv("JAVA_TOOL_OPTIONS", f"{allowed}={provider.url}/keys")
-        with with_listener(kafka_home, folder / "kafka", "SASL_SSL", properties) as address:
+        with with_listener(kafka_home, folder / "kafka", "SASL_SSL", properties) as (_, address):
             yield {
                 "bootstrap_servers": address,
                 "security_protocol": "SASL_SSL",

@@ -21,7 +21,7 @@ from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import engine_of_servers
-from tests.fixtures.models import VANILLA, lookup_decision, make_job
+from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job, steps
 from worker.costs.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling, Step
 
@@ -82,18 +82,6 @@ def step_once(engine: Engine) -> Step:
     return engine.step()
 
 
-def run(engine: Engine, work: Iterable[tuple[Any, Sampling, Decision]]) -> dict[str, Generation]:
-    """Decode everything, admitting whenever a slot is free; by job_id."""
-    waiting, finished = list(work), {}
-    while waiting or engine.load().num_running:
-        while waiting and engine.load().num_free:
-            job, sampling, decision = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decision)
-        for generation in engine.step().finished:
-            finished[generation.job_id] = generation
-    return finished
-
-
 def mixed(engine: Engine, rng: random.Random, num: int, **body: Any) -> list[tuple[Any, Sampling, Decision]]:
     """Jobs that differ in prompt, length, sampling and decision."""
     return [
@@ -108,7 +96,7 @@ def mixed(engine: Engine, rng: random.Random, num: int, **body: Any) -> list[tup
 
 def test_a_job_is_decoded_to_its_end(build_any: Build) -> None:
     engine = build_any()
-    (generation,) = run(engine, [(make_job("hello there", 1), GREEDY, VANILLA)]).values()
+    (generation,) = finish(engine, [(make_job("hello there", 1), GREEDY, VANILLA)]).values()
     assert generation.finish_reason in ("stop", "length")
     assert 1 <= len(generation.token_ids) <= GREEDY.max_tokens
     assert generation.num_prompt_tokens > 0
@@ -116,7 +104,7 @@ def test_a_job_is_decoded_to_its_end(build_any: Build) -> None:
     assert generation.num_prompt_tokens == len(token_ids) or not token_ids
     assert 0 < generation.time_to_first_token_s <= generation.wall_s
     assert 0 < generation.device_s <= generation.wall_s
-    (one,) = run(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), drafting(engine, 4))]).values()
+    (one,) = finish(engine, [(make_job("hi", 1), replace(GREEDY, max_tokens=1), drafting(engine, 4))]).values()
     assert len(one.token_ids) == one.counts.rounds == 1, "one token is the prefill alone"
     assert one.counts.num_trials == 0
     with pytest.raises(InvalidField, match=r"body\.model"):
@@ -129,7 +117,7 @@ def test_a_job_is_decoded_to_its_end(build_any: Build) -> None:
 def test_ragged_jobs_join_between_steps_and_their_counts_add_up(build_any: Build, rng: random.Random) -> None:
     engine = build_any(num_slots=3)
     work = mixed(engine, rng, 12)
-    finished = run(engine, work)
+    finished = finish(engine, work)
     assert set(finished) == {job.job_id for job, _, _ in work}
     for job, sampling, decision in work:
         generation = finished[job.job_id]
@@ -145,17 +133,17 @@ def test_ragged_jobs_join_between_steps_and_their_counts_add_up(build_any: Build
 def test_speculation_takes_fewer_rounds_than_tokens(build: Build) -> None:
     # A bias that no score outweighs: the text repeats itself, whatever the model's weights.
     sampling = replace(GREEDY, max_tokens=60, logit_bias=((70, 100.0),))
-    (generation,) = run(build(), [(make_job(PROMPTS[1], 1), sampling, lookup_decision(4))]).values()
+    (generation,) = finish(build(), [(make_job(PROMPTS[1], 1), sampling, lookup_decision(4))]).values()
     assert generation.counts.num_accepted > 0
     assert generation.counts.rounds < len(generation.token_ids)
 
 
 def test_a_text_does_not_depend_on_its_company(build: Build, rng: random.Random) -> None:
     work = [(job, sampling, decision) for job, sampling, decision in mixed(build(), rng, 8)]
-    together = run(build(num_slots=8), work)
+    together = finish(build(num_slots=8), work)
     engine = build(num_slots=1)
     for item in work:
-        (alone,) = run(engine, [item]).values()
+        (alone,) = finish(engine, [item]).values()
         assert together[alone.job_id].token_ids == alone.token_ids
         assert together[alone.job_id].text == alone.text
         assert together[alone.job_id].counts == alone.counts
@@ -165,7 +153,7 @@ def test_greedy_speculation_equals_vanilla(build_any: Build) -> None:
     engine = build_any()
     for i, prompt in enumerate(PROMPTS):
         vanilla, drafted = (
-            run(engine, [(make_job(prompt, i), replace(GREEDY, max_tokens=48), decision)]).popitem()[1]
+            finish(engine, [(make_job(prompt, i), replace(GREEDY, max_tokens=48), decision)]).popitem()[1]
             for decision in (VANILLA, drafting(engine, 6 if engine.can_redraft else 4))
         )
         assert (vanilla.token_ids, vanilla.text) == (drafted.token_ids, drafted.text)
@@ -176,10 +164,7 @@ def test_deltas_make_up_the_text(build_any: Build, rng: random.Random) -> None:
     seen: dict[str, str] = defaultdict(str)
     indexes: dict[str, list[int]] = defaultdict(list)
     finished: dict[str, Generation] = {}
-    for job, sampling, decision in mixed(engine, rng, 4, stream=True):
-        engine.admit(engine.prepare(job, sampling), decision)
-    while engine.load().num_running:
-        step = engine.step()
+    for step in steps(engine, mixed(engine, rng, 4, stream=True)):
         for delta in step.deltas:
             assert delta.text
             seen[delta.job_id] += delta.text
@@ -194,7 +179,7 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another(build: Build
 
     def text(number: int, seed: int | None) -> str:
         sampling = replace(SAMPLED, seed=seed)
-        return run(engine, [(make_job("tell me", number), sampling, VANILLA)]).popitem()[1].text
+        return finish(engine, [(make_job("tell me", number), sampling, VANILLA)]).popitem()[1].text
 
     assert text(1, 7) == text(2, 7)
     assert text(1, 7) != text(1, 8)
@@ -207,9 +192,9 @@ def test_a_text_ends_before_the_first_stop_string(build_any: Build, decision: De
     engine = build_any()
     for number, prompt in enumerate(PROMPTS):
         job = make_job(prompt, number)
-        whole = run(engine, [(job, GREEDY, decision)])[job.job_id]
+        whole = finish(engine, [(job, GREEDY, decision)])[job.job_id]
         stop = whole.text[len(whole.text) // 2 :][:3]
-        cut = run(engine, [(job, replace(GREEDY, stop=(stop, "never in there")), decision)])[job.job_id]
+        cut = finish(engine, [(job, replace(GREEDY, stop=(stop, "never in there")), decision)])[job.job_id]
         assert cut.finish_reason == "stop"
         assert cut.text == whole.text[: whole.text.index(stop)]
         assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
@@ -220,7 +205,7 @@ def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -
     engine = build_any(num_slots=3, round_s=0.05)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
     short = replace(GREEDY, max_tokens=4)
-    expected = run(engine, [(jobs[0], short, VANILLA)])[jobs[0].job_id].text
+    expected = finish(engine, [(jobs[0], short, VANILLA)])[jobs[0].job_id].text
     for i, job in enumerate(jobs):
         assert engine.load().num_free == 3 - i
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
@@ -236,23 +221,23 @@ def test_load_follows_admission_cancellation_and_abandonment(build_any: Build) -
     engine.abandon()
     assert engine.load().num_running == 0
     assert step_once(engine).batch == 0
-    assert run(engine, [(jobs[0], short, drafting(engine, 3))])[jobs[0].job_id].text == expected, "work goes on"
+    assert finish(engine, [(jobs[0], short, drafting(engine, 3))])[jobs[0].job_id].text == expected, "work goes on"
 
 
 def test_a_cancelled_job_leaves_the_others_as_they_are(build_any: Build) -> None:
     engine = build_any(num_slots=3, round_s=0.02)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:3])]
-    expected = [run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text for job in jobs]
+    expected = [finish(engine, [(job, GREEDY, VANILLA)])[job.job_id].text for job in jobs]
     for job in jobs:
         engine.admit(engine.prepare(job, GREEDY), VANILLA)
     assert not step_once(engine).finished
     assert not step_once(engine).finished
     assert engine.cancel(jobs[1].job_id)
     newcomer = make_job(PROMPTS[3], 8)
-    finished = run(engine, [(newcomer, GREEDY, VANILLA)])
+    finished = finish(engine, [(newcomer, GREEDY, VANILLA)])
     assert jobs[1].job_id not in finished
     assert [finished[jobs[i].job_id].text for i in (0, 2)] == [expected[0], expected[2]]
-    assert finished[newcomer.job_id].text == run(engine, [(newcomer, GREEDY, VANILLA)])[newcomer.job_id].text
+    assert finished[newcomer.job_id].text == finish(engine, [(newcomer, GREEDY, VANILLA)])[newcomer.job_id].text
 
 
 def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> None:
@@ -261,7 +246,7 @@ def test_the_context_limits_the_output_and_refuses_the_prompt(build: Build) -> N
     num = len(engine.prepare(make_job(words), GREEDY).token_ids)
     prepared = engine.prepare(make_job(words), replace(GREEDY, max_tokens=1000))
     assert prepared.sampling.max_tokens == 64 - num
-    generation = run(engine, [(make_job(words), prepared.sampling, lookup_decision(8))]).popitem()[1]
+    generation = finish(engine, [(make_job(words), prepared.sampling, lookup_decision(8))]).popitem()[1]
     assert num + len(generation.token_ids) <= 64
     with pytest.raises(PromptTooLong, match="64") as refused:
         engine.prepare(make_job(" ".join(["word"] * 90)), GREEDY)
@@ -283,16 +268,11 @@ def test_a_text_stays_the_same_however_its_drafting_changes_between_rounds(build
         (make_job(PROMPTS[i % len(PROMPTS)], i), replace((GREEDY, seeded)[i % 2], max_tokens=40), lookup_decision(3))
         for i in range(8)
     ]
-    plain = {job.job_id: run(engine, [(job, sampling, VANILLA)])[job.job_id] for job, sampling, _ in work}
-    waiting, finished = list(work), dict[str, Generation]()
+    plain = {job.job_id: finish(engine, [(job, sampling, VANILLA)])[job.job_id] for job, sampling, _ in work}
+    finished: dict[str, Generation] = {}
     num_tokens: dict[str, int] = defaultdict(int)
     num_drafting: dict[str, int] = defaultdict(int)
-    while waiting or engine.load().num_running:
-        while waiting and engine.load().num_free:
-            job, sampling, decided = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decided)
-        redraft_at_random(engine, plain, rng)
-        step = engine.step()
+    for step in steps(engine, work, lambda: redraft_at_random(engine, plain, rng)):
         for job_id, num in step.tokens_by_job.items():
             num_tokens[job_id] += num
         for job_id in step.drafting:
@@ -332,7 +312,7 @@ def test_a_paused_drafter_drafts_nothing_until_it_goes_on(build: Build) -> None:
         drafted.append(job.job_id in step.drafting)
         assert step.width == 1 or k
     assert drafted == [True, False, False, True]
-    (generation,) = run(engine, []).values()
+    (generation,) = finish(engine).values()
     (one,) = generation.drafted
     assert generation.num_vanilla_rounds == 3, "the prefill and the pause"
     assert one.counts.rounds == generation.counts.rounds - 3
@@ -341,7 +321,7 @@ def test_a_paused_drafter_drafts_nothing_until_it_goes_on(build: Build) -> None:
 def test_a_job_is_cancelled_while_its_drafter_is_paused(build: Build) -> None:
     engine = build(num_slots=2)
     jobs = [make_job(prompt, i) for i, prompt in enumerate(PROMPTS[:2])]
-    expected = run(engine, [(jobs[1], GREEDY, VANILLA)])[jobs[1].job_id].text
+    expected = finish(engine, [(jobs[1], GREEDY, VANILLA)])[jobs[1].job_id].text
     for job in jobs:
         engine.admit(engine.prepare(job, GREEDY), lookup_decision(3))
     engine.step()
@@ -350,7 +330,7 @@ def test_a_job_is_cancelled_while_its_drafter_is_paused(build: Build) -> None:
     engine.step()
     assert engine.cancel(jobs[0].job_id)
     engine.redraft(jobs[0].job_id, "lookup", 3)
-    finished = run(engine, [])
+    finished = finish(engine)
     assert [(job_id, one.text) for job_id, one in finished.items()] == [(jobs[1].job_id, expected)]
 
 
@@ -369,7 +349,7 @@ def test_an_unknown_drafter_is_refused_in_the_middle_and_an_unknown_job_is_not(b
 def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> None:
     engine = build(num_slots=2)
     job = make_job(PROMPTS[1], 1)
-    expected = run(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
+    expected = finish(engine, [(job, GREEDY, VANILLA)])[job.job_id].text
     engine.admit(engine.prepare(job, GREEDY), VANILLA)
     engine.step()
     wanted = plan(engine, WorkerSettings(batch_size=2))
@@ -384,4 +364,4 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     assert {(CostKind.PREFILL, drafter, 1, 64, 0) for drafter in (None, "lookup")} < shapes
     assert all(point.median_ms > 0 for point in points)
     assert engine.load().num_running == 1
-    assert run(engine, [])[job.job_id].text == expected
+    assert finish(engine)[job.job_id].text == expected

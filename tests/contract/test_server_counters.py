@@ -86,7 +86,6 @@ def test_a_slice_of_one_task_has_the_servers_own_sums_and_is_told_with_the_job_t
         found = decode(engine, server, ["code"] * 3)
         num_tokens, num_drafted, accepts = moved(server, before)
     (counted,) = slices(found)
-    assert found[-1].served is not None
     assert found[-1].served.slice_counts is counted
     assert found[-1].served.draft_revision == "vllm-0.32.0-counters", "evidence of its own kind"
     assert found[-1].served.num_rounds == counted.num_passes(24)
@@ -141,7 +140,6 @@ def test_a_server_that_tells_of_requests_is_not_asked_for_counters() -> None:
     assert paths == ["/v1/completions"]
     with engine_over({"telling": server}) as engine:
         (found,) = decode(engine, server, ["code"])
-    assert found.served is not None
     assert (found.is_counted, found.served.slice_counts) == (True, None)
     assert found.served.draft_revision == "vllm-0.32.0"
 

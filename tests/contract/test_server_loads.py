@@ -103,10 +103,8 @@ def test_a_request_is_told_with_the_load_of_the_whole_fleet() -> None:
         num_before = decode_until_the_load_is_known(engine)
         found = decode(engine, num_before + 1)
         served = {one.name: one.num_others for one in engine.endpoints()}
-    assert found.served is not None
     assert found.served.num_beside == pytest.approx(1.0), "costs are learned over our own"
     load = found.served.load
-    assert load is not None
     assert load.is_whole
     assert load.num_beside == pytest.approx(1 + 2, abs=WITHIN)
     assert load.num_elsewhere == pytest.approx(5, abs=0.5)
@@ -124,8 +122,6 @@ def test_two_engines_see_each_others_requests() -> None:
         found = decode(ours, num_before + 1)
         assert plain.engine.load().num_running == 3, "they are at it still"
         theirs.abandon()
-    assert found.served is not None
-    assert found.served.load is not None
     assert found.served.load.is_whole
     assert found.served.load.num_beside == pytest.approx(1 + 3, abs=WITHIN)
     assert found.served.load.num_elsewhere == pytest.approx(0.0, abs=0.5)

@@ -60,17 +60,6 @@ def test_an_ended_job_answers_with_its_recorded_bytes(
     assert recorded_results(database, [*texts, "unknown"]) == {job_id: one.result for job_id, one in recorded.items()}
 
 
-def test_anothers_lease_is_respected_until_it_is_over(database: Database) -> None:
-    claim(database, "a")
-    [held] = claim(database, "a", owner="w2")
-    assert (held.state, held.attempt) == (ClaimState.HELD, 1)
-    assert held.held_for_s is not None
-    assert 0 < held.held_for_s <= 60
-    expire_leases(database)
-    assert states(claim(database, "a", owner="w2")) == [(ClaimState.CLAIMED, 2)]
-    assert states(claim(database, "a", owner="w1")) == [(ClaimState.HELD, 2)]
-
-
 def test_a_job_with_which_too_many_workers_died_is_claimed_to_be_failed(
     database: Database, outcomes: OutcomeStore
 ) -> None:

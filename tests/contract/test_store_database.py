@@ -78,20 +78,15 @@ def test_a_secret_among_the_parameters_of_a_url_is_not_shown() -> None:
         assert database.redacted_url == "postgresql://u@h/d"
 
 
-def test_a_wrong_password_is_told_without_it(database_url: SecretStr) -> None:
-    address = database_url.get_secret_value().rsplit("@", 1)[1]
-    with (
-        Database(SecretStr(f"postgres://alphaloop:{PASSWORD}@{address}")) as database,
-        pytest.raises(StoreUnavailable, match="password authentication failed") as refusal,
+def test_a_wrong_password_and_a_database_that_is_not_there_are_told(database_url: SecretStr) -> None:
+    login, address = database_url.get_secret_value().rsplit("@", 1)
+    for wrong, told in (
+        (f"postgres://alphaloop:{PASSWORD}@{address}", "password authentication failed"),
+        (f"{login}@{address.rsplit('/', 1)[0]}/nowhere", "nowhere"),
     ):
-        run(database, "SELECT 1")
-    assert PASSWORD not in str(refusal.value)
-
-
-def test_a_database_that_is_not_there(database_url: SecretStr) -> None:
-    address = database_url.get_secret_value().rsplit("/", 1)[0]
-    with Database(SecretStr(f"{address}/nowhere")) as database, pytest.raises(StoreUnavailable, match="nowhere"):
-        run(database, "SELECT 1")
+        with Database(SecretStr(wrong)) as database, pytest.raises(StoreUnavailable, match=told) as refusal:
+            run(database, "SELECT 1")
+        assert PASSWORD not in str(refusal.value)
 
 
 def test_a_connection_that_is_cut_in_a_transaction_is_replaced(database: Database, database_url: SecretStr) -> None:
@@ -125,7 +120,6 @@ def test_a_connection_that_a_thread_still_uses_is_closed_when_it_has_finished(da
             driver = connection.connection.driver_connection
             database.close()
             assert connection.execute(text("SELECT 1")).scalar() == 1
-        assert driver is not None
         assert driver.closed
 
 

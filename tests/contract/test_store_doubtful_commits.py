@@ -16,6 +16,7 @@ from alphaloop.store.jobs import ClaimState, JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from tests.chaos.proxy import Proxy
+from tests.chaos.world import proxied
 from tests.fixtures.runs import claim, decode_run, num_pending, outcome, recorded_results, vanilla_counts
 
 pytestmark = pytest.mark.postgres
@@ -31,9 +32,7 @@ def proxy(database_url: SecretStr) -> Iterator[Proxy]:
 @pytest.fixture
 def far(proxy: Proxy, database_url: SecretStr) -> Iterator[Database]:
     """The database behind the proxy."""
-    parts = urlsplit(database_url.get_secret_value())
-    netloc = parts.netloc.replace(f":{parts.port}", f":{proxy.port}")
-    with Database(SecretStr(parts._replace(netloc=netloc).geturl())) as database:
+    with Database(SecretStr(proxied(database_url.get_secret_value(), proxy.port))) as database:
         yield database
 
 

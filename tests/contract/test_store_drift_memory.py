@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -23,11 +22,6 @@ MEMORY = StoredMemory(1, {"numbers": [1.0, 0.1]}, NOW - HOUR)
 @pytest.fixture
 def store(database: Database) -> DriftMemoryStore:
     return DriftMemoryStore(database)
-
-
-@pytest.fixture
-def history(database: Database, rng: random.Random) -> History:
-    return History(database, rng)
 
 
 def test_pages_follow_each_other_without_a_gap_or_a_repetition(store: DriftMemoryStore, history: History) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -25,11 +24,6 @@ pytestmark = pytest.mark.postgres
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
-
-
-@pytest.fixture
-def history(database: Database, rng: random.Random) -> History:
-    return History(database, rng)
 
 
 def probe_run(position: int, purpose: str = "probe", *, at: datetime = NOW, version: str = "v") -> ProbeRun:

@@ -38,6 +38,12 @@ STEPS = st.one_of(
 
 
 ENDED = [("claim", "w1", [("a", b"one")]), ("record_latest", "w1", "a")]
+#: A lease holds until it is over; who lost it overwrites nothing, and neither does the heir with another text.
+TAKEN_OVER = [
+    *(("claim", "w1", [("a", b"one")]), ("claim", "w2", [("a", b"one")]), ("expire", "w1", "a")),
+    *(("claim", "w2", [("a", b"one")]), ("record", "w1", [("a", 1)]), ("record", "w1", [("a", 2)])),
+    *(("record", "w2", [("a", 2)]), ("record", "w1", [("a", 1)]), ("record", "w2", [("b", 1), ("a", 2)])),
+]
 
 
 @dataclass
@@ -170,6 +176,7 @@ class Both:
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=30))
+@example(steps=TAKEN_OVER)
 @example(steps=[*ENDED, ("record_latest", "w1", "a")])
 @example(steps=[("claim", "w1", [("c", b"two")]), ("claim", "w1", [("c", b"one"), ("c", b"two")])])
 @example(steps=[*ENDED, ("cancel", "w1", "a"), ("claim", "w1", [("a", b"one")])])

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -45,11 +46,11 @@ def kill_listeners(database: Database) -> int:
 
 
 @contextmanager
-def watching(database: Database, refresh: Callable[[], None], *, every_s: float) -> Iterator[Watch]:
-    watch = Watch(Listener(database), refresh, every_s=every_s)
+def watching(listener: Any, refresh: Callable[[], None], *, every_s: float) -> Iterator[None]:
+    watch = Watch(listener, refresh, every_s=every_s)
     watch.thread.start()
     try:
-        yield watch
+        yield
     finally:
         watch.thread.end(SOON_S)
 
@@ -117,7 +118,7 @@ def test_a_watch_whose_connection_is_killed_listens_again(database: Database, re
             is_stale.set()
         looks.release()
 
-    with watching(database, refresh, every_s=3600.0):
+    with watching(Listener(database), refresh, every_s=3600.0):
         assert looks.acquire(timeout=SOON_S)
         assert kill_listeners(database) == 1
         assert looks.acquire(timeout=SOON_S)  # the new connection may have missed a notice
@@ -147,13 +148,9 @@ def test_a_watch_that_cannot_listen_still_looks_and_a_look_that_fails_comes_agai
         if registry.stale("t"):
             is_stale.set()
 
-    watch = Watch(Deaf(), refresh, every_s=0.05)  # type: ignore[arg-type]
-    watch.thread.start()
-    try:
+    with watching(Deaf(), refresh, every_s=0.05):
         registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
         assert is_stale.wait(SOON_S)
-    finally:
-        watch.thread.end(SOON_S)
 
 
 def _execute(database: Database, statement: str) -> None:

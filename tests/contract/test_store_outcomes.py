@@ -7,6 +7,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import text
@@ -16,11 +17,11 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import ShadowRun
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
+from tests.fixtures import runs
+from tests.fixtures.postgres import count
 from tests.fixtures.runs import (
-    claim_request,
     decode_run,
     num_pending,
     outcome,
@@ -33,11 +34,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
 
 @pytest.fixture
-def jobs(database: Database) -> JobStore:
-    return JobStore(database)
-
-
-@pytest.fixture
 def outcomes(database: Database) -> OutcomeStore:
     return OutcomeStore(database)
 
@@ -47,18 +43,13 @@ def outbox(database: Database) -> Outbox:
     return Outbox(database)
 
 
-def claim(jobs: JobStore, *job_ids: str, owner: str = "w1", lease_s: float = 60.0) -> None:
-    jobs.claim([claim_request(job_id) for job_id in job_ids], owner=owner, lease_s=lease_s, max_attempts=9)
-
-
-def count(database: Database, query: str) -> int:
-    return int(database.scalar(text(query)))
+claim = partial(runs.claim, owner="w1")
 
 
 def test_outcome_counts_status_and_message_appear_together(
-    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database, rng: random.Random
+    outcomes: OutcomeStore, database: Database, rng: random.Random
 ) -> None:
-    claim(jobs, "b", "a", "undecoded")
+    claim(database, "b", "a", "undecoded")
     counts = {job_id: simulated_counts(rng, [0.8, 0.5], 10) for job_id in "ab"}
     done = [outcome(job_id, run=decode_run(counts[job_id])) for job_id in ("b", "a")]
     done.append(outcome("undecoded", status=Status.EXPIRED))
@@ -77,11 +68,11 @@ def test_outcome_counts_status_and_message_appear_together(
         assert ended == [(None, None, True)] * 3
 
 
-def test_texts_are_stored_as_they_are(jobs: JobStore, outcomes: OutcomeStore, database: Database) -> None:
+def test_texts_are_stored_as_they_are(outcomes: OutcomeStore, database: Database) -> None:
     odd = "a\\tb\\\\N \\. \t\n\r é"
     run = replace(decode_run(vanilla_counts(3), mode=Mode.VANILLA, segment=odd), reason=r"\N", device="", wall_s=1e-300)
     run = replace(run, time_to_first_token_s=None)
-    claim(jobs, r"\.")
+    claim(database, r"\.")
     shadow = ShadowRun(replace(run.key, drafter="lookup"), 2, vanilla_counts(3), 40, 3, run.decoded_at)
     outcomes.record([replace(outcome(r"\.", run=run), shadows=(shadow,))], owner="w1")
     columns = "job_id, segment, reason, device, wall_s, time_to_first_token_s, is_evidence, decoded_at, chances"
@@ -91,12 +82,10 @@ def test_texts_are_stored_as_they_are(jobs: JobStore, outcomes: OutcomeStore, da
     assert tuple(stored) == (r"\.", odd, "lookup", "shadow", True)
 
 
-def test_the_hour_holds_the_sums_of_its_runs(
-    jobs: JobStore, outcomes: OutcomeStore, database: Database, rng: random.Random
-) -> None:
+def test_the_hour_holds_the_sums_of_its_runs(outcomes: OutcomeStore, database: Database, rng: random.Random) -> None:
     """Array sums over runs of different k, and sums of squares, against the same taken from the runs by SQL."""
     for number in range(30):
-        claim(jobs, f"{number}-a", f"{number}-b")
+        claim(database, f"{number}-a", f"{number}-b")
         at = datetime.now(UTC) - timedelta(hours=rng.randrange(4))
         runs = [decode_run(simulated_counts(rng, [0.7] * rng.randint(1, 4), rng.randint(1, 9)), at=at) for _ in "ab"]
         outcomes.record(
@@ -124,28 +113,9 @@ def test_the_hour_holds_the_sums_of_its_runs(
         assert found.all() == expected.all()
 
 
-def test_a_zombie_overwrites_nothing_counts_nothing_and_publishes_nothing(
-    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
-) -> None:
-    claim(jobs, "a", owner="zombie", lease_s=-1.0)
-    claim(jobs, "a", owner="heir")
-    run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
-    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
-    assert outcomes.record([outcome("a", 2, text="zombie", run=run)], owner="zombie") == []
-    assert recorded_results(database, ["a"]) == {}
-    winner = outcome("a", 2, text="heir", run=run)
-    assert len(outcomes.record([winner], owner="heir")) == 1
-    assert outcomes.record([outcome("a", 1, text="zombie", run=run)], owner="zombie") == []
-    assert outcomes.record([outcome("a", 2, text="heir again", run=run)], owner="heir") == []
-    assert recorded_results(database, ["a"]) == {"a": winner.result}
-    assert num_pending(database) == 1
-    assert count(database, "SELECT count(*) FROM decode_runs") == 1
-    assert count(database, "SELECT sum(num_jobs) FROM acceptance_hourly") == 1
-
-
-def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+def test_racing_recorders_of_one_claim_record_once(database: Database, outcomes: OutcomeStore) -> None:
     job_ids = [f"job-{n}" for n in range(10)]
-    claim(jobs, *job_ids)
+    claim(database, *job_ids)
     barrier = threading.Barrier(3)
 
     def record(number: int) -> list[OutboxMessage]:
@@ -157,14 +127,12 @@ def test_racing_recorders_of_one_claim_record_once(jobs: JobStore, outcomes: Out
     with ThreadPoolExecutor(3) as pool:
         recorded = [message for messages in pool.map(record, range(3)) for message in messages]
     assert sorted(message.key or b"" for message in recorded) == sorted(job_id.encode() for job_id in job_ids)
-    assert num_pending(outbox._database) == len(job_ids)
-    assert {m.job_id: m.value for m in recorded} == recorded_results(jobs._database, job_ids)
+    assert num_pending(database) == len(job_ids)
+    assert {m.job_id: m.value for m in recorded} == recorded_results(database, job_ids)
 
 
-def test_a_failure_in_the_middle_leaves_nothing(
-    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
-) -> None:
-    claim(jobs, "good", "bad")
+def test_a_failure_in_the_middle_leaves_nothing(outcomes: OutcomeStore, database: Database) -> None:
+    claim(database, "good", "bad")
     run = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
     wrong = replace(run, num_tokens=4)  # breaks tokens = rounds + accepted - cropped
     with pytest.raises(StoreError, match="tokens_add_up"):
@@ -172,15 +140,13 @@ def test_a_failure_in_the_middle_leaves_nothing(
     assert recorded_results(database, ["good", "bad"]) == {}
     assert num_pending(database) == 0
     for sums in ("acceptance_hourly", "acceptance_state"):
-        assert count(database, f"SELECT count(*) FROM {sums}") == 0
+        assert count(database, sums) == 0
     assert len(outcomes.record([outcome("good", run=run), outcome("bad", run=run)], owner="w1")) == 2
 
 
 @pytest.mark.roles  # it does what no worker may
-def test_the_database_refuses_counts_that_no_rounds_can_produce(
-    jobs: JobStore, outcomes: OutcomeStore, database: Database
-) -> None:
-    claim(jobs, "a")
+def test_the_database_refuses_counts_that_no_rounds_can_produce(outcomes: OutcomeStore, database: Database) -> None:
+    claim(database, "a")
     counts = AcceptanceCounts(rounds=3, num_empty_rounds=1, proposed=(2, 1), trials=(2, 1), accepts=(1, 1))
     outcomes.record([outcome("a", run=decode_run(counts))], owner="w1")
     for change in ("accepts = '{1,2}', num_tokens = 6", "trials = '{3,1}'", "proposed = '{2}'"):
@@ -188,8 +154,8 @@ def test_the_database_refuses_counts_that_no_rounds_can_produce(
             connection.execute(text(f"UPDATE decode_runs SET {change}"))
 
 
-def test_what_a_dead_worker_left_is_taken_over(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
-    claim(jobs, *"abcd")
+def test_what_a_dead_worker_left_is_taken_over(database: Database, outcomes: OutcomeStore, outbox: Outbox) -> None:
+    claim(database, *"abcd")
     recorded = [outcomes.record([outcome(job_id) for job_id in group], owner="w1") for group in ("ab", "c", "d")]
     outbox.delete([recorded[1][0].id])
     outbox.delete([])
@@ -197,23 +163,23 @@ def test_what_a_dead_worker_left_is_taken_over(jobs: JobStore, outcomes: Outcome
     assert outbox.take_over(older_than_s=0.0, limit=1) == {recorded[0][0].id: recorded[0]}
     assert outbox.take_over(older_than_s=0.0, limit=4) == {group[0].id: group for group in (recorded[0], recorded[2])}
     outbox.delete([recorded[0][0].id, recorded[2][0].id])
-    assert num_pending(outbox._database) == 0
+    assert num_pending(database) == 0
     assert outbox.take_over(older_than_s=0.0, limit=4) == {}
 
 
-def test_headers_come_back_as_they_went_in(jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox) -> None:
+def test_headers_come_back_as_they_went_in(database: Database, outcomes: OutcomeStore, outbox: Outbox) -> None:
     """What a producer put into its trace must never make an outcome unrecordable."""
     headers = {"tracestate": 'NUL \x00, é, \N{SLIGHTLY SMILING FACE}, \ufffd, "quoted", \\', "empty": ""}
-    claim(jobs, "a")
+    claim(database, "a")
     [recorded] = outcomes.record([replace(outcome("a"), headers=headers)], owner="w1")
     assert outbox.take_over(older_than_s=0.0, limit=1) == {recorded.id: [recorded]}
     assert recorded.headers == headers
 
 
 def test_what_was_taken_over_is_nobody_elses_for_a_while(
-    jobs: JobStore, outcomes: OutcomeStore, outbox: Outbox, database: Database
+    outcomes: OutcomeStore, outbox: Outbox, database: Database
 ) -> None:
-    claim(jobs, "a", "b")
+    claim(database, "a", "b")
     for job_id in "ab":
         outcomes.record([outcome(job_id)], owner="w1")
     database.change(text("UPDATE outbox SET created_at = now() - interval '2 h'"))

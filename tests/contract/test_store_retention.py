@@ -43,16 +43,10 @@ def end(database: Database) -> Callable[..., None]:
         messages = OutcomeStore(database).record([outcome(one) for one in job_ids], owner="w")
         if published:
             Outbox(database).delete({message.id for message in messages})
-        shift = {"ids": list(job_ids), "by": timedelta(days=days), "row": messages[0].id}
-        with database.begin() as connection:
-            connection.execute(
-                text(
-                    "UPDATE jobs SET created_at = created_at - :by, finished_at = finished_at - :by "
-                    "WHERE job_id = ANY(:ids)"
-                ),
-                shift,
-            )
-            connection.execute(text("UPDATE outbox SET created_at = created_at - :by WHERE id = :row"), shift)
+        ago, by = "created_at = created_at - :by", timedelta(days=days)
+        moved = text(f"UPDATE jobs SET {ago}, finished_at = finished_at - :by WHERE job_id = ANY(:ids)")
+        database.change(moved, {"ids": list(job_ids), "by": by})
+        database.change(text(f"UPDATE outbox SET {ago} WHERE id = :row"), {"row": messages[0].id, "by": by})
 
     return end_jobs
 

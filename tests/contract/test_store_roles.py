@@ -22,10 +22,9 @@ from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
-from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from tests.fixtures.drift import register_probe_set
+from tests.fixtures.drift import register_probe_set, scheduler_of
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
@@ -38,24 +37,13 @@ TEXT = "what a caller was told"
 VIEWS = ("evidence_now", "task_alpha_now", "task_speedup_now", "decision_log", "failed_jobs", "open_drift")
 
 
-class Broker:
-    """Acknowledges everything."""
-
-    def send(self, topic: str, *, key: bytes | None, value: bytes | None, headers: object = ()) -> None: ...
-
-    def flush(self, timeout_s: float) -> None: ...
-
-
 @pytest.fixture
 def filled(database: Database, rng: random.Random) -> Database:
     """By its owner: a job that failed long ago, traffic, a draft and a probe set."""
     claim(database, "old")
     OutcomeStore(database).record([outcome("old", text=TEXT)], owner="w")
-    with database.begin() as connection:
-        connection.execute(text("DELETE FROM outbox"))
-        connection.execute(
-            text("UPDATE jobs SET created_at = now() - interval '90 d', finished_at = now() - interval '90 d'")
-        )
+    database.change(text("DELETE FROM outbox"))
+    database.change(text("UPDATE jobs SET created_at = now() - interval '90 d', finished_at = now() - interval '90 d'"))
     History(database, rng).traffic("code", 0.7, 20, NOW - timedelta(hours=3), timedelta(minutes=1))
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", [{"prompt": "one"}], NOW)
@@ -71,15 +59,8 @@ def test_the_scheduler_leads_and_measures_with_its_role(
         lease = LeaderLease(database, "test", lease_s=600.0)
         assert database.check_revision()
         assert lease.try_acquire()
-        scheduler = Scheduler(
-            database.guarded(lease.begin_term().check),
-            Broker(),
-            Settings(data_dir=tmp_path, tasks={"code": TaskSettings()}),
-            owner="test",
-            metrics=SchedulerMetrics(),
-            message_retention=lambda: timedelta(days=7),
-        )
-        summary = scheduler.run_once(NOW)
+        settings = Settings(data_dir=tmp_path, tasks={"code": TaskSettings()})
+        summary = scheduler_of(database.guarded(lease.begin_term().check), settings).run_once(NOW)
         with running_hook() as hook:
             dials = SchedulerSettings(notify_reports="always")
             notifier = Notifier(database, open_sinks([hook.url]), dials, SchedulerMetrics())

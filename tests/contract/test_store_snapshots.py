@@ -48,7 +48,6 @@ def test_the_last_decision_up_to_a_moment_is_found(database: Database) -> None:
     assert [last(until) for until in (0, 1, 4, 9)] == [None, 1, 2, 5]
     assert [last(4, running=running) for running in (1, 2, 3, 4, 5)] == [2, None, 1, 1, None]
     found = store.last("code", "greedy", NOON + MINUTE)
-    assert found is not None
     assert (found.facts, found.snapshot.decided_at, found.snapshot.context.num_running) == (FACTS, NOON + MINUTE, 4)
     assert store.first_and_last() == (NOON + MINUTE, NOON + 5 * MINUTE)
     assert store.first_and_last("chat") == (NOON + 4 * MINUTE,) * 2
@@ -75,7 +74,6 @@ def test_decisions_come_in_order_with_the_jobs_that_were_decoded(database: Datab
     assert store.num_without(NOON, at + MINUTE) == 1
     assert store.num_without(NOON, at + MINUTE, task="chat") == 0
     of_job = store.of_job("a")
-    assert of_job is not None
     assert of_job.snapshot.decision_id == UUID(int=1)
     assert store.of_job("d") is None
     assert store.kind_of_job("a") == (drafted.key.segment, drafted.key.prompt_bucket)

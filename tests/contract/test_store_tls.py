@@ -30,7 +30,6 @@ def _is_encrypted(url: SecretStr) -> tuple[bool, bool]:
     query = "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"
     with Database(url, pool_size=1) as database, database.begin() as connection, database.dedicated() as other:
         row = other.execute(query).fetchone()
-        assert row is not None
         return bool(connection.execute(text(query)).scalar_one()), bool(row[0])
 
 

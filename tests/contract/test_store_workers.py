@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -77,27 +78,23 @@ def test_another_revision_of_the_target_enters_and_is_named(database: Database) 
 
 
 def test_of_two_that_start_at_once_one_is_refused(database: Database, database_url: SecretStr) -> None:
-    barrier, ended = threading.Barrier(8), []
+    barrier = threading.Barrier(8)
 
-    def enter(number: int) -> None:
+    def enter(number: int) -> int | None:
         with Database(database_url, pool_size=1) as own:
             store = WorkerStore(own)
             store.seen()  # connects
-            barrier.wait()
+            barrier.wait(60)
             try:
                 store.enter(replace(LOAD, owner=f"w{number}", target=f"model-{number % 2}"))
-                ended.append(number % 2)
             except ConfigError:
-                ended.append(None)
+                return None
+            return number % 2
 
-    threads = [threading.Thread(target=enter, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert len(ended) == 8
+    with ThreadPoolExecutor(8) as pool:
+        ended = list(pool.map(enter, range(8)))
     assert ended.count(None) == 4
-    assert len({one for one in ended if one is not None}) == 1
+    assert len({*ended} - {None}) == 1
     assert len({one.load.target for one in WorkerStore(database).seen()}) == 1
 
 
@@ -110,7 +107,6 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
     said = {seen.load.owner: seen.as_json()["sampling_defaults"] for seen in store.seen()}
     assert said == {"of an earlier release": "", "one": "temperature 0.6 (not used)"}
     found = running(store.seen())
-    assert found is not None
     assert (found.setup.drafters, found.num_slots, found.num_workers, found.num_others) == (SETUP.drafters, 8, 1, 1)
     assert found.setup.facts == replace(SETUP.facts, owner="one", target_revision="a")
     for owner in ("two", "three"):
@@ -119,13 +115,11 @@ def test_what_most_of_the_workers_run_comes_back_as_it_was_said(database: Databa
         ended = {"small": "any job: it failed"} | ({"lookup": "any job"} if owner == "two" else {})
         store.say(replace(other, setup=replace(other.setup, ended=ended)))
     found = running(store.seen())
-    assert found is not None
     assert (found.setup.facts.target_revision, found.num_workers, found.num_others) == ("b", 2, 2)
     assert found.setup.ended.keys() == {"small"}, "one of them asks lookup"
     for owner in ("two", "three"):
         silence(database, owner, 31)
     found = running(store.seen())
-    assert found is not None
     assert found.setup.facts.target_revision == "a"
 
 

@@ -11,7 +11,7 @@ from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, engine_over
-from tests.fixtures.models import make_job
+from tests.fixtures.models import make_job, steps
 from worker.engine import Generation, Sampling, Served
 from worker.servers.engine import ServerEngine
 
@@ -34,8 +34,7 @@ def admit(
 
 def finish(engine: ServerEngine) -> dict[str, Generation]:
     found: dict[str, Generation] = {}
-    while engine.load().num_running:
-        step = engine.step()
+    for step in steps(engine):
         assert not step.failed
         found |= {one.job_id: one for one in step.finished}
     return found

@@ -13,13 +13,7 @@ from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.store.budgets import BudgetStore, BudgetSums
 from alphaloop.store.database import Database
-from tests.fixtures.deciding_worker import (
-    Worker,
-    asked,
-    record,
-    run,
-    unreachable,
-)
+from tests.fixtures.deciding_worker import Worker, asked, record, run, unreachable
 from worker.deciding.decider import FirstReads
 
 pytestmark = pytest.mark.postgres
@@ -79,23 +73,6 @@ def test_a_cold_task_has_its_first_credit_once(database: Database) -> None:
         worker.decide("code")
         accrued = worker.budget().accrued
         assert credit < accrued < 1.5 * credit
-
-
-def test_a_budget_that_cannot_be_stored_is_stored_with_the_next_batch(
-    database: Database, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    record(database, *(run("code", rng, 0.95) for _ in range(10)))
-    limits = PolicyLimits(control_share=0.0)
-    worker = Worker(database, limits)
-    worker.decide("code")
-    with unreachable(monkeypatch) as tries:
-        worker.decide("code")
-    assert tries
-    stored = Worker(database, limits).budget()
-    assert stored.accrued < worker.budget().accrued
-    worker.decide("code")
-    stored = Worker(database, limits).budget()
-    assert stored.accrued == pytest.approx(worker.budget().accrued)
 
 
 class Later:

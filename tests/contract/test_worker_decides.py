@@ -83,14 +83,6 @@ def test_a_change_that_cannot_be_logged_is_logged_with_the_next_batch(
     assert [change.after.mode for change in DecisionLog(database).latest("code")] == ["speculative", "vanilla"]
 
 
-def test_own_outcomes_count_for_the_next_batch_before_any_look(database: Database, rng: random.Random) -> None:
-    worker = Worker(database)
-    worker.decide("code")
-    record(database, *(run("code", rng, 0.02) for _ in range(20)), by=worker)
-    decision = worker.decide("code")
-    assert (decision.mode, decision.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
-
-
 def test_jobs_of_one_batch_are_decided_by_their_groups(database: Database, rng: random.Random) -> None:
     """Short prompts are drafted for well, long ones badly; in another task it is one customer against another."""
     record(database, *(run("code", rng, 0.95) for _ in range(40)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr, TypeAdapter
+from sqlalchemy import text
 
 from alphaloop.cli.models import _show_costs
 from alphaloop.commands import CalibrateOrder, Calibration
@@ -23,15 +23,10 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
     """A tiny target and look-up, for batches of two."""
     folder = tmp_path / "configs"
     folder.mkdir()
-    target = {
-        "name": "tiny",
-        "source": str(tiny_models["llama"]),
-        "dtype": "float64",
-        "device": "cpu",
-        "num_threads": 1,
-    }
-    lines = [f"{name} = {json.dumps(value)}" for name, value in target.items()]
-    (folder / "models.toml").write_text("\n".join(["[models.target]", *lines, "[models.drafters.lookup]"]))
+    (folder / "models.toml").write_text(
+        f'[models.target]\nname = "tiny"\nsource = "{tiny_models["llama"]}"\ndtype = "float64"\ndevice = "cpu"\n'
+        "num_threads = 1\n[models.drafters.lookup]\n"
+    )
     (folder / "worker.toml").write_text("[worker]\nbatch_size = 2\ncalibration_samples = 1\n")
     return folder
 
@@ -56,22 +51,13 @@ def test_calibrate_measures_and_stores(
     }
     assert {p.context for p in points if p.kind is CostKind.ROUND} == {256, 1024}
     assert any(p.kind is CostKind.PREFILL for p in points)
-    revisions = {name: revision for name, revision in _revisions(database)}
+    drafts = text("SELECT DISTINCT drafter, draft_revision FROM cost_profiles WHERE drafter <> ''")
+    revisions = {row.drafter: row.draft_revision for row in database.rows(drafts)}
     where = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     stored = CostStore(database).load(where)
     # The doubt of a correction is not measured: it grows from the time of storing.
     without_doubt = {replace(point, correction_variance=0.0) for point in points}
     assert {replace(point, correction_variance=0.0) for point in stored.points} == without_doubt
-
-
-def _revisions(database: Database) -> list[tuple[str, str]]:
-    from sqlalchemy import text
-
-    with database.begin() as connection:
-        rows = connection.execute(
-            text("SELECT DISTINCT drafter, draft_revision FROM cost_profiles WHERE drafter <> ''")
-        )
-        return [(row.drafter, row.draft_revision) for row in rows]
 
 
 def test_without_a_database_it_says_how_to_go_on(

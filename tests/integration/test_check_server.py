@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,31 +147,30 @@ def test_a_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.fixture
-def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Writes a models.toml with one endpoint, `plain`, at an address."""
+def configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Writes a models.toml with one endpoint."""
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
 
-    def write(url: str) -> None:
-        (tmp_path / "models.toml").write_text(
-            f'[models.endpoints.plain]\nkind = "openai"\nurl = "{url}"\nanswer_s = 30\n', encoding="utf-8"
-        )
+    def write(name: str, **settings: object) -> None:
+        lines = [f"{one} = {json.dumps(value)}" for one, value in settings.items()]
+        text = "\n".join([f"[models.endpoints.{name}]", *lines])
+        (tmp_path / "models.toml").write_text(text, encoding="utf-8")
 
     return write
 
 
 def test_an_endpoint_of_the_settings_is_asked_with_its_key(
-    configs: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    configs: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALPHALOOP_MODELS__ENDPOINTS__PLAIN__API_KEY", "hunter2")
     with listening_beside(speaking(openai())) as server:
-        configs(server.url)
+        configs("plain", kind="openai", url=server.url, answer_s=30)
         done = CarriedOut(order("plain"))
         assert (done.code, done.reports[0]["kind"]) == (0, "openai")
         assert {asked.headers["authorization"] for asked in server.asked} == {"Bearer hunter2"}
 
 
-def test_counters_of_an_endpoint_of_the_settings_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
+def test_counters_of_an_endpoint_of_the_settings_are_read(configs: Callable[..., None]) -> None:
     page = MetricsPage(num_draft_tokens=40, accepts=[9, 5, 2, 1]).text()
 
     async def answer(connection: Connection) -> None:
@@ -182,11 +182,9 @@ def test_counters_of_an_endpoint_of_the_settings_are_read(tmp_path: Path, monkey
             ("metrics", ("ok", "17 of 40 drafted tokens accepted since its start")),
             ("v1/models", ("warning", "not read: expected vllm:spec_decode_num_drafts_total on the page of metrics")),
         ):
-            (tmp_path / "models.toml").write_text(
-                f'[models.endpoints.plain]\nkind = "openai"\nurl = "{server.url}"\ndrafter = "ngram"\n'
-                f'num_draft_tokens = 4\nmetrics_url = "{server.url.removesuffix("v1")}{path}"\n',
-                encoding="utf-8",
-            )
+            metrics_url = server.url.removesuffix("v1") + path
+            drafts = {"drafter": "ngram", "num_draft_tokens": 4, "metrics_url": metrics_url}
+            configs("plain", kind="openai", url=server.url, **drafts)
             verdict, sentence = found(CarriedOut(order("plain")))["counters"]
             assert (verdict, sentence.startswith(expected[1])) == (expected[0], True)
 
@@ -200,7 +198,7 @@ def test_counters_of_an_endpoint_of_the_settings_are_read(tmp_path: Path, monkey
     ],
 )
 def test_it_says_whether_a_request_can_do_without_drafts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, obeys: bool, is_set: bool, verdict: str, sentence: str
+    configs: Callable[..., None], obeys: bool, is_set: bool, verdict: str, sentence: str
 ) -> None:
     drafted = server_replies.vllm()
     bare = {"num_spec_steps": 0, "num_draft_tokens": 0, "num_accepted_draft_tokens": 0}
@@ -210,21 +208,15 @@ def test_it_says_whether_a_request_can_do_without_drafts(
         asks_for_none = connection.asked.body.get("vllm_xargs") == {"alphaloop_num_draft_tokens": 0}
         await speaking(undrafted if asks_for_none and obeys else drafted)(connection)
 
-    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(tmp_path))
     with listening_beside(answer) as server:
-        switches = "switches_drafts = true" if is_set else ""
-        (tmp_path / "models.toml").write_text(
-            f'[models.endpoints.both]\nkind = "vllm"\nurl = "{server.url}"\n'
-            f'drafter = "lookup"\nnum_draft_tokens = 4\n{switches}\n',
-            encoding="utf-8",
-        )
+        configs("both", kind="vllm", url=server.url, drafter="lookup", num_draft_tokens=4, switches_drafts=is_set)
         findings = found(CarriedOut(order("both")))
     assert findings["switch"][0] == verdict
     assert findings["switch"][1].startswith(sentence)
 
 
-def test_what_is_no_endpoint_is_named(configs: Callable[[str], None]) -> None:
-    configs("http://127.0.0.1:9/v1")
+def test_what_is_no_endpoint_is_named(configs: Callable[..., None]) -> None:
+    configs("plain", kind="openai", url="http://127.0.0.1:9/v1")
     assert CarriedOut(order("fast")).error.message == (
         "expected an address or an endpoint of the settings (plain), found 'fast'"
     )

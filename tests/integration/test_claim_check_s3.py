@@ -47,7 +47,6 @@ def settings(
 ) -> Settings:
     """The worker's settings and the command line's. Both have their credentials from the environment, as AWS's own."""
     options = object_store.options(port=proxy.port)
-    assert worker_settings.postgres.url is not None
     environment = {
         "AWS_ACCESS_KEY_ID": options["key"],
         "AWS_SECRET_ACCESS_KEY": options["secret"],
@@ -113,7 +112,6 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
     assert done.keys() == {"large-1", "large-2", "large-3", "small"}
     assert all(len(text_of(row)) > LIMIT for row in done.values())
     contents = ContentStore.of(settings.claim_check)
-    assert contents is not None
 
     # The store is away: the file that was written stays, and the same command works later.
     before = output.read_bytes()
@@ -125,7 +123,6 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
 
     # A text that somebody deleted costs its own line, and no other.
     gone = next(result for result in results if result.custom_id == "large-2")
-    assert gone.text_ref is not None
     contents.delete(gone.text_ref.url)
     assert rows(cli("batch", "output", batch_file).out).keys() == {"large-1", "large-3", "small"}
     errors = [json.loads(one) for one in cli("batch", "errors", batch_file).out.splitlines()]

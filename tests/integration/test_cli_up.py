@@ -105,7 +105,6 @@ def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_cl
         assert (second.code, "is in use" in second.err) == (1, True)
 
         before, scheduler = running_stack(folder), child_pid(folder, "scheduler")
-        assert before is not None
         assert scheduler is not None
         killed = {before.pids["postgres"], before.pids["broker"], scheduler}
         for pid in killed:
@@ -120,7 +119,6 @@ def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_cl
         until(lambda: log.read_text().count("scheduler_ready") == 2, "the scheduler is up again", 120)
         assert child_pid(folder, "scheduler") not in (None, scheduler)
         after = running_stack(folder)
-        assert after is not None
         assert after.model_copy(update={"pids": before.pids}) == before
         with psycopg.connect(exported["DATABASE_URL"]) as connection:
             assert connection.execute("SELECT number FROM kept").fetchone() == (7,)
@@ -171,7 +169,6 @@ def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
     for task in TASKS:
         assert re.search(rf"^{task} +2 ", shown, re.MULTILINE), shown
     page = re.search(r"file://(\S+latest\.html)", shown)
-    assert page is not None
     assert "<html" in Path(page[1]).read_text(encoding="utf-8")
     assert "in Postgres: 12 jobs, 12 recorded outcomes" in shown  # 3 tasks: 2 jobs, a probe and its control each
     assert "counts that do not add up: 0" in shown

@@ -30,7 +30,6 @@ def program(language: str, folder: Path) -> Path:
     """The program of a page, as a file of its name."""
     page = (PAGES / f"{language}.md").read_text(encoding="utf-8")
     found = re.search(r"<!-- client: (\S+) -->\n```\w+\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    assert found is not None
     file = folder / found[1]
     file.write_text(found[2], encoding="utf-8")
     return file

@@ -28,7 +28,6 @@ from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
@@ -42,7 +41,7 @@ from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.history import decoded, drawn_counts
-from tests.fixtures.runs import block_rows, claim_request, outcome, subject
+from tests.fixtures.runs import block_rows, claim, outcome, subject
 
 pytestmark = pytest.mark.postgres
 
@@ -68,7 +67,7 @@ def guest(database_url: SecretStr) -> Iterator[Visitor]:
 
 
 def record(database: Database, job_id: str, text: str = SECRET_TEXT, error: Failure | None = None) -> None:
-    JobStore(database).claim([claim_request(job_id)], owner="w1", lease_s=60, max_attempts=3)
+    claim(database, job_id, owner="w1")
     status = Status.SUCCEEDED if error is None else Status.FAILED
     OutcomeStore(database).record([outcome(job_id, text=text, status=status, error=error)], owner="w1")
 
@@ -199,9 +198,7 @@ def test_tasks_come_in_pages_and_are_found_by_a_part_of_their_name(database: Dat
 def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Database, visitor: Visitor) -> None:
     """A link has the whole question, and goes on with it; the form shows it again."""
     for number in range(130):
-        JobStore(database).claim(
-            [claim_request(f"j-{number:03d}", task=("code", "sql")[number % 2])], owner="w1", lease_s=60, max_attempts=3
-        )
+        claim(database, f"j-{number:03d}", owner="w1", task=("code", "sql")[number % 2])
     run = decoded(drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3), datetime.now(UTC))
     OutcomeStore(database).record([outcome(f"j-{number:03d}", run=run) for number in range(120)], owner="w1")
     address, seen = "/jobs?task=code&status=succeeded&since=1h", []
@@ -231,7 +228,7 @@ def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
     monkeypatch.setattr(known_jobs, "LOOK_S", 0.0)
     for number in range(5):
         task = "sql" if number == 1 else "code"
-        JobStore(database).claim([claim_request(f"j-{number}", task=task)], owner="w1", lease_s=60, max_attempts=3)
+        claim(database, f"j-{number}", task=task, owner="w1")
     page = visitor.get("/jobs?task=sql").text
     assert "3 jobs were looked at" in page
     assert "none is so" in page
@@ -247,7 +244,7 @@ def test_everything_from_outside_is_escaped(database: Database, visitor: Visitor
     at = datetime.now(UTC)
     ReportStore(database).save(StoredReport(at, at, at, NASTY, {}, "", "<p>a report</p>"))
     script = "%22%3E%3Cscript%3Ealert(1)"
-    JobStore(database).claim([claim_request(NASTY, batch_id=NASTY)], owner="w1", lease_s=60, max_attempts=3)
+    claim(database, NASTY, batch_id=NASTY, owner="w1")
     asked = [f"/jobs?{name}={script}" for name in ("task", "status", "since", "until", "batch", "behind")]
     for path in (*PATHS, f"/job?id={script}", f"/tasks?q={script}", *asked, f"/jobs?batch={quote(NASTY)}"):
         assert not re.search(

@@ -17,10 +17,9 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
-from alphaloop.store.jobs import JobStore
 from tests.fixtures.console import PASSWORD, Visitor, console
 from tests.fixtures.drift import content
-from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import claim
 from tests.fixtures.worker import read
 
 pytestmark = pytest.mark.postgres
@@ -115,7 +114,7 @@ def test_a_form_that_is_too_large_is_refused(person: Visitor, event_id: int) -> 
 @pytest.mark.kafka
 def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_settings: KafkaSettings) -> None:
     job_id = f"cancel-{time.time_ns()}"
-    JobStore(database).claim([claim_request(job_id)], owner="w1", lease_s=60, max_attempts=3)
+    claim(database, job_id, owner="w1")
     with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
         visitor.sign_in()
         form = {"token": visitor.token(f"/job?id={job_id}"), "id": job_id}

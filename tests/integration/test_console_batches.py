@@ -15,10 +15,9 @@ from pydantic import SecretStr
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import WAIT_S, Visitor, console
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 from tests.integration.test_console_actions import cancelled
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -72,12 +71,7 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert "an earlier line has this custom_id" in page
     assert SECRET not in page
     open_rows = _open_jobs(content, batch_id)
-    JobStore(database).claim(
-        [claim_request(job_id, batch_id=batch_id) for job_id in open_rows[:2]],
-        owner="w1",
-        lease_s=60,
-        max_attempts=3,
-    )
+    claim(database, *open_rows[:2], owner="w1", batch_id=batch_id)
     OutcomeStore(database).record([outcome(open_rows[0], text="an answer", status=Status.SUCCEEDED)], owner="w1")
     (row,) = map(json.loads, person.get(f"/batch/file?id={batch_id}&part=output").text.splitlines())
     assert row["response"]["body"]["choices"][0]["message"]["content"] == "an answer"

@@ -12,14 +12,13 @@ from pydantic import SecretStr
 
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from benchmarks.console.filling import fill, plans
 from benchmarks.console.pictures import settle
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, console, opened, overhang, read_every_second
-from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import claim
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -86,7 +85,7 @@ def test_an_open_page_reads_itself_anew_but_what_is_chosen_and_not_sent_yet_stay
     with opened(browser) as page:
         page.goto(visitor.url + "/jobs")
         expect(page.get_by_text("No worker has claimed a job yet.")).to_be_visible()
-        JobStore(database).claim([claim_request("a-new-job")], owner="w1", lease_s=60, max_attempts=3)
+        claim(database, "a-new-job", owner="w1")
         expect(page.get_by_role("link", name="a-new-job")).to_be_visible(timeout=WAIT_MS)
         page.get_by_label("Status").select_option("failed")
         page.locator("h1").click()  # nothing has the focus any more

@@ -18,10 +18,9 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang, read_every_second
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Streamed, write_letter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow]
@@ -50,7 +49,7 @@ def page(browser: Browser, visitor: Visitor) -> Iterator[Page]:
 
 def claimed(database: Database, job_id: str, batch_id: str | None = None) -> str:
     """A job that a worker holds."""
-    JobStore(database).claim([claim_request(job_id, batch_id=batch_id)], owner="w1", lease_s=60, max_attempts=3)
+    claim(database, job_id, batch_id=batch_id, owner="w1")
     return job_id
 
 

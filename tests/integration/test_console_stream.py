@@ -11,10 +11,9 @@ from pydantic import SecretStr
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import Visitor, console
-from tests.fixtures.runs import claim_request, outcome
+from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Streamed, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -24,7 +23,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 def job_id(database: Database) -> str:
     """A job that a worker has."""
     name = f"stream-{uuid.uuid4().hex}"
-    JobStore(database).claim([claim_request(name)], owner="w1", lease_s=60, max_attempts=3)
+    claim(database, name, owner="w1")
     return name
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA, decision, make_job, steps
 from worker.decoding.engine import TransformersEngine
 from worker.engine import Generation, Sampling
 
@@ -32,8 +32,8 @@ def decode(engine: TransformersEngine, chosen: Decision, alone: int | None = Non
         sampling = Sampling(max_tokens=max_tokens, temperature=0.0, logit_bias=((0, -1000.0),))
         engine.admit(engine.prepare(make_job("def the def the def the", number), sampling), chosen)
     found: list[Generation] = []
-    while engine.load().num_running:
-        found += engine.step().finished
+    for step in steps(engine):
+        found += step.finished
         if len(found) == 1 and alone is not None:
             (last,) = engine._admitted.running
             engine.redraft(last.job_id, "itself", alone)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,22 +65,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.fixture
-def settings(target_folder: Path, tmp_path: Path) -> Settings:
+@pytest.fixture(scope="module")
+def settings(target_folder: Path) -> Settings:
     target = TargetSettings(name="tiny", source=str(target_folder), dtype="float32", device="cpu", num_threads=1)
     tasks = {"code": TaskSettings(description="Write code")}
-    return Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks, data_dir=tmp_path / "data")
+    return Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks)
 
 
-def train(
-    settings: Settings,
-    folder: Path,
-    should_stop: Callable[[], bool] = lambda: False,
-    recipe: Recipe = RECIPE,
-    **given: Path,
-) -> DraftCard | None:
-    order = train_order(folder, name="small", **given)
-    run = TrainingRun(order, settings, recipe, lambda event: None, should_stop)
+def train(settings: Settings, folder: Path, recipe: Recipe = RECIPE) -> DraftCard | None:
+    run = TrainingRun(train_order(folder, name="small"), settings, recipe, lambda event: None, lambda: False)
     try:
         return run.make()
     finally:
@@ -88,12 +81,10 @@ def train(
 
 
 @pytest.fixture(scope="module")
-def finished(target_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DraftCard]:
+def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DraftCard]:
     """A draft that was trained without a break, and its card."""
     folder = tmp_path_factory.mktemp("finished") / "small"
-    target = TargetSettings(name="tiny", source=str(target_folder), dtype="float32", device="cpu", num_threads=1)
-    tasks = {"code": TaskSettings(description="Write code")}
-    card = train(Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks), folder)
+    card = train(settings, folder)
     assert card is not None
     return folder, card
 
@@ -133,7 +124,6 @@ def test_a_finished_run_asked_again_does_nothing_anew(settings: Settings, finish
     folder, card = finished
     times = {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")}
     again = train(settings, folder)
-    assert again is not None
     assert again.draft_revision == card.draft_revision
     assert again.judgement.total == card.judgement.total
     assert {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")} == times

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from alphaloop.embedded.process import ChildProcess, FolderLock, free_ports, is_free, is_listening, is_locked
 from alphaloop.errors import StartFailed
+from tests.fixtures.worker import until
 
 #: A server that says when it is up, and says goodbye when it is asked to stop.
 POLITE = """
@@ -31,13 +32,6 @@ while True:
 STUBBORN = (
     "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()"
 )
-
-
-def wait_for(condition: Callable[[], bool], within_s: float = 20.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -116,7 +110,7 @@ def test_it_does_not_outlive_a_killed_guard(polite: ChildProcess, log: Path) -> 
     assert polite.pid is not None
     guard = os.getpgid(polite.pid)  # the guard leads the session
     os.kill(guard, signal.SIGKILL)
-    wait_for(lambda: "goodbye" in log.read_text())
+    until(lambda: "goodbye" in log.read_text(), "it says goodbye")
 
 
 def test_it_does_not_outlive_a_killed_alphaloop(log: Path, tmp_path: Path) -> None:
@@ -144,7 +138,6 @@ def test_it_does_not_outlive_a_killed_alphaloop(log: Path, tmp_path: Path) -> No
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(root)},
     ) as parent:
-        assert parent.stdout is not None
         assert parent.stdout.readline() == b"ready\n"
         assert is_locked(tmp_path / "lock"), "the server holds what it inherited"
         parent.kill()

@@ -49,14 +49,12 @@ def test_without_a_kafka_the_fallback_runs_another_terminal_finds_it_and_a_secon
     settings = settings.model_copy(update={"embedded": EmbeddedSettings(broker="auto")})
     assert with_running_stack(settings) == settings
     with EmbeddedStack(settings, on_event=events.append) as full:
-        assert full.postgres.url is not None
         assert is_reachable(full.kafka, 30)
         with psycopg.connect(full.postgres.url.get_secret_value()) as connection:
             assert connection.execute("SELECT 1").fetchone() == (1,)
         assert full.kafka.session_timeout_ms == 6000, "Tansu's groups join after half of it"
         assert with_running_stack(settings) == full
         stack = running_stack(settings.data_dir)
-        assert stack is not None
         assert (stack.broker, set(stack.pids)) == ("tansu", {"alphaloop", "postgres", "broker"})
         state = settings.data_dir / "stack.json"
         assert stat.S_IMODE(state.stat().st_mode) == 0o600
@@ -91,7 +89,6 @@ def test_only_the_missing_part_is_started(settings: Settings) -> None:
     with EmbeddedStack(named, on_event=lambda event: None) as full:
         assert full.postgres == named.postgres
         stack = running_stack(settings.data_dir)
-        assert stack is not None
         assert stack.database_url is None
         assert stack.bootstrap_servers == full.kafka.bootstrap_servers
     assert not (settings.data_dir / "postgres").exists()
@@ -130,10 +127,8 @@ def test_a_killed_stack_takes_its_servers_along_and_starts_again(kafka_home: Pat
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
         found = running_stack(tmp_path)
-        assert found is not None
         assert (found.broker, found.pids["alphaloop"]) == ("kafka", process.pid)
         process.kill()
     assert running_stack(tmp_path) is None, "a stack.json that was left behind is not believed"

@@ -14,7 +14,7 @@ import pytest
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import MOST, ScriptedDrafter, drafter_over, language_model
-from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, make_job
+from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, finish, make_job
 from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
 from worker.decoding.network.language_model import PREFILL_CHUNK, LanguageModel
 from worker.engine import Generation, Sampling
@@ -181,15 +181,13 @@ def test_drafting_that_changes_between_any_two_rounds_changes_no_text(
         for i, decided in enumerate(decisions(rng, 2 * num_slots + 4))
     ]
     expected = bench.expect((job, sampling) for job, sampling, _ in work)
-    engine, waiting, finished = bench.engine, list(work), dict[str, Generation]()
-    while waiting or engine.load().num_running:
-        while waiting and engine.load().num_free:
-            job, sampling, decided = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decided)
+
+    def redraft() -> None:
         for job_id in expected:
             if rng.random() < 0.3:
-                engine.redraft(job_id, rng.choice((None, *DRAFTERS)), rng.choice((0, 1, 2, MOST)))
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
+                bench.engine.redraft(job_id, rng.choice((None, *DRAFTERS)), rng.choice((0, 1, 2, MOST)))
+
+    finished = finish(bench.engine, work, redraft)
     assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
     for generation in finished.values():
         vanilla = AcceptanceCounts(generation.num_vanilla_rounds, generation.num_vanilla_rounds)

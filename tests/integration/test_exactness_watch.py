@@ -12,17 +12,14 @@ import torch
 
 from alphaloop.store.database import Database
 from alphaloop.store.incidents import IncidentKind, IncidentStore
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
 from tests.fixtures.models import VANILLA, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
-from tests.fixtures.runs import claim_request
+from tests.integration.test_scored_probes import carry_out
 from worker.claims import ClaimedJob
 from worker.decoding.engine import TransformersEngine
 from worker.engine import Generation
-from worker.recording import succeeded
 
 pytestmark = pytest.mark.postgres
 
@@ -65,13 +62,7 @@ def probe(database: Database, engine: Any, at: datetime) -> None:
             run = ProbeRun(
                 job_id, "measure", at, "code", "v", position, f"p-{position}", purpose, drafter, k, b"digest"
             )
-            ProbeStore(database).record([run])
-            given = {"purpose": purpose, "prompt": prompt, "max_tokens": 24, "temperature": 0.0}
-            claimed = ClaimedJob(validation(engine).read(delivery(job_id, **given)), 1, 0)
-            generation = decode_one(engine, claimed.ready.prepared, decision)
-            JobStore(database).claim([claim_request(job_id)], owner="w", lease_s=60, max_attempts=3)
-            ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=at)
-            OutcomeStore(database).record([ended], owner="w")
+            carry_out(database, engine, run, decision, purpose=purpose, prompt=prompt, max_tokens=24, temperature=0.0)
 
 
 def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(

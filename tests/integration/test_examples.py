@@ -35,7 +35,6 @@ def installation(worker_settings: Settings) -> Settings:
 
 
 def run(settings: Settings, *command: str | Path, **environment: str) -> str:
-    assert settings.postgres.url is not None
     bound = {
         "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers or "",
         "DATABASE_URL": settings.postgres.url.get_secret_value(),

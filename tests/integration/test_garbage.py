@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA, decision, finish, make_job
 from worker.decoding.engine import TransformersEngine
 from worker.engine import Sampling
 
@@ -38,18 +38,9 @@ def found_by_the_search() -> Iterator[Callable[[], list[object]]]:
 
 
 def decode(engine: TransformersEngine, rng: random.Random) -> None:
-    waiting = [
-        engine.prepare(
-            make_job("ab " * rng.randint(1, 12) + str(number), number), Sampling(max_tokens=5, temperature=0.0)
-        )
-        for number in range(NUM_JOBS)
-    ]
-    num_finished = 0
-    while num_finished < NUM_JOBS:
-        while waiting and engine.load().num_free:
-            drafter, k = rng.choice((("", 0), ("lookup", 4), ("model", 2)))
-            engine.admit(waiting.pop(), decision(drafter, k) if k else VANILLA)
-        num_finished += len(engine.step().finished)
+    sampling, ways = Sampling(max_tokens=5, temperature=0.0), (VANILLA, decision("lookup", 4), decision("model", 2))
+    jobs = [make_job("ab " * rng.randint(1, 12) + str(number), number) for number in range(NUM_JOBS)]
+    assert len(finish(engine, ((job, sampling, rng.choice(ways)) for job in jobs))) == NUM_JOBS
 
 
 def test_no_tensor_of_a_job_waits_for_the_search(

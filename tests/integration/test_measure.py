@@ -31,11 +31,10 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.Mo
     """A tiny target and look-up, as the environment names them."""
     folder = tmp_path / "configs"
     folder.mkdir()
-    common = {"dtype": "float64"}
-    target = {"name": "tiny", "source": str(tiny_models["llama"]), "device": "cpu", "num_threads": 1, **common}
-    lines = [f"{name} = {json.dumps(value)}" for name, value in target.items()]
-    text = ["[models.target]", *lines, "[models.drafters.lookup]", "max_draft_tokens = 6"]
-    (folder / "models.toml").write_text("\n".join(text))
+    (folder / "models.toml").write_text(
+        f'[models.target]\nname = "tiny"\nsource = "{tiny_models["llama"]}"\ndtype = "float64"\ndevice = "cpu"\n'
+        "num_threads = 1\n[models.drafters.lookup]\nmax_draft_tokens = 6\n"
+    )
     (folder / "tasks.toml").write_text("[tasks.code]\nmax_tokens = 24\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(folder))
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))

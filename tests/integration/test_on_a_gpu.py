@@ -30,7 +30,6 @@ from tests.fixtures.models import (
     FAMILIES,
     NUM_TOKENS,
     VANILLA,
-    WINDOW,
     decision,
     make_job,
     make_tiny_model,
@@ -60,32 +59,13 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
     def make(family: str, seed: int = 20_240_607) -> Path:
         torch.manual_seed(seed)
-        made = _mistral(tokenizer) if family == "mistral" else make_tiny_model(family, tokenizer)
+        made = make_tiny_model(family, tokenizer)
         folder = tmp_path_factory.mktemp(family)
         made.to(torch.float32).save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         return folder
 
     return functools.cache(make)
-
-
-def _mistral(tokenizer: Any) -> Any:
-    config = transformers.MistralConfig(
-        vocab_size=NUM_TOKENS,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=2048,
-        initializer_range=0.3,
-        sliding_window=WINDOW,
-        bos_token_id=None,
-        pad_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    return transformers.MistralForCausalLM(config)
 
 
 def engine_for(folder_of: Callable[..., Path], family: str) -> TransformersEngine:

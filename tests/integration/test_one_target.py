@@ -90,7 +90,6 @@ def test_another_revision_starts_and_the_result_names_target_and_revision(
         owner = assembled.owner
         until(lambda: len(WorkerStore(database).seen()) == 2, "it says what it runs")
         (own,) = [one for one in WorkerStore(database).seen() if one.load.owner == owner]
-        assert own.load.setup is not None
         assert own.load.setup.facts.target_revision == identity.target_revision
         assert own.load.setup.drafters == tuple(assembled.worker.engine.drafters)
     finally:

@@ -59,12 +59,9 @@ def models(target: Path, draft: Path, devices: Mapping[str, str], *, device: str
 
 def decode(engine: TransformersEngine, work: Mapping[str, tuple[Sampling, Decision]]) -> dict[str, Generation]:
     """All at once, by the names in `work`."""
-    names = {}
-    for number, (name, (sampling, decided)) in enumerate(work.items()):
-        prepared = engine.prepare(make_job(f"ab cd {number} ab", number), sampling)
-        engine.admit(prepared, decided)
-        names[prepared.job.job_id] = name
-    return {names[job_id]: generation for job_id, generation in finish(engine).items()}
+    jobs = {name: make_job(f"ab cd {number} ab", number) for number, name in enumerate(work)}
+    found = finish(engine, ((jobs[name], *work[name]) for name in work))
+    return {name: found[job.job_id] for name, job in jobs.items()}
 
 
 def every_way(drafters: Mapping[str, str]) -> dict[str, tuple[Sampling, Decision]]:

@@ -23,7 +23,6 @@ from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.snapshots import SnapshotStore, StoredSnapshot
 from alphaloop.store.switchback import SwitchbackStore
@@ -31,7 +30,7 @@ from alphaloop.tables import decode_runs
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
-from tests.fixtures.runs import block_rows, claim_request, decode_run, outcome, simulated_counts, subject
+from tests.fixtures.runs import block_rows, claim, decode_run, outcome, simulated_counts, subject
 from tests.fixtures.worker import Client, RunningWorker, changed, until
 from worker.engine import Step
 
@@ -47,7 +46,7 @@ class MixedEngine(FakeEngine):
     """Acceptance differs by segment, prompt and drafter and changes on the way; the host has slow spells."""
 
     def __init__(self, seed: int) -> None:
-        super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0, seed=seed)
+        super().__init__(num_slots=8, drafters=(LOOKUP, DRAFT), slowness=1.0)
         self.num_finished = 0
         self._rng = random.Random(seed)
 
@@ -123,7 +122,7 @@ def another_worker(database: Database, rng: random.Random, number: int, like: Mi
         key = replace(run.key, target_revision=identity.target_revision, engine=identity.engine)
         runs.append(replace(run, key=key))
     ids = [f"other-{number}-{run.key.task}" for run in runs]
-    JobStore(database).claim([claim_request(i) for i in ids], owner="other", lease_s=60, max_attempts=3)
+    claim(database, *ids, owner="other")
     recorded = [outcome(i, run=run) for i, run in zip(ids, runs, strict=True)]
     OutcomeStore(database).record(recorded, owner="other")
     measure_expectations(database, rng, like)
@@ -202,7 +201,6 @@ def test_a_thousand_decisions_are_taken_again_from_their_snapshots(
     # Figures have five digits, and costs of a drafter that several groups share lie between loads.
     assert len(others) <= 0.01 * len(whole), "near ties"
     assert_mixed(past, decided)
-    assert settings.postgres.url is not None
     monkeypatch.setenv("DATABASE_URL", settings.postgres.url.get_secret_value())
     assert_replayed(database, settings, past)
     assert_explained(cli, database, whole, decided, rng)
@@ -231,9 +229,8 @@ def assert_explained(
     rng: random.Random,
 ) -> None:
     """By its moment and by one of its jobs, a decision is explained as it was taken."""
-    with database.begin() as connection:
-        rows = connection.execute(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
-        job_of = {row.decode_batch_id: row.job_id for row in rows}
+    rows = database.rows(select(decode_runs.c.decode_batch_id, decode_runs.c.job_id))
+    job_of = {row.decode_batch_id: row.job_id for row in rows}
     for one in rng.sample([stored.snapshot for stored in past if stored.snapshot.decision_id in job_of], 8):
         task, bucket, name = one.subject.task, one.subject.sampling_bucket, one.decision_id
         by_moment = cli("explain", task, "--sampling", bucket, "--at", one.decided_at.isoformat(), "--json").json

@@ -31,7 +31,7 @@ Build = Callable[..., TransformersEngine]
 Distribution = dict[tuple[int, ...], float]
 SAMPLED: Final = Sampling(max_tokens=5, temperature=1.0, top_k=3)
 NUM_TEXTS: Final = 400
-# Chance that a right engine fails one of these tests, from the normal quantile 4.75 (chi-square by Wilson-Hilferty).
+# Chance that a right engine fails one of these tests, and its normal quantile.
 SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
 KINDS: Final = ("chain", "tree", "drawn chain")
 PROMPT: Final = "one two one two one two one"
@@ -119,10 +119,12 @@ def chi_square_excess(seen: Counter[tuple[int, ...]], expected: Distribution) ->
     rest = [(seen[text], total * p) for text, p in expected.items() if total * p < 5]
     if rest:
         cells.append((sum(n for n, _ in rest), sum(e for _, e in rest)))
-    statistic = sum((n - e) ** 2 / e for n, e in cells)
-    df = len(cells) - 1
-    critical = df * (1 - 2 / (9 * df) + QUANTILE * math.sqrt(2 / (9 * df))) ** 3
-    return statistic / critical
+    return sum((n - e) ** 2 / e for n, e in cells) / critical(len(cells) - 1)
+
+
+def critical(df: int) -> float:
+    """What a sum of that many squares exceeds with probability SIGNIFICANCE (Wilson and Hilferty)."""
+    return df * (1 - 2 / (9 * df) + QUANTILE * math.sqrt(2 / (9 * df))) ** 3
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,7 @@ from alphaloop.store.session_limits import SessionLimits
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
-from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import Sender, register_probe_set
+from tests.fixtures.drift import Sender, register_probe_set, scheduler_of
 
 pytestmark = pytest.mark.postgres
 
@@ -42,14 +41,8 @@ class Process:
         def promote(term: Term) -> None:
             self.terms.append(term.number)
             self.guarded = database.guarded(term.check)
-            self._scheduler = Scheduler(
-                self.guarded,
-                self.broker,
-                Settings(data_dir=folder / name, tasks={"code": TaskSettings()}),
-                owner=name,
-                metrics=SchedulerMetrics(),
-                message_retention=lambda: timedelta(days=7),
-            )
+            settings = Settings(data_dir=folder / name, tasks={"code": TaskSettings()})
+            self._scheduler = scheduler_of(self.guarded, settings, self.broker, owner=name)
 
         self.leadership = Leadership(self.lease, promote=promote, demote=lambda: None)
 
@@ -86,10 +79,9 @@ def test_a_run_that_outlives_its_leadership_writes_nothing_more(
     first.broker.at_flush = lose_the_lease
     with pytest.raises(LeadershipLost, match="term 1 of the scheduler has ended, term 2 has begun"):
         first.run(NOW)
-    with database.begin() as connection:
-        of_runs = {row.owner: row.finished_at for row in connection.execute(select(schedule_runs))}
-        marked = {row.scheduled_for for row in connection.execute(select(probe_runs)) if row.sent_at}
-        reported = [row.covers_to for row in connection.execute(select(reports))]
+    of_runs = {row.owner: row.finished_at for row in database.rows(select(schedule_runs))}
+    marked = {row.scheduled_for for row in database.rows(select(probe_runs)) if row.sent_at}
+    reported = [row.covers_to for row in database.rows(select(reports))]
     assert of_runs == {"first": None, "second": NOW + HOUR}
     assert marked <= {NOW + HOUR}
     assert reported == [NOW + HOUR]
@@ -102,7 +94,6 @@ def test_one_that_leads_again_leads_in_another_term(two: tuple[Process, Process]
     first, second = two
     first.leadership.check()
     of_first_term = first.guarded
-    assert of_first_term is not None
     run_out(database)
     assert second.leadership.check()
     second.leadership.resign()
@@ -133,6 +124,5 @@ def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], databas
     first.leadership.check()
     run_out(database)
     second.leadership.check()
-    assert first.guarded is not None
     with pytest.raises(LeadershipLost), first.guarded.single() as connection:
         connection.execute(text("DELETE FROM probe_sets"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -28,8 +27,7 @@ from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import decode_runs, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
-from scheduler.metrics import SchedulerMetrics
-from tests.fixtures.drift import Sender, content, register_probe_set
+from tests.fixtures.drift import Sender, content, register_probe_set, scheduler_of
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.runs import block_rows, subject
 
@@ -48,31 +46,15 @@ def outbox() -> Sender:
 
 
 @pytest.fixture
-def history(database: Database, rng: random.Random) -> History:
-    return History(database, rng)
-
-
-@pytest.fixture
 def make(database: Database, outbox: Sender, tmp_path: Path) -> Make:
-    def build(
-        tasks: dict[str, TaskSettings] | None = None,
-        metrics: SchedulerMetrics | None = None,
-        prices: ReportSettings | None = None,
-        **settings: object,
-    ) -> Scheduler:
-        return Scheduler(
-            database,
-            outbox,
-            Settings(
-                data_dir=tmp_path,
-                tasks=tasks or {"code": TaskSettings(), "sql": TaskSettings()},
-                scheduler=SchedulerSettings.model_validate(settings),
-                report=prices or ReportSettings(),
-            ),
-            owner="test",
-            metrics=metrics or SchedulerMetrics(),
-            message_retention=lambda: timedelta(days=7),
+    def build(prices: ReportSettings | None = None, **settings: object) -> Scheduler:
+        given = Settings(
+            data_dir=tmp_path,
+            tasks={"code": TaskSettings(), "sql": TaskSettings()},
+            scheduler=SchedulerSettings.model_validate(settings),
+            report=prices or ReportSettings(),
         )
+        return scheduler_of(database, given, outbox)
 
     return build
 
@@ -188,7 +170,6 @@ def test_what_jobs_cost_comes_from_the_device_time_that_is_stored(
     history.decode_probe("probe", "code", "lookup", 0.8, start)
     make(prices=ReportSettings(device_cost_per_hour=7.2, currency="EUR")).run_once(NOW)
     stored = ReportStore(database).latest()
-    assert stored is not None
     spent = {
         (row.task, row.purpose): row
         for row in database.rows(
@@ -410,9 +391,7 @@ def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, databa
     outbox.refuses = True
     with pytest.raises(DeliveryFailed):
         scheduler.run_once(NOW - DAY)
-    with database.begin() as connection:
-        (failed,) = connection.execute(select(schedule_runs)).all()
-        unsent = connection.execute(select(probe_runs)).all()
+    (failed,), unsent = database.rows(select(schedule_runs)), database.rows(select(probe_runs))
     assert failed.outcome["error"] == "delivery_failed"
     assert [row.sent_at for row in unsent] == [None] * 4
     outbox.refuses = False

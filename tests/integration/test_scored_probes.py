@@ -16,7 +16,6 @@ from alphaloop.messages import Decoding
 from alphaloop.probe_plan import DueProbe
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import PlannedJob, make_jobs
@@ -24,7 +23,7 @@ from tests.fixtures.drift import register_probe_set
 from tests.fixtures.ledger import LedgerStore
 from tests.fixtures.models import VANILLA, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
-from tests.fixtures.runs import claim_request
+from tests.fixtures.runs import claim
 from worker.claims import ClaimedJob
 from worker.decoding.engine import TransformersEngine
 from worker.recording import succeeded
@@ -37,8 +36,18 @@ HALF_LIFE = 3 * DAY
 PROMPTS = ("ab one two ab one two ab", "cd cd ab cd cd ab cd", "one two one two one", "ab ab ab")
 
 
-def carry_out(database: Database, engine: TransformersEngine, planned: PlannedJob, at: datetime) -> None:
+def carry_out(database: Database, engine: Any, run: ProbeRun, decision: Decision, **given: Any) -> None:
     """What the scheduler records of a job, and a worker after it."""
+    ProbeStore(database).record([run])
+    claimed = ClaimedJob(validation(engine).read(delivery(run.job_id, **given)), 1, 0)
+    generation = decode_one(engine, claimed.ready.prepared, decision)
+    claim(database, run.job_id)
+    ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=run.scheduled_for)
+    OutcomeStore(database, half_life=HALF_LIFE).record([ended], owner="w")
+
+
+def carry_out_planned(database: Database, engine: TransformersEngine, planned: PlannedJob, at: datetime) -> None:
+    """As the scheduler planned it."""
     job = planned.job
     run = ProbeRun(
         job.job_id,
@@ -54,15 +63,9 @@ def carry_out(database: Database, engine: TransformersEngine, planned: PlannedJo
         b"digest",
         job.scored_drafters,
     )
-    ProbeStore(database).record([run])
     given: dict[str, Any] = job.model_dump(mode="json", exclude_defaults=True, exclude={"job_id", "deadline"})
     given |= given.pop("body")
-    claimed = ClaimedJob(validation(engine).read(delivery(job.job_id, **given)), 1, 0)  # type: ignore[arg-type]
-    decision: Decision = VANILLA if job.decoding is Decoding.VANILLA else lookup_decision(3)
-    generation = decode_one(engine, claimed.ready.prepared, decision)
-    JobStore(database).claim([claim_request(job.job_id)], owner="w", lease_s=60, max_attempts=3)
-    ended = succeeded(claimed, generation, decision, engine.identity, queue_s=0.0, now=at)
-    OutcomeStore(database, half_life=HALF_LIFE).record([ended], owner="w")
+    carry_out(database, engine, run, VANILLA if job.decoding is Decoding.VANILLA else lookup_decision(3), **given)
 
 
 def run(
@@ -74,7 +77,7 @@ def run(
     )
     due = DueProbe("code", drafter, probe_set.num_draft_tokens, None, is_scored=is_scored)
     for planned in make_jobs([due], {"code": probe_set}, at, num_prompts=4, deadline=NOW + DAY):
-        carry_out(database, engine, planned, at)
+        carry_out_planned(database, engine, planned, at)
     return [one for one in ProbeStore(database).results(NOW - DAY) if one.scheduled_for == at]
 
 
@@ -107,14 +110,11 @@ def test_the_rows_say_how_they_were_counted_and_take_no_time_of_their_own(
 ) -> None:
     engine = tiny_engine("llama")
     run(database, engine, NOW - 2 * HOUR, is_scored=True)
-    with database.begin() as connection:
-        sources = connection.execute(text("SELECT source, is_whole, num_draft_tokens FROM evidence_rows")).all()
-        hours = connection.execute(
-            text(
-                "SELECT purpose, mode, sum(num_jobs)::int, sum(device_s) FROM acceptance_hourly "
-                "WHERE drafter <> '' GROUP BY purpose, mode ORDER BY mode"
-            )
-        ).all()
+    sources = database.rows(text("SELECT source, is_whole, num_draft_tokens FROM evidence_rows"))
+    hours = database.rows(
+        text("""SELECT purpose, mode, sum(num_jobs)::int, sum(device_s) FROM acceptance_hourly
+                WHERE drafter <> '' GROUP BY purpose, mode ORDER BY mode""")
+    )
     assert [tuple(row) for row in sources] == [("scored", True, 3)] * 3
     assert [tuple(row)[:3] for row in hours] == [("probe", "shadow", 3), ("probe", "speculative", 1)]
     assert hours[0][3] == 0.0

@@ -57,7 +57,6 @@ def test_a_score_is_what_decoding_would_count(
         real = decode_one(engine, engine.prepare(make_job(prompt, 10 * number + 1), SAMPLING), decision(name, k))
         assert real.token_ids == truth.token_ids
         scored = score(engine._drafters[name], prepared.token_ids, truth.token_ids, k, max_tokens=SAMPLING.max_tokens)
-        assert scored is not None
         assert of_trials(scored) == of_trials(real.counts)
         assert scored.num_tokens == len(truth.token_ids)
         assert all(ours >= theirs for ours, theirs in zip(scored.proposed, real.counts.proposed, strict=False))

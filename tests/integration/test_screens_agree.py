@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -46,9 +47,7 @@ def test_metrics_and_explain_of_an_hour_ago_agree_with_the_view(
     slices.refresh(now)
     with twelve_jobs.begin() as connection:
         row = connection.execute(text("SELECT * FROM task_speedup_now")).mappings().one()
-    metrics = SchedulerMetrics()
-    metrics.run_succeeded(report_of("code", slices.shown(now)["code"]), SentProbes())
-    of_metrics = {
+    columns = {
         "ratio": "speedup",
         "low": "speedup_low",
         "high": "speedup_high",
@@ -58,10 +57,8 @@ def test_metrics_and_explain_of_an_hour_ago_agree_with_the_view(
         "mean_running": "mean_running",
         "control_share": "control_share",
     }
-    labels = {"task": "code", "drafter": "lookup"}
-    for name, column in of_metrics.items():
-        found = metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{name}", labels)
-        assert found == row[column], name
+    found = metrics_of(report_of("code", slices.shown(now)["code"]), "speedup", columns)
+    assert found == {name: row[column] for name, column in columns.items()}
     keep_snapshot(twelve_jobs, now - timedelta(minutes=61))
     then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
     assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
@@ -84,6 +81,13 @@ def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
     return DriftReport(created_at=at, covers_from=at, covers_to=at, headline="", tasks=(line,))
 
 
+def metrics_of(report: DriftReport, figure: str, names: Iterable[str]) -> dict[str, float | None]:
+    """What a scheduler's metrics say of look-up in the report's task."""
+    metrics, labels = SchedulerMetrics(), {"task": "code", "drafter": "lookup"}
+    metrics.run_succeeded(report, SentProbes())
+    return {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_{figure}_{n}", labels) for n in names}
+
+
 def test_without_a_verdict_all_screens_say_what_is_missing(
     cli: Cli, cli_environment: None, twelve_jobs: Database
 ) -> None:
@@ -92,10 +96,7 @@ def test_without_a_verdict_all_screens_say_what_is_missing(
     (status,) = recent_tasks(twelve_jobs)
     assert figure(status.measured) == figure(shown)
     assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
-    metrics = SchedulerMetrics()
-    metrics.run_succeeded(report_of("code", shown), SentProbes())
-    labels = {"task": "code", "drafter": "lookup"}
-    values = {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_speedup_{n}", labels) for n in SPEEDUP}
+    values = metrics_of(report_of("code", shown), "speedup", SPEEDUP)
     assert {name for name, value in values.items() if value is None} == {"ratio", "low", "high"}
     assert values["blocks"] == 3
 
@@ -109,9 +110,8 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
         DecisionLog(twelve_jobs).record_change((f"task-{word}", TARGET, DEVICE, "greedy"), 4, chosen, "w")
-        with twelve_jobs.begin() as connection:
-            asked = text("SELECT reason FROM decision_log WHERE task = :task")
-            assert connection.execute(asked, {"task": f"task-{word}"}).scalar_one() == word
+        asked = text("SELECT reason FROM decision_log WHERE task = :task")
+        assert twelve_jobs.scalar(asked, {"task": f"task-{word}"}) == word
 
 
 def test_no_screen_says_faster_beside_a_measured_loss(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
@@ -161,13 +161,7 @@ def test_all_screens_tell_alike_how_reliable_expectations_were(
     lines = expectation_lines(ExpectationStore(twelve_jobs).shown(datetime.now(UTC)))
     report = report_of("code", slices.shown(now)["code"]).model_copy(update={"expectations": lines})
     assert "code: Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3" in " ".join(render_text(report).split())
-    metrics = SchedulerMetrics()
-    metrics.run_succeeded(report, SentProbes())
     view = twelve_jobs.one(text("SELECT num_pairs, num_held, ratio FROM expectation_now"))
-    labels = {"task": "code", "drafter": "lookup"}
-    of_metrics = {
-        name: metrics.registry.get_sample_value(f"alphaloop_scheduler_expectation_{name}", labels)
-        for name in EXPECTATION
-    }
+    of_metrics = metrics_of(report, "expectation", EXPECTATION)
     assert of_metrics == {"pairs": 3, "held_share": 1 / 3, "ratio": pytest.approx(code["ratio"])}
     assert (view.num_pairs, view.num_held, view.ratio) == (3, 1, pytest.approx(code["ratio"]))

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
 from alphaloop.settings.models import LookupDrafterSettings
 from tests.fixtures.drafting import draft_model
-from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.models import VANILLA, decision, finish, make_job
+from tests.integration.test_sampling_tiny import critical
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.scoring import Shadows
 from worker.engine import Generation, Sampling
 
 Build = Callable[..., TransformersEngine]
-Work = Iterable[tuple[Any, Sampling, Decision]]
 #: (most tokens, most branches, least probability)
 KINDS: Final = {"chain": (4, 1, 0.1), "eager": (9, 1, 0.0), "tree": (7, 3, 0.02)}
-#: Chance that the last test fails where nothing is wrong, and its normal quantile (chi-square by Wilson-Hilferty).
-SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
 NUM_TEXTS: Final = 200
 #: Prompts that are admitted together are read alike in every run: they fit into the piece that a pass reads.
 NUM_SLOTS: Final = 12
@@ -48,16 +44,6 @@ def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngi
     return engine
 
 
-def decode(engine: TransformersEngine, work: Work) -> dict[str, Generation]:
-    waiting, finished = list(work), dict[str, Generation]()
-    while waiting or engine.load().num_running:
-        while waiting and engine.load().num_free:
-            job, sampling, decided = waiting.pop(0)
-            engine.admit(engine.prepare(job, sampling), decided)
-        finished |= {generation.job_id: generation for generation in engine.step().finished}
-    return finished
-
-
 def shadow(generation: Generation, drafter: str) -> AcceptanceCounts:
     (found,) = (one for one in generation.shadows if one.drafter == drafter)
     return found.counts
@@ -76,9 +62,9 @@ def test_a_greedy_vanilla_text_credits_each_drafter_with_the_counts_of_its_real_
     greedy = [Sampling(max_tokens=length, temperature=0.0) for length in lengths]
     jobs = [make_job(text, number) for number, text in enumerate(texts)]
     for decided in (VANILLA, decision("small", 3)):
-        others = decode(engine, ((job, sampling, decided) for job, sampling in zip(jobs, greedy, strict=True)))
+        others = finish(engine, ((job, sampling, decided) for job, sampling in zip(jobs, greedy, strict=True)))
         for kind, (k, _, _) in KINDS.items():
-            real = decode(
+            real = finish(
                 engine, ((job, sampling, decision(kind, k)) for job, sampling in zip(jobs, greedy, strict=True))
             )
             for job in jobs:
@@ -94,7 +80,7 @@ def test_a_run_with_short_drafts_is_scored_with_the_longest(engine: Transformers
     jobs = [make_job(prompt, number) for number, prompt in enumerate(prompts(rng, 8))]
     sampling = Sampling(max_tokens=rng.randint(20, 50), temperature=0.0)
     short, long = (
-        decode(engine, ((job, sampling, decision("eager", length)) for job in jobs))
+        finish(engine, ((job, sampling, decision("eager", length)) for job in jobs))
         for length in (rng.randint(1, 3), k)
     )
     for job in jobs:
@@ -119,7 +105,7 @@ def test_a_drafter_is_credited_on_its_twins_text_with_its_twins_counts(
         for kind in KINDS
         for prompt in prompts(rng, 8)
     ]
-    finished = decode(engine, ((job, one, decision(kind, KINDS[kind][0])) for job, one, kind in work))
+    finished = finish(engine, ((job, one, decision(kind, KINDS[kind][0])) for job, one, kind in work))
     for job, _, kind in work:
         generation = finished[job.job_id]
         assert shadow(generation, f"{kind} twin") == generation.counts
@@ -135,7 +121,7 @@ def test_sampled_vanilla_texts_credit_a_drafter_with_counts_distributed_as_its_o
     credited, real = (
         Counter(
             (counts.num_trials, counts.num_accepted)
-            for generation in decode(
+            for generation in finish(
                 engine,
                 ((make_job("ab ab", (seed * 2 + side) * NUM_TEXTS + n), sampling, decided) for n in range(NUM_TEXTS)),
             ).values()
@@ -156,6 +142,4 @@ def two_sample_excess(one: Counter[tuple[int, int]], two: Counter[tuple[int, int
     cells = [(one[seen], two[seen]) for seen in one | two if one[seen] + two[seen] >= 10]
     rest = (one.total() - sum(a for a, _ in cells), two.total() - sum(b for _, b in cells))
     cells += [rest] * (sum(rest) > 0)
-    df = len(cells) - 1
-    critical = df * (1 - 2 / (9 * df) + QUANTILE * math.sqrt(2 / (9 * df))) ** 3
-    return sum((a - b) ** 2 / (a + b) for a, b in cells) / critical, len(cells)
+    return sum((a - b) ** 2 / (a + b) for a, b in cells) / critical(len(cells) - 1), len(cells)

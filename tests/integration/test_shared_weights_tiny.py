@@ -74,11 +74,9 @@ def decoded(
     purpose: Purpose = Purpose.TRAFFIC,
 ) -> list[Generation]:
     """Together, because a round of several sequences takes as long as one of a single sequence."""
-    for number in range(NUM_JOBS):
-        named = make_job(f"{rng.choice(['ab', 'cd', 'one'])} {number}", number)
-        job = named.model_copy(update={"purpose": purpose})
-        engine.admit(engine.prepare(job, sampling), decision(drafter, k))
-    return list(finish(engine).values())
+    named = [make_job(f"{rng.choice(['ab', 'cd', 'one'])} {number}", number) for number in range(NUM_JOBS)]
+    jobs = (job.model_copy(update={"purpose": purpose}) for job in named)
+    return list(finish(engine, ((job, sampling, decision(drafter, k)) for job in jobs)).values())
 
 
 def shadow(generation: Generation, drafter: str) -> ShadowCounts:

@@ -13,7 +13,7 @@ import pytest
 
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.settings.models import ModelSettings, TargetSettings
-from tests.fixtures.models import VANILLA, byte_fallback, lookup_decision
+from tests.fixtures.models import byte_fallback, lookup_decision, steps
 from worker.decoding.engine import TransformersEngine, load_engine
 from worker.engine import Generation, Sampling
 
@@ -44,14 +44,9 @@ def engine(
 
 def decode(engine: TransformersEngine, sampling: Sampling, k: int = 0, **body: Any) -> tuple[Generation, str]:
     """A job's generation, and its deltas together."""
-    job = as_job(**body)
-    engine.admit(engine.prepare(job, sampling), lookup_decision(k) if k else VANILLA)
-    deltas = ""
-    while True:
-        step = engine.step()
-        deltas += "".join(delta.text for delta in step.deltas)
-        if step.finished:
-            return step.finished[0], deltas
+    taken = list(steps(engine, [(as_job(**body), sampling, lookup_decision(k))]))
+    (generation,) = (one for step in taken for one in step.finished)
+    return generation, "".join(delta.text for step in taken for delta in step.deltas)
 
 
 def as_job(**body: Any) -> Job:

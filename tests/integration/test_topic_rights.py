@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from alphaloop.embedded.brokers import EmbeddedKafka
-from alphaloop.embedded.process import free_ports
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.topics import (
     CONTROL,
@@ -26,7 +24,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
-from tests.fixtures.broker import Operator, settings_for
+from tests.fixtures.broker import Operator, settings_for, with_listener
 from tests.fixtures.runs import num_pending
 from tests.fixtures.worker import Client, RunningWorker, changed, headers_of, running_worker, until
 from worker import dead_letters
@@ -41,13 +39,8 @@ CODE_DLQ = "jobs.code.dlq"
 @pytest.fixture(scope="module")
 def guarded(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """A broker with access rights: its address for the operator, and its address for alice."""
-    (port,) = free_ports(1)
     login = "org.apache.kafka.common.security.plain.PlainLoginModule required"
     properties = {
-        "listeners": "PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port},"
-        f"SASL_PLAINTEXT://127.0.0.1:{port}",
-        "advertised.listeners": "PLAINTEXT://127.0.0.1:{port},SASL_PLAINTEXT://127.0.0.1:" + str(port),
-        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": " ".join(
             [login, *(f'user_{name}="{PASSWORD}"' for name in (ALICE, BOB))]
@@ -56,14 +49,11 @@ def guarded(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }
-    broker = EmbeddedKafka(kafka_home, tmp_path_factory.mktemp("guarded"), properties=properties)
-    try:
-        operator = Operator(address := broker.start())
+    with with_listener(kafka_home, tmp_path_factory.mktemp("guarded"), "SASL_PLAINTEXT", properties) as addresses:
+        operator = Operator(addresses[0])
         operator.allow_everything(ALICE)
         operator.deny_creating(ALICE)
-        yield address, f"127.0.0.1:{port}"
-    finally:
-        broker.stop()
+        yield addresses
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from scheduler.loop import Scheduler
-from scheduler.metrics import SchedulerMetrics
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
-from tests.fixtures.drift import Sender
+from tests.fixtures.drift import scheduler_of
 from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
 
@@ -62,16 +60,8 @@ def settings(cli_environment: None) -> Settings:
 
 
 def report_line(database: Database, settings: Settings, folder: Path) -> dict[str, Any]:
-    Scheduler(
-        database,
-        Sender(),
-        settings.model_copy(
-            update={"tasks": {"chat": TaskSettings()}, "scheduler": SchedulerSettings(report_folder=folder)}
-        ),
-        owner="test",
-        metrics=SchedulerMetrics(),
-        message_retention=lambda: timedelta(days=7),
-    ).run_once(datetime.now(UTC))
+    update = {"tasks": {"chat": TaskSettings()}, "scheduler": SchedulerSettings(report_folder=folder)}
+    scheduler_of(database, settings.model_copy(update=update)).run_once(datetime.now(UTC))
     content: dict[str, Any] = database.scalar(text("SELECT content FROM reports"))
     return next(line for line in content["tasks"] if line["task"] == "chat")
 

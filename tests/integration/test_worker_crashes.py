@@ -102,9 +102,8 @@ def num_results(broker: Consumer) -> int:
 
 
 def job_state(database: Database) -> tuple[str, int] | None:
-    with database.begin() as connection:
-        row = connection.execute(text("SELECT status, attempt FROM jobs WHERE job_id = 'job-1'")).one_or_none()
-        return None if row is None else (row[0], row[1])
+    row = database.row(text("SELECT status, attempt FROM jobs WHERE job_id = 'job-1'"))
+    return None if row is None else (row[0], row[1])
 
 
 def test_each_point_is_reached_only_after_the_one_before(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,7 +54,6 @@ def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
     assert ended.wait(WAIT_S)
     dog.close()
     wrong = hung.worker.threads.unhealthy()
-    assert wrong is not None
     assert wrong.startswith("the engine's step has not moved for")
     assert hung.worker.unready() == wrong
     until(lambda: leases(database)[0] == 0, "no lease is renewed any more")
@@ -137,8 +135,7 @@ def test_jobs_of_a_sick_engine_are_given_back_and_decoded_by_the_next_worker(
 
     names = [f"job-{number}" for number in range(40)]
     client, engine = Client(worker_settings), FakeEngine(num_slots=4, before_step=step)
-    jobs = [{"job_id": name, "prompt": f"complete {name}", "max_tokens": 4, "decoding": "vanilla"} for name in names]
-    client.send("code", [json.dumps(job).encode() for job in jobs])
+    client.send("code", [job(name) for name in names])
     sick = RunningWorker(worker_settings, engine, seed=1)
     sick.start()
     until(lambda: sick.error is not None, "the worker ended by itself")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
@@ -16,9 +15,11 @@ from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.session_limits import SessionLimits
 from tests.chaos.proxy import Proxy
+from tests.chaos.world import proxied
 from tests.fakes import FakeEngine
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, SteppedEngine, changed, running_worker, until
+from tests.integration.test_worker_continuous import job, started
 from tests.integration.test_worker_flow import assert_counts_add_up
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -83,15 +84,6 @@ def _num_raised(connection: Connection) -> int:
     return int(connection.execute(text(raised)).scalar_one())
 
 
-def job(name: str) -> bytes:
-    return json.dumps({"job_id": name, "prompt": f"complete {name}", "max_tokens": 4, "decoding": "vanilla"}).encode()
-
-
-def ever_in(engine: SteppedEngine) -> set[str]:
-    """The jobs of all rounds so far."""
-    return {name for round_ in engine.rounds for name in round_}
-
-
 def test_every_refusal_that_passes_is_waited_out_wherever_it_comes(
     worker_settings: Settings, database: Database
 ) -> None:
@@ -125,7 +117,7 @@ def test_rows_that_an_idle_session_holds_delay_outcomes_and_nothing_else(
         with database.begin() as idle:
             assert idle.execute(text(f"SELECT count(*) FROM (SELECT FROM {table} FOR UPDATE) AS held")).scalar_one() > 0
             client.send("code", [job(f"job-{number}") for number in range(20)])
-            until(lambda: len(ever_in(engine)) == 21, "every job was decoded")
+            until(lambda: len(started(engine)) == 21, "every job is decoded")
             until(lambda: len(running.worker.recorder) == 20, "every outcome waits")
             held = running.worker.leases.held()
             assert JobStore(database).renew(held, owner=running.owner, lease_s=30.0) == held.keys()
@@ -147,9 +139,7 @@ def proxy(database_url: SecretStr) -> Iterator[Proxy]:
 
 def behind(proxy: Proxy, settings: Settings) -> Settings:
     """The same settings with the database behind the proxy, and leases so long that no relay hides a lost answer."""
-    assert settings.postgres.url is not None
-    parts = urlsplit(settings.postgres.url.get_secret_value())
-    url = SecretStr(parts._replace(netloc=parts.netloc.replace(f":{parts.port}", f":{proxy.port}")).geturl())
+    url = SecretStr(proxied(settings.postgres.url.get_secret_value(), proxy.port))
     return changed(settings, postgres={"url": url}, worker={"lease_s": 600.0})
 
 

@@ -79,7 +79,6 @@ def test_a_job_that_fails_twice_succeeds_under_its_derived_id(worker_settings: S
     for number, delay_s in ((1, 1), (2, 2)):
         (waited,) = client.read([retry_topic("code", delay_s)], lambda found: bool(found))
         said = RetryHeaders.read(waited.headers)
-        assert said is not None
         assert (waited.value, waited.key) == (value, None)
         assert (said.topic, said.partition, said.offset, said.timestamp_ms) == (
             "jobs.code",

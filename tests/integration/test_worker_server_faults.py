@@ -15,7 +15,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Answer, Connection, ServedEngine, engine_over, head, whole
-from tests.fixtures.models import VANILLA, make_job
+from tests.fixtures.models import VANILLA, finish, make_job
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, running_worker, until
 from worker.engine import Sampling
@@ -90,14 +90,9 @@ def prompt(number: int) -> str:
 
 def expected_texts() -> dict[int, str]:
     """What the servers' engine says to each prompt."""
-    engine, texts = FakeEngine(), dict[int, str]()
-    for number in range(NUM_PROMPTS):
-        sampling = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
-        engine.admit(engine.prepare(make_job(prompt(number), number), sampling), VANILLA)
-        while engine.load().num_running:
-            for generation in engine.step().finished:
-                texts[number] = generation.text
-    return texts
+    jobs, sampling = [make_job(prompt(n), n) for n in range(NUM_PROMPTS)], Sampling(MAX_TOKENS, temperature=0.0)
+    texts = finish(FakeEngine(), ((job, sampling, VANILLA) for job in jobs))
+    return {number: texts[job.job_id].text for number, job in enumerate(jobs)}
 
 
 def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Settings, database: Database) -> None:
@@ -134,8 +129,6 @@ def test_a_thousand_jobs_end_once_each_with_their_texts(worker_settings: Setting
     for result in results:
         assert result.status is Status.SUCCEEDED, (result.job_id, result.error)
         assert result.text == texts[int(result.job_id.removeprefix("job-")) % NUM_PROMPTS]
-    with database.begin() as connection:
-        numbers = "SELECT count(*), count(DISTINCT job_id) FROM decode_runs"
-        assert tuple(connection.execute(text(numbers)).one()) == (NUM_JOBS, NUM_JOBS)
-        lost = "SELECT count(*) FROM jobs WHERE outcome IS NULL"
-        assert connection.execute(text(lost)).scalar_one() == 0
+    runs = database.one(text("SELECT count(*), count(DISTINCT job_id) FROM decode_runs"))
+    assert tuple(runs) == (NUM_JOBS, NUM_JOBS)
+    assert count(database, "jobs WHERE outcome IS NULL") == 0

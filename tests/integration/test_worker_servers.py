@@ -23,6 +23,8 @@ from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
+AWAY = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,9 +42,8 @@ def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, Serv
 
 def attempts(database: Database) -> dict[str, tuple[int, int]]:
     """Of every job, its attempt and how often it failed."""
-    with database.begin() as connection:
-        rows = connection.execute(text("SELECT job_id, attempt, num_failures FROM jobs"))
-        return {job_id: (attempt, num_failures) for job_id, attempt, num_failures in rows}
+    rows = database.rows(text("SELECT job_id, attempt, num_failures FROM jobs"))
+    return {job_id: (attempt, num_failures) for job_id, attempt, num_failures in rows}
 
 
 def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
@@ -60,14 +61,12 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
     assert {result.status for result in by_id.values()} == {Status.SUCCEEDED}
     for number in range(20):
         decoding = by_id[f"job-{number}"].decoding
-        assert decoding is not None
         assert decoding.mode == (Mode.SPECULATIVE, Mode.VANILLA)[number % 2]
         assert decoding.num_draft_tokens == (4, 0)[number % 2]
         assert decoding.engine == "vllm-0.32.0"
         assert bool(sum(decoding.proposed)) == (number % 2 == 0)
-    with database.begin() as connection:
-        sums = "SELECT count(*), count(DISTINCT job_id), sum(num_tokens), sum(array_sum(proposed)) FROM decode_runs"
-        runs, distinct, num_tokens, num_proposed = connection.execute(text(sums)).one()
+    sums = "SELECT count(*), count(DISTINCT job_id), sum(num_tokens), sum(array_sum(proposed)) FROM decode_runs"
+    runs, distinct, num_tokens, num_proposed = database.one(text(sums))
     assert (runs, distinct) == (40, 40)
     assert num_tokens == sum(result.usage.completion_tokens for result in by_id.values() if result.usage)
     told = [result.decoding for result in by_id.values() if result.decoding]
@@ -83,7 +82,7 @@ def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, dat
         client.send("code", [job(number) for number in range(4)])
         client.results(4)
         for server in servers.values():
-            server.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+            server.answer = AWAY
         client.send("code", [job(number) for number in range(4, 20)])
         until(lambda: running.worker.engine.unavailable() is not None, "no server can be sent jobs")
         for server in servers.values():
@@ -125,7 +124,7 @@ def test_a_server_that_comes_back_as_another_gets_no_jobs(worker_settings: Setti
     other = servers["speculative"]
     client = Client(worker_settings)
     with engine_over(servers) as engine, running_worker(worker_settings, engine):
-        other.answer = whole({"error": {"message": "no", "type": "InternalServerError", "code": 503}}, 503)
+        other.answer = AWAY
         client.send("code", [job(1, decoding="speculative")])
         until(lambda: engine.endpoints()[1].state == "down", "the server is away")
         other.answer, other.version = None, "0.33.0"
@@ -144,13 +143,12 @@ def test_a_worker_all_of_whose_servers_came_back_as_others_ends_and_the_next_one
     worker_settings: Settings, database: Database
 ) -> None:
     servers = pair(round_s=0.001)
-    away = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
     client = Client(worker_settings)
     with engine_over(servers) as engine:
         worker = RunningWorker(worker_settings, engine, seed=1)
         worker.start()
         for server in servers.values():
-            server.answer = away
+            server.answer = AWAY
         client.send("code", [job(number) for number in range(12)])
         # No request of before is under way, which the new servers could answer.
         until(lambda: {(one.state, one.num_in_flight) for one in engine.endpoints()} == {("down", 0)}, "both are away")
@@ -177,7 +175,7 @@ def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(
     servers = pair(round_s=0.001)
     client = Client(worker_settings)
     with engine_over(servers) as engine, running_worker(worker_settings, engine):
-        servers["speculative"].answer = whole({"error": {"message": "no", "type": "x", "code": 503}}, 503)
+        servers["speculative"].answer = AWAY
         client.send("code", [*probes, *(job(number, decoding="speculative") for number in range(20))])
         until(lambda: len(engine.load().absent) == 23, "all of them wait for their server")
         client.send("code", [job(number) for number in range(20, 40)])

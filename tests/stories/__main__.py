@@ -15,7 +15,7 @@ import json
 import sys
 import tempfile
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -24,7 +24,6 @@ from rich.console import Console
 from tests.stories.pictures import take_pictures
 from tests.stories.run import Run
 from tests.stories.size import Size
-from tests.stories.told import as_json
 
 
 def main() -> int:
@@ -57,7 +56,7 @@ def main() -> int:
                 "wall_s": round(time.monotonic() - begun),
                 "report": str(report),
                 "pictures": [str(picture) for picture in pictures],
-                "stories": as_json(stories),
+                "stories": [asdict(story) for story in stories],
             }
         )
     )

@@ -8,7 +8,6 @@ from typing import Final
 
 from alphaloop.settings.load import SHIPPED_CONFIGS
 from tests.stories.prompts import DROPPED, TASKS, WORN
-from tests.stories.size import Size
 
 PROFILE: Final = "stories"
 
@@ -18,7 +17,15 @@ num_partitions = 2
 replication_factor = 1
 session_timeout_ms = 20000
 
-{models}
+[models.target]
+source = "{target}"
+num_threads = {num_threads}
+
+[models.drafters.small]
+method = "draft_model"
+source = "{draft}"
+max_draft_tokens = 3
+
 [worker]
 http_port = 0
 calibration_samples = 1
@@ -31,16 +38,6 @@ probe_min_device_s = 36000.0  # the history of days is measured in one evening
 drift_settle_s = 0.0          # a run begins when every outcome is recorded
 drift_false_alarms_per_month = 20.0  # a month of such days has 20,000 jobs: one false alarm in 1,000
 """
-_OWN_MODELS: Final = """
-[models.target]
-source = "{target}"
-num_threads = {num_threads}
-
-[models.drafters.small]
-method = "draft_model"
-source = "{draft}"
-max_draft_tokens = 3
-"""
 # Acceptance is what the stories are about: drafts that do not pay on this machine are kept all the same.
 _TASK: Final = """
 [tasks.{task}]
@@ -48,19 +45,13 @@ decoding = "speculative"
 """
 
 
-def own_models(target: str, draft: Path, num_threads: int) -> str:
-    """The settings of a worker with a target and a draft of its own."""
-    return _OWN_MODELS.format(target=target, draft=draft.absolute(), num_threads=num_threads)
-
-
-def write_configs(folder: Path, *, models: str, size: Size, is_watched: bool) -> Path:
+def write_configs(
+    folder: Path, *, target: str, draft: Path, num_threads: int, num_probes: int, is_watched: bool
+) -> Path:
     """A folder of settings whose profile is `PROFILE`. `is_watched`: two tasks are probed in every run."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(SHIPPED_CONFIGS, folder)
-    text = _PROFILE.format(
-        models=models,
-        num_probes=size.num_probes,
-    )
+    text = _PROFILE.format(target=target, draft=draft.absolute(), num_threads=num_threads, num_probes=num_probes)
     for task in TASKS:
         text += _TASK.format(task=task)
         if is_watched and task in (WORN, DROPPED):

@@ -20,7 +20,7 @@ from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from tests.stories.asking import Asking
-from tests.stories.configs import PROFILE, own_models, write_configs
+from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Dropped, Faults, Worn
 from tests.stories.models import trained_draft, tuned_target
@@ -142,8 +142,10 @@ class Run:
     def _configs(self, name: str, target: str, draft: Path, *, is_watched: bool) -> Path:
         return write_configs(
             self.data_dir / f"configs-{name}",
-            models=own_models(target, draft, self.num_threads),
-            size=self.size,
+            target=target,
+            draft=draft,
+            num_threads=self.num_threads,
+            num_probes=self.size.num_probes,
             is_watched=is_watched,
         )
 

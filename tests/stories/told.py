@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from alphaloop.store.drafts import DraftRevision, DraftStatus
@@ -86,11 +86,6 @@ def _others(events: Sequence[DriftEvent], incidents: Sequence[KnownIncident]) ->
     told = _told(named) if named or not strange else ""
     told += ", ".join(f"{one.found.kind} in {one.found.task}" for one in strange)
     return Story("nothing else", "nothing", told, not named and not strange)
-
-
-def as_json(stories: Sequence[Story]) -> list[dict[str, Any]]:
-    """For the last line."""
-    return [asdict(story) for story in stories]
 
 
 def _about(events: Sequence[DriftEvent], task: str, drafter: str) -> list[DriftEvent]:

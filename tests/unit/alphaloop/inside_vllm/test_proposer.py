@@ -1,25 +1,19 @@
 """Look-up as vLLM's drafter: rows as vLLM hands them over, drafts as our own look-up proposes them."""
 
 from __future__ import annotations
-from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.proposer import Asked
-from alphaloop.inside_vllm.proposer import FollowedTexts
-from alphaloop.inside_vllm.proposer import LookupProposer
-from alphaloop.inside_vllm.proposer import NOTHING_ASKED
-from alphaloop.inside_vllm.proposer import ProposerSettings
-from alphaloop.lookup import SearchedText
-from alphaloop.lookup import SuffixIndex
-from alphaloop.settings.models import LookupDrafterSettings
+
 from array import array
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.alphaloop.inside_vllm.batches import Batch
-from tests.unit.alphaloop.inside_vllm.batches import MAX_TOKENS
-from tests.unit.alphaloop.inside_vllm.batches import Request
-from tests.unit.alphaloop.inside_vllm.batches import config
-from worker.decoding.drafters.lookup import LookupDrafter
-import pytest
 
+from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.proposer import NOTHING_ASKED, Asked, FollowedTexts, LookupProposer, ProposerSettings
+from alphaloop.lookup import SearchedText, SuffixIndex
+from alphaloop.settings.models import LookupDrafterSettings
+from tests.unit.alphaloop.inside_vllm.batches import MAX_TOKENS, Batch, Request, config
+from worker.decoding.drafters.lookup import LookupDrafter
 
 #: A text that repeats itself, so that there is something to look up.
 REPEATING = [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 7, 8]
