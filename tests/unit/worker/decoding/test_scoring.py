@@ -1,26 +1,21 @@
 """Scoring look-up on texts that others decode: which texts, what it may look at and take, and its virtual rounds."""
 
 from __future__ import annotations
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.acceptance import PREFILL
-from alphaloop.settings.models import LookupDrafterSettings
+
+import random
 from dataclasses import dataclass
+from typing import Any, Literal
+
 from hypothesis import given
 from hypothesis import strategies as st
-from typing import Any
-from typing import Literal
+
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import NOTHING
-from worker.decoding.proposal import Proposal
-from worker.decoding.proposal import tree_depths
-from worker.decoding.scoring import ADVANCE_S
-from worker.decoding.scoring import MAX_TOKENS
-from worker.decoding.scoring import Shadows
-from worker.decoding.scoring import VirtualRounds
-from worker.decoding.verification import verify_greedy
-from worker.decoding.verification import verify_tree_greedy
+from worker.decoding.proposal import NOTHING, Proposal, tree_depths
+from worker.decoding.scoring import ADVANCE_S, MAX_TOKENS, Shadows, VirtualRounds
+from worker.decoding.verification import verify_greedy, verify_tree_greedy
 from worker.engine import ShadowCounts
-import random
 
 
 @dataclass(eq=False)
