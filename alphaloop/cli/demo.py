@@ -180,6 +180,7 @@ class _Demo:
     def _measure(self, running: Settings, database: Database, worker: ChildProcess) -> None:
         """A scheduler run, and every probe and control that it sent."""
         self.step = "measuring the drafters on the probe sets"
+        begun = time.monotonic()
         self._schedule_once(running)
         found = ScheduleStore(database).last_finished(_MANUAL)
         if found is None:
@@ -195,6 +196,10 @@ class _Demo:
                 time.sleep(_POLL_S)
                 sent = probe_progress(database, found[0])
                 bar.update(shown, completed=sent.num_ended)
+        if sent.num_sent:
+            token_s = (time.monotonic() - begun) / (sent.num_sent * DEFAULT_MAX_TOKENS)
+            longest_min = token_s * self.jobs_per_task * len(TASKS) * _MAX_TOKENS / 60
+            note(f"at the pace of these the jobs take up to {longest_min:.0f} min; --jobs asks for fewer")
 
     def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
         self.step = "decoding the jobs"
