@@ -95,10 +95,18 @@ class TorchOperations:
         return None
 
 
+#: Tokens up to which torch's own product in two bytes is faster than one in float32, and the weights of a block, which
+#: fit the L2 cache. All layers of SmolLM2 in bf16 on 2 cores with AVX2, milliseconds: 8 tokens 137 → 89, 13 193 → 105,
+#: 104 1,608 → 267, 256 4,239 → 682.
+_FEW_ROWS: Final = 5
+_BLOCK_WEIGHTS: Final = 1 << 20
+
+
 class TorchLinear:
     """`Linear` by oneDNN where that has a kernel, with weights reordered once; else by torch's own linear.
 
-    torch's own linear reorders the weights in every call on a CPU.
+    torch's own linear reorders the weights in every call on a CPU. Where oneDNN has none, the processor has no products
+    of two bytes: more than a few tokens are multiplied in float32, by a block of weights after the other.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -106,11 +114,13 @@ class TorchLinear:
         self._is_packed = can_pack(weight)
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 1) if self._is_packed else weight
         self._bias = None if bias is None else bias.contiguous()
+        self._is_widened = not self._is_packed and weight.device.type == "cpu" and weight.dtype.itemsize == 2
 
     def __call__(self, x: Tensor, held: Tensor | None = None) -> Tensor:
         """[tokens, in] → [tokens, out]; `held` is added."""
         if not self._is_packed:
-            plain = functional.linear(x, self._weight, self._bias)
+            is_wide = self._is_widened and len(x) > _FEW_ROWS
+            plain = self._in_float32(x) if is_wide else functional.linear(x, self._weight, self._bias)
             return plain if held is None else held + plain
         y: Tensor
         if held is None:
@@ -118,6 +128,12 @@ class TorchLinear:
         else:
             y = torch.ops.mkldnn._linear_pointwise.binary(x, held, self._weight, self._bias, "add")
         return y
+
+    def _in_float32(self, x: Tensor) -> Tensor:
+        blocks = self._weight.split(max(1, _BLOCK_WEIGHTS // self._weight.shape[1]))
+        wide = x.float()
+        y = torch.cat([functional.linear(wide, block.float()) for block in blocks], dim=1)
+        return (y if self._bias is None else y + self._bias).to(x.dtype)
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -110,13 +110,19 @@ def test_float32_stays_near_float64(tiny_models: dict[str, Path], seed: int) -> 
 @torch.inference_mode()
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [True, False])
-@pytest.mark.parametrize("is_twice", [True, False])
-def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twice: bool, seed: int) -> None:
-    """For few tokens and for many; 200 outputs are no multiple of what a kernel computes together."""
+@pytest.mark.parametrize("layout", ["once", "twice", "without oneDNN"])
+def test_a_packed_layer_is_that_layer(
+    dtype: torch.dtype, has_bias: bool, layout: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For few tokens and for many; 200 outputs are no multiple of what is computed together."""
+    if layout == "without oneDNN":
+        for module in ("compiled", "operations"):
+            monkeypatch.setattr(f"worker.decoding.network.{module}.can_pack", lambda weight: False)
+        monkeypatch.setattr("worker.decoding.network.operations._BLOCK_WEIGHTS", 48 * 33)
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn((200, 48), generator=generator).to(dtype)
     bias = torch.randn(200, generator=generator).to(dtype) if has_bias else None
-    layer = CompiledOperations(dtype, is_twice=is_twice).linear(weight, bias)
+    layer = CompiledOperations(dtype, is_twice=layout == "twice").linear(weight, bias)
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-4, torch.bfloat16: 0.2}[dtype]
     for num_tokens in (0, 1, 2, 3, 4, 5, 8, 9, 17, 21, 33, 50, 300, 530):
         x, held = (torch.randn((num_tokens, num), generator=generator).to(dtype) for num in (48, 200))
@@ -124,6 +130,7 @@ def test_a_packed_layer_is_that_layer(dtype: torch.dtype, has_bias: bool, is_twi
         assert torch.allclose(layer(x).double(), expected, atol=tolerance, rtol=0)
         before = held.clone()
         assert torch.allclose(layer(x, held).double(), before.double() + expected, atol=tolerance, rtol=0)
+        assert layer(x).dtype == dtype
     assert not can_pack(weight) or dtype != torch.float64
 
 
