@@ -101,10 +101,10 @@ def _match(finding: DriftFinding, findings: Sequence[DriftFinding], events: Sequ
     cause that was closed not long ago.
     """
     causes = {other.cause for other in findings}
-    is_open = [event for event in events if event.closed_at is None]
     alike = sorted((event for event in events if event.cause == finding.cause), key=lambda e: -e.id)
-    same_time = (event for event in is_open if event.cause not in causes and _is_same_time(event, finding))
-    return next(chain((event for event in alike if event in is_open), same_time, alike), None)
+    still_open = (event for event in alike if event.closed_at is None)
+    same_time = (e for e in events if e.closed_at is None and e.cause not in causes and _is_same_time(e, finding))
+    return next(chain(still_open, same_time, alike), None)
 
 
 def _is_same_time(event: DriftEvent, finding: DriftFinding) -> bool:

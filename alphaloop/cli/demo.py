@@ -199,7 +199,7 @@ class _Demo:
         if sent.num_sent:
             token_s = (time.monotonic() - begun) / (sent.num_sent * DEFAULT_MAX_TOKENS)
             longest_min = token_s * self.jobs_per_task * len(TASKS) * _MAX_TOKENS / 60
-            note(f"at the pace of these the jobs take up to {longest_min:.0f} min; --jobs asks for fewer")
+            note(f"at this pace the jobs take up to {max(1, round(longest_min))} min; fewer jobs: --jobs")
 
     def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
         self.step = "decoding the jobs"

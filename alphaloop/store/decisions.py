@@ -112,7 +112,7 @@ class DecisionLog:
             sides = {"from": last[0] if last else None, "to": choice}
             connection.execute(
                 insert(decisions).values(
-                    **dict(zip(BudgetSubject._fields, subject, strict=True)),
+                    **BudgetSubject(*subject)._asdict(),
                     batch=batch,
                     **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
                     reason=decision.reason,

@@ -167,8 +167,10 @@ class Suspicion:
     def _of_failures(self, record: _Record, endpoint: str, error: AlphaloopError) -> FailureVerdict:
         """The server is well."""
         record.failed_at.add(endpoint)
-        record.num_said += isinstance(error, _SAID)
-        record.num_lost += not isinstance(error, _SAID)
+        if isinstance(error, _SAID):
+            record.num_said += 1
+        else:
+            record.num_lost += 1
         if record.num_said >= _SAID_TO_BLAME or record.num_said + record.num_lost >= _FAILED_TO_BLAME:
             return FailureVerdict("blame", error)
         return self._next_try(record, error)

@@ -69,7 +69,8 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
     endpoint = endpoint.model_copy(update={"answer_s": max(endpoint.answer_s, _LEAST_ANSWER_S)})
     async with _AskingClient(endpoint) as client:
         card = card_of(await client.models(), endpoint.model)
-        client.model, version = card.id, await client.version()
+        client.model = card.id
+        version = await client.version()
         answers = [await client.answer(prompt) for prompt in PROMPTS]
         places = asyncio.Semaphore(endpoint.max_requests)
 

@@ -95,9 +95,9 @@ class TorchOperations:
         return None
 
 
-#: Tokens up to which torch's own product in two bytes is faster than one in float32, and the weights of a block, which
-#: fit the L2 cache. All layers of SmolLM2 in bf16 on 2 cores with AVX2, milliseconds: 8 tokens 137 → 89, 13 193 → 105,
-#: 104 1,608 → 267, 256 4,239 → 682.
+#: Up to so many tokens torch's own bfloat16 product is faster than one in float32. The weights of a block stay in the
+#: cache while they are multiplied. All layers of SmolLM2 in bf16 on 2 cores with AVX2, milliseconds: 8 tokens 137 → 89,
+#: 13 193 → 105, 104 1,608 → 267, 256 4,239 → 682.
 _FEW_ROWS: Final = 5
 _BLOCK_WEIGHTS: Final = 1 << 20
 
@@ -105,8 +105,9 @@ _BLOCK_WEIGHTS: Final = 1 << 20
 class TorchLinear:
     """`Linear` by oneDNN where that has a kernel, with weights reordered once; else by torch's own linear.
 
-    torch's own linear reorders the weights in every call on a CPU. Where oneDNN has none, the processor has no products
-    of two bytes: more than a few tokens are multiplied in float32, by a block of weights after the other.
+    torch's own linear reorders the weights in every call on a CPU. On processors for which oneDNN
+    has no 16-bit kernel, torch's is slow for many tokens: these are multiplied in float32, one block of weights after
+    the other.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
