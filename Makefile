@@ -4,6 +4,10 @@
 .DELETE_ON_ERROR:
 .PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines engine engine-faults console-pictures stories lock up down chaos fuzz first-hour installed odd-paths clean
 
+# Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
+# again (.8 s), and pytest rewrites every test.
+export PYTHONDONTWRITEBYTECODE :=
+
 VENV := .venv
 BIN := $(VENV)/bin
 # Holds the state of what was installed; older than the lock file or pyproject.toml means: install again.
