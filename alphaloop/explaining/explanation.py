@@ -26,6 +26,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionChange, DecisionLog
@@ -226,7 +227,7 @@ class AsAWorker:
     def decide(self, request: ExplainRequest) -> Snapshot:
         """The decision for a typical job of the request's task, at a batch that `asked` has filled in."""
         engine, bucket, batch, at = self.fleet.engine, request.sampling_bucket, request.batch, self._at
-        subject = request.task, engine.target_revision, engine.device, bucket
+        subject = BudgetSubject(request.task, engine.target_revision, engine.device, bucket)
         last = self._log.last_choice(subject, until=at, running=batch)
         made: list[Snapshot] = []
         session = DecisionSession(

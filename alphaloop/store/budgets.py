@@ -34,7 +34,7 @@ class BudgetSums(NamedTuple):
 
 
 class BudgetSubject(NamedTuple):
-    """The key of a budget."""
+    """Whose choice is logged, and whose exploration has a budget."""
 
     task: str
     target_revision: str

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, Self, TypeAlias
+from typing import Any, Final, Self
 
 from sqlalchemy import Connection, func, insert, select, tuple_
 
@@ -80,8 +80,6 @@ class DecisionChange:
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
 
-#: Task, target revision, device and sampling bucket, as of an exploration budget.
-Subject: TypeAlias = tuple[str, str, str, str]
 _SETTING: Final = tuple(LoggedSetting.__slots__)
 
 
@@ -92,7 +90,7 @@ class DecisionLog:
         self._database = database
         self._half_life = half_life
 
-    def record_change(self, subject: Subject, batch: int, decision: Decision, owner: str) -> bool:
+    def record_change(self, subject: BudgetSubject, batch: int, decision: Decision, owner: str) -> bool:
         """Log the decision if it, or its reason, differs from the last choice logged; returns whether it was logged.
 
         The reason counts, because vanilla without history is not vanilla without gain. Choices of all workers for the
@@ -112,7 +110,7 @@ class DecisionLog:
             sides = {"from": last[0] if last else None, "to": choice}
             connection.execute(
                 insert(decisions).values(
-                    **BudgetSubject(*subject)._asdict(),
+                    **subject._asdict(),
                     batch=batch,
                     **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
                     reason=decision.reason,
@@ -124,7 +122,7 @@ class DecisionLog:
         return True
 
     def last_choice(
-        self, subject: Subject, *, until: datetime | None = None, running: int | None = None
+        self, subject: BudgetSubject, *, until: datetime | None = None, running: int | None = None
     ) -> DraftSetting | None:
         """What was chosen last for a subject, up to a moment; None if nothing ever was.
 
@@ -150,7 +148,7 @@ def change_of(row: Any) -> DecisionChange:
 
 
 def _last_choice(
-    connection: Connection, subject: Subject, until: datetime | None = None, running: int | None = None
+    connection: Connection, subject: BudgetSubject, until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
     columns = decisions.c
     query = (
@@ -168,14 +166,18 @@ def _last_choice(
     return (LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens), row.reason) if row else None
 
 
-def _figures(connection: Connection, subject: Subject, decision: Decision, half_life: timedelta) -> dict[str, Any]:
+def _figures(
+    connection: Connection, subject: BudgetSubject, decision: Decision, half_life: timedelta
+) -> dict[str, Any]:
     """The columns of decisions that hold the figures; none if no alternatives were compared."""
     chosen = decision.chosen
     if chosen is None:
         return {}
     rival = max((a for a in decision.alternatives if a is not chosen), key=lambda a: a.speedup, default=None)
     drafter = chosen.drafter or (rival.drafter if rival else None)
-    seen = _evidence(connection, *subject[:2], drafter or "", decision.draft_revision, half_life)
+    seen = _evidence(
+        connection, subject.task, subject.target_revision, drafter or "", decision.draft_revision, half_life
+    )
     expected = ("speedup", "speedup_low", "speedup_high")
     return {
         **{name: getattr(chosen, name) for name in ("tokens_per_round", "round_ms", *expected)},

@@ -31,6 +31,7 @@ from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_header
 from alphaloop.messages.headers import encoded
 from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
 from alphaloop.settings import Settings
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -334,14 +335,14 @@ def _choices(database: Database, tasks: Sequence[TaskPlan], now: datetime) -> No
             "no job of this task yet",
             (vanilla, drafted),
         )
-        log.record_change((plan.task, TARGET, DEVICE, "greedy"), RUNNING, first, WORKERS[0])
+        log.record_change(BudgetSubject(plan.task, TARGET, DEVICE, "greedy"), RUNNING, first, WORKERS[0])
         if plan.speculates:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla ({gain * 0.9:.2f} to {gain * 1.12:.2f})"
             second = Decision(Mode.SPECULATIVE, DRAFTER, DRAFT, 5, Reason.FASTER, told, (drafted, vanilla))
         else:
             told = f"lookup, k=5 is expected at {gain:.2f}x vanilla, which is not faster beyond noise"
             second = Decision(Mode.VANILLA, None, None, 0, Reason.NOT_FASTER, told, (vanilla, drafted))
-        log.record_change((plan.task, TARGET, DEVICE, "greedy"), RUNNING, second, WORKERS[0])
+        log.record_change(BudgetSubject(plan.task, TARGET, DEVICE, "greedy"), RUNNING, second, WORKERS[0])
 
 
 RUNNING_JOB: Final = "order-4711"

@@ -16,6 +16,7 @@ from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
@@ -60,7 +61,7 @@ def test_corrections_come_back_until_the_shape_is_measured_anew(database: Databa
 
 
 def log_change(log: DecisionLog, decision: Decision, *, device: str = "cpu", owner: str = "w1") -> bool:
-    return log.record_change(("code", "t", device, "greedy"), 4, decision, owner)
+    return log.record_change(BudgetSubject("code", "t", device, "greedy"), 4, decision, owner)
 
 
 def test_only_changes_are_logged(database: Database) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import Engine, event
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.store import known_jobs
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog, LoggedSetting
 from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
@@ -133,7 +134,7 @@ def test_the_last_change_of_each_task(database: Database) -> None:
     drafted = Decision(Mode.SPECULATIVE, "lookup", "r", 5, Reason.FASTER, "faster")
     for task, choices in (("code", (vanilla, drafted)), ("sql", (drafted,)), ("other", (vanilla,))):
         for choice in choices:
-            log.record_change((task, "t", "cpu", "greedy"), 4, choice, "w1")
+            log.record_change(BudgetSubject(task, "t", "cpu", "greedy"), 4, choice, "w1")
     found = TaskPages(database).last_changes(["code", "sql", "unknown"])
     assert found.keys() == {"code", "sql"}
     assert found["code"].before == LoggedSetting("vanilla", None, 0)

@@ -10,6 +10,7 @@ from sqlalchemy import func, insert, select, text
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.housekeeping import TABLES, RetentionStore
@@ -125,7 +126,7 @@ def test_the_choice_that_was_in_force_stays(store: RetentionStore, database: Dat
     log = DecisionLog(database)
     for target, k in (("target", 1), ("target", 2), ("gone", 3), ("target", 4)):
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft", k, Reason.FASTER, "because")
-        log.record_change(("code", target, "cpu", "greedy"), 1, chosen, "w")
+        log.record_change(BudgetSubject("code", target, "cpu", "greedy"), 1, chosen, "w")
     with database.begin() as connection:
         connection.execute(
             text("UPDATE decisions SET decided_at = now() - interval '200 d' WHERE to_num_draft_tokens < 4")

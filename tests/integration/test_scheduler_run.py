@@ -19,6 +19,7 @@ from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probe_plan import ProbePlanner, Why
 from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
@@ -86,7 +87,7 @@ def test_a_run_happens_once(make: Make, database: Database, outbox: Sender) -> N
 def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Database, history: History) -> None:
     scheduler = make()
     lookup = Decision(Mode.SPECULATIVE, "lookup", DRAFT, 3, Reason.FASTER, "")
-    DecisionLog(database).record_change(("code", TARGET, "cpu", "greedy"), 1, lookup, "w")
+    DecisionLog(database).record_change(BudgetSubject("code", TARGET, "cpu", "greedy"), 1, lookup, "w")
     start = NOW - 6 * DAY
     fallen = history.traffic("code", 0.85, 200, start, 5 * MINUTE)
     assert scheduler.run_once(fallen).num_events_open == 0
@@ -213,7 +214,7 @@ def test_a_report_begins_with_what_changed(make: Make, database: Database, histo
     DriftEventStore(database).write([opened], NOW + 2 * MINUTE)
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.SHORT_OUTPUT, "")
-    DecisionLog(database).record_change(("code", TARGET, "cpu", "greedy"), 1, vanilla, "w")
+    DecisionLog(database).record_change(BudgetSubject("code", TARGET, "cpu", "greedy"), 1, vanilla, "w")
     scheduler.run_once(NOW + 3 * MINUTE)
     told = changes_told(database)
     assert [kind for kind, _ in told] == ["flag", "draft", "choice"]

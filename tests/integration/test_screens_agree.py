@@ -20,6 +20,7 @@ from alphaloop.experiment.wording import figure, reason_word, sentence
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
@@ -109,7 +110,7 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
     for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
-        DecisionLog(twelve_jobs).record_change((f"task-{word}", TARGET, DEVICE, "greedy"), 4, chosen, "w")
+        DecisionLog(twelve_jobs).record_change(BudgetSubject(f"task-{word}", TARGET, DEVICE, "greedy"), 4, chosen, "w")
         asked = text("SELECT reason FROM decision_log WHERE task = :task")
         assert twelve_jobs.scalar(asked, {"task": f"task-{word}"}) == word
 

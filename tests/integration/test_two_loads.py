@@ -19,6 +19,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
@@ -50,7 +51,7 @@ def chat(database: Database, rng: random.Random) -> Database:
         jobs.record("chat", replace(run, batch_size=8))
     ways = (Alternative("lookup", 3, 2.5, 50.0, 2.1, 1.9, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
     chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "2.10x vanilla expected", ways)
-    DecisionLog(database).record_change(("chat", TARGET, DEVICE, "greedy"), 1, chosen, "w")
+    DecisionLog(database).record_change(BudgetSubject("chat", TARGET, DEVICE, "greedy"), 1, chosen, "w")
     return database
 
 

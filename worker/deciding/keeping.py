@@ -52,14 +52,14 @@ class StoredChoices:
         """The last choice in the log when it was first asked for, from any thread. May raise StoreError."""
         identity, subject = self.identity, (task, sampling_bucket)
         if subject not in self._begun_with:
-            wanted = task, identity.target_revision, identity.device, sampling_bucket
+            wanted = BudgetSubject(task, identity.target_revision, identity.device, sampling_bucket)
             self._begun_with[subject] = self.changes.last_choice(wanted)
         return self._begun_with[subject]
 
     def record(self, key: IncumbentKey, decision: Decision) -> bool:
         """Log the choice; False if the database is away."""
         identity = self.identity
-        subject = key.task, identity.target_revision, identity.device, key.sampling_bucket
+        subject = BudgetSubject(key.task, identity.target_revision, identity.device, key.sampling_bucket)
         try:
             self.write(
                 "change of choice",
