@@ -9,17 +9,10 @@ from typing import Final
 from tests.chaos.work import PROMPT_MARK, Fate, PlannedJob
 
 _MAX_TOKENS: Final = 16
-#: Prompts that differ; jobs repeat them, because every one has to be decoded once more to know the right text.
-_NUM_PROMPTS: Final = 20
 _TOPICS: Final = ("harbours", "parcels", "windows", "letters", "stations")
 _WISHES: Final = ("List three facts about", "Write a haiku about", "Explain to a child", "Name two risks of")
-
-
-def prompts() -> list[str]:
-    """The prompts, PROMPT_MARK in each."""
-    asked = [f"{wish} {topic} ({PROMPT_MARK})." for wish in _WISHES for topic in _TOPICS]
-    assert len(asked) == _NUM_PROMPTS
-    return asked
+#: They differ; jobs repeat them, because every one has to be decoded once more to know the right text.
+_PROMPTS: Final = [f"{wish} {topic} ({PROMPT_MARK})." for wish in _WISHES for topic in _TOPICS]
 
 
 def real_jobs(num_jobs: int, texts: Sequence[str]) -> list[PlannedJob]:
@@ -27,9 +20,9 @@ def real_jobs(num_jobs: int, texts: Sequence[str]) -> list[PlannedJob]:
     jobs = []
     for number in range(num_jobs):
         job_id, is_streamed = f"real-{number:04d}", number % 5 == 0
-        body = {"prompt": prompts()[number % _NUM_PROMPTS], "max_tokens": _MAX_TOKENS, "stream": is_streamed}
+        body = {"prompt": _PROMPTS[number % len(_PROMPTS)], "max_tokens": _MAX_TOKENS, "stream": is_streamed}
         value = json.dumps({"job_id": job_id, **body}).encode()
-        jobs.append(PlannedJob(job_id, value, Fate.SUCCEEDS, texts[number % _NUM_PROMPTS], is_streamed))
+        jobs.append(PlannedJob(job_id, value, Fate.SUCCEEDS, texts[number % len(_PROMPTS)], is_streamed))
     return jobs
 
 
@@ -45,7 +38,7 @@ def undisturbed_texts() -> list[str]:
     engine = load_engine(settings.models, num_slots=1)
     vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "the undisturbed text")
     texts = []
-    for number, prompt in enumerate(prompts()):
+    for number, prompt in enumerate(_PROMPTS):
         job = Job.model_validate({"job_id": f"alone-{number}", "task": "chat", "prompt": prompt})
         engine.admit(engine.prepare(job, Sampling(max_tokens=_MAX_TOKENS, temperature=0.0)), vanilla)
         finished: dict[str, str] = {}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from tests.chaos.log_search import leaks
 from tests.chaos.plan import draw_plan
 from tests.chaos.size import LONG, SHORT, Size
 from tests.chaos.size import OUTAGES as OUTAGE_SIZE
-from tests.chaos.work import Fate, PlannedJob, null_jobs
 
 
 def test_a_plan_is_its_seed() -> None:
@@ -31,10 +28,6 @@ def test_the_long_plan_has_every_fault_and_pairs_that_hit_different_things(seed:
     pairs = [[FAULTS[name].target for name in phase.faults] for phase in phases if len(phase.faults) == 2]
     assert len(pairs) == LONG.num_pairs
     assert all(one is not other for one, other in pairs)
-
-
-def jobs(num_jobs: int, planted: Mapping[Fate, int], *, seed: int = 1) -> list[PlannedJob]:
-    return list(null_jobs(num_jobs, planted, rng=random.Random(seed), sending_s=60.0))
 
 
 def test_a_skewed_clock_shows_another_hour_to_every_module_of_ours() -> None:
