@@ -20,7 +20,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import engine_of_servers
+from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job, steps
 from worker.costs.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling, Step
@@ -66,7 +66,10 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
         def build(num_slots: int = 4, round_s: float = 0.002) -> Engine:
             if own is not None:
                 return own(num_slots=num_slots)
-            return exits.enter_context(engine_of_servers(num_slots=num_slots, round_s=round_s))
+            one, other = (FakeEngine(num_slots=num_slots, context_length=512) for _ in range(2))
+            plain, speculative = ServedEngine(one, round_s=round_s), ServedEngine(other, "lookup", 4, round_s)
+            servers = {"plain": plain, "speculative": speculative}
+            return exits.enter_context(engine_over(servers, num_slots=num_slots))
 
         yield build
 

@@ -21,23 +21,6 @@ def run(database: Database, statement: str, **parameters: object) -> None:
     database.change(text(statement), parameters)
 
 
-def test_a_refused_statement_is_a_store_error(database: Database) -> None:
-    for statement, told in (
-        ("SELECT * FROM nowhere", "42P01"),
-        ("SELEKT 1", "42601"),
-        ("SELECT 1 / 0", "22012"),
-        ("INSERT INTO jobs (job_id) VALUES ('x')", "23502"),
-        ("INSERT INTO jobs VALUES ('x', '', 'code', '', null, null, 'traffic', 'lost', 1)", "23514"),
-        ("SELECT CAST('{broken' AS json)", "22P02"),
-    ):
-        with pytest.raises(StoreError, match=told) as refusal:
-            run(database, statement)
-        assert not isinstance(refusal.value, StoreUnavailable)
-        assert refusal.value.__cause__ is None
-    moment, zone = database.one(text("SELECT now(), current_setting('TimeZone')"))
-    assert (moment.utcoffset().total_seconds(), zone) == (0, "UTC")
-
-
 def test_what_people_wrote_never_reaches_the_message(database: Database) -> None:
     statement = (
         "INSERT INTO jobs (job_id, payload_sha256, task, purpose, status, attempt) VALUES (:id, '', '', '', :s, 1)"

@@ -40,11 +40,11 @@ def record(database: Database, name: str) -> None:
 
 def test_the_settings_reach_the_sessions(database_url: SecretStr) -> None:
     postgres = PostgresSettings()
-    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "timezone")
     for limits, expected in (
-        (postgres.limits(), ("5s", "1min", "20s")),
-        (postgres.long_limits(), ("5s", "30min", "20s")),
-        (UNLIMITED, ("0", "0", "0")),
+        (postgres.limits(), ("5s", "1min", "20s", "UTC")),
+        (postgres.long_limits(), ("5s", "30min", "20s", "UTC")),
+        (UNLIMITED, ("0", "0", "0", "UTC")),
     ):
         with Database(database_url, limits=limits) as database:
             assert tuple(shown(database, name) for name in names) == expected

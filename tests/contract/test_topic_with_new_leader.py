@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -22,7 +21,7 @@ from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import committed, intake_of, send, settings_for
-from tests.fixtures.worker import until
+from tests.fixtures.worker import WAIT_S, until
 from worker.background import Retry
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch
@@ -30,7 +29,6 @@ from worker.intake.polling import TopicWatch
 pytestmark = pytest.mark.kafka
 
 CODE, SQL, GONE = "jobs.code", "jobs.sql", "gone"
-WAIT_S: Final = 60.0
 
 
 class Cluster:
