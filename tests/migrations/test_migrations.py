@@ -46,11 +46,16 @@ def test_two_processes_may_migrate_at_once(empty_database_url: SecretStr) -> Non
     with Database(empty_database_url) as database:
         with database.begin() as connection:
             connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            processes = [_migrate_in_another_process(empty_database_url) for _ in range(2)]
+            migrate = [sys.executable, "-m", "alembic", "upgrade", "head"]
+            environment = {**os.environ, "DATABASE_URL": empty_database_url.get_secret_value()}
+            processes = [
+                subprocess.Popen(migrate, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+                for _ in range(2)
+            ]
             query = text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted")
             until(lambda: connection.execute(query).scalar_one() == 2, "both wait for the lock")
-        told = [process.communicate(timeout=60)[1] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], told
+        errors = [process.communicate(timeout=60)[1] for process in processes]
+        assert [process.returncode for process in processes] == [0, 0], errors
         assert database.check_revision() == SUPPORTED_REVISIONS[-1]
 
 
@@ -111,14 +116,3 @@ def _objects(url: SecretStr) -> set[tuple[str, str]]:
     """
     with Database(url) as database, database.begin() as connection:
         return {(kind, name) for kind, name in connection.execute(text(query))}
-
-
-def _migrate_in_another_process(url: SecretStr) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "alembic", "upgrade", "head"],
-        cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": url.get_secret_value()},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
