@@ -35,7 +35,7 @@ def test_a_skewed_clock_shows_another_hour_to_every_module_of_ours() -> None:
         import time
         from datetime import UTC, datetime, timedelta
         import worker.assembly
-        from tests.chaos.skewed_clock import skew_clock
+        from tests.chaos.worker_process import skew_clock
         monotonic = time.monotonic()
         skew_clock(timedelta(hours=1))
         for found in (worker.loop.datetime.now(UTC), datetime.fromtimestamp(time.time(), UTC)):
