@@ -59,8 +59,7 @@ def test_the_file_follows_the_compose_specification() -> None:
 
 
 def test_the_guides_override_follows_it_too() -> None:
-    guide = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
-    (override,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (override,) = blocks_of("deploy", "yaml")
     specification().validate(yaml.safe_load(override))
     assert set(yaml.safe_load(override)["services"]) <= set(SERVICES)
 
