@@ -36,6 +36,7 @@ from tests.fixtures.worker import until
 from worker.__main__ import main as worker_main
 
 ROOT: Final = Path(__file__).resolve().parents[1]
+DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
 TEXT: Final = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load(TEXT)
 SERVICES: Final[dict[str, Any]] = COMPOSE["services"]
@@ -58,8 +59,7 @@ def test_the_file_follows_the_compose_specification() -> None:
 
 
 def test_the_guides_override_follows_it_too() -> None:
-    guide = (ROOT / "docs" / "guides" / "deploy.md").read_text(encoding="utf-8")
-    (override,) = re.findall(r"```yaml\n(.*?)```", guide, re.DOTALL)
+    (override,) = blocks_of("deploy", "yaml")
     specification().validate(yaml.safe_load(override))
     assert set(yaml.safe_load(override)["services"]) <= set(SERVICES)
 
@@ -142,8 +142,7 @@ def test_a_worker_is_given_longer_than_it_needs_to_drain() -> None:
 
 
 def test_the_image_holds_what_its_commands_need() -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", DOCKERFILE, re.MULTILINE) for name in line.split()}
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     for name in copied:
         assert (ROOT / name).exists()
@@ -151,9 +150,9 @@ def test_the_image_holds_what_its_commands_need() -> None:
     assert copied >= {"alphaloop", "migrations", "scheduler", "worker", "requirements.lock"}
     assert "configs" not in copied
     assert "!configs" not in ignored, "settings are mounted: what lies there may be secret, and gets into no image"
-    assert dockerfile.rindex("--editable .\n") > dockerfile.rindex("\nCOPY "), "installed once the sources are there"
-    assert re.search(r"^USER [1-9]\d*$", dockerfile, re.MULTILINE), "by number: Kubernetes can tell that it is not root"
-    (command,) = re.findall(r"^CMD (.+)$", dockerfile, re.MULTILINE)
+    assert DOCKERFILE.rindex("--editable .\n") > DOCKERFILE.rindex("\nCOPY "), "installed once the sources are there"
+    assert re.search(r"^USER [1-9]\d*$", DOCKERFILE, re.MULTILINE), "by number: Kubernetes can tell that it is not root"
+    (command,) = re.findall(r"^CMD (.+)$", DOCKERFILE, re.MULTILINE)
     assert json.loads(command) == SERVICES["worker"]["command"], "exec form, the worker by default"
 
 
@@ -275,10 +274,9 @@ def blocks_of(page: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize("name", [*OURS, "logins"])
 def test_settings_are_mounted_where_the_image_looks_for_them(name: str) -> None:
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    (folder,) = re.findall(r"ALPHALOOP_CONFIGS=(\S+)", dockerfile)
+    (folder,) = re.findall(r"ALPHALOOP_CONFIGS=(\S+)", DOCKERFILE)
     assert f"./configs:{folder}:ro" in SERVICES[name]["volumes"]
-    assert folder not in re.findall(r"mkdir .*|install -d .*", dockerfile), "a missing mount has to be found out"
+    assert folder not in re.findall(r"mkdir .*|install -d .*", DOCKERFILE), "a missing mount has to be found out"
 
 
 def test_an_image_without_the_mount_says_so(
@@ -350,10 +348,9 @@ def test_vllm_gets_into_no_environment_with_our_torch() -> None:
     """It pins another torch: whoever installs it beside ours has neither. So no image of ours has it, and no page."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert not any("vllm" in one for wanted in project["optional-dependencies"].values() for one in wanted)
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    (installed,) = re.findall(r"--editable '\.\[(.*)\]'", dockerfile)
+    (installed,) = re.findall(r"--editable '\.\[(.*)\]'", DOCKERFILE)
     assert "decode" in installed.split(",")
-    assert not re.search(r"pip install [^\n]*vllm", dockerfile)
+    assert not re.search(r"pip install [^\n]*vllm", DOCKERFILE)
     assert all("build" not in service for service in SERVICES.values() if "vllm" in service["image"])
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for block in re.findall(r"^```\w*\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
@@ -366,14 +363,13 @@ def test_vllm_gets_into_no_environment_with_our_torch() -> None:
 
 def test_an_image_for_gpus_says_which_driver_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The build names the CUDA release, NVIDIA's runtime holds a driver to it, and the guide says its number."""
-    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
-    assert "NVIDIA_REQUIRE_CUDA=${CUDA:+cuda>=$CUDA}" in dockerfile
+    assert "NVIDIA_REQUIRE_CUDA=${CUDA:+cuda>=$CUDA}" in DOCKERFILE
     assert SERVICES["worker"]["build"]["args"]["CUDA"] == "${CUDA:-}"
     (release, driver) = re.findall(r"--build-arg CUDA=(\S+).*driver (\d+)", "\n".join(blocks_of("deploy", "sh")))[0]
     example_lines = (ROOT / ".env.example").read_text(encoding="utf-8")
     assert f"{release}, the CUDA release of the image's torch, which needs driver {driver} or newer" in example_lines
     # The build ends where the release that was named is not that of the torch that was installed: here, of none.
-    (program,) = re.findall(r'python -c "(import sys, torch;.*?)" "\$CUDA"', dockerfile, re.DOTALL)
+    (program,) = re.findall(r'python -c "(import sys, torch;.*?)" "\$CUDA"', DOCKERFILE, re.DOTALL)
     monkeypatch.setattr(sys, "argv", ["-c", "99.9"])
     with pytest.raises(SystemExit, match=r"the build argument CUDA is 99\.9"):
         exec(program.replace("\\\n", ""), {})
@@ -435,7 +431,7 @@ def test_the_process_comes_up_healthy_and_stops_on_sigterm(
         line = follower.find(ready)
         assert line is not None, log.read_text(encoding="utf-8")
         port = urlsplit(field_of(line, "metrics")).port
-        while not _healthy(runnable(check[1:], port=port)):
+        while subprocess.run(runnable(check[1:], port=port), capture_output=True, timeout=30).returncode:
             assert process.poll() is None, log.read_text(encoding="utf-8")
             assert monotonic() < deadline, log.read_text(encoding="utf-8")
         process.send_signal(signal.SIGTERM)
@@ -445,10 +441,6 @@ def test_the_process_comes_up_healthy_and_stops_on_sigterm(
         process.wait()
     for line in log.read_text(encoding="utf-8").splitlines():
         assert isinstance(json.loads(line), dict), "the deployment logs JSON"
-
-
-def _healthy(check: Sequence[str]) -> bool:
-    return subprocess.run(check, capture_output=True, timeout=30).returncode == 0
 
 
 def endpoints(service: str) -> dict[str, EndpointSettings]:

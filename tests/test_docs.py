@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -39,12 +38,6 @@ def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL)
 
 
-def tracked() -> list[Path]:
-    """Files of the checkout, as git lists them."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    return [Path(name) for name in listed.split("\0") if name]
-
-
 def file_map() -> dict[str, str]:
     return dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", text("docs/file-map.md"), re.MULTILINE))
 
@@ -56,7 +49,8 @@ def test_everything_in_the_file_map_exists() -> None:
 
 
 def test_the_file_map_leaves_nothing_important_out() -> None:
-    paths = tracked()
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    paths = [Path(name) for name in listed.split("\0") if name]
     top = {f"{path.parts[0]}/" if len(path.parts) > 1 else path.name for path in paths}
     packages = {
         f"{path.parent.as_posix()}/"
@@ -192,15 +186,9 @@ def test_the_reference_names_every_field(model: type[BaseModel]) -> None:
     assert set(model.model_fields) <= said
 
 
-def settings_named(pages: Iterable[Path]) -> Iterable[tuple[str, str]]:
-    sections = "|".join(Settings.model_fields)
-    for page in pages:
-        for name in re.findall(rf"`((?:{sections})\.[a-z_.]+)`", page.read_text(encoding="utf-8")):
-            yield page.name, name
-
-
 def test_every_setting_that_is_named_exists() -> None:
-    named = list(settings_named(PAGES))
+    pattern = rf"`((?:{'|'.join(Settings.model_fields)})\.[a-z_.]+)`"
+    named = [(page.name, name) for page in PAGES for name in re.findall(pattern, page.read_text(encoding="utf-8"))]
     assert named
     for page, name in named:
         section, *path = name.split(".")

@@ -1,4 +1,4 @@
-"""The import rules hold, and break when they are broken."""
+"""The import rules hold."""
 
 from __future__ import annotations
 
@@ -35,13 +35,9 @@ OWNERS: Final = {
 TIMES_OF_DAY: Final = {"scheduler.timetable"}
 
 
-def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-
-
 def test_every_contract_is_kept() -> None:
-    done = lint(ROOT)
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as lint; lint()", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout
     for contract in RULES["contracts"]:
         assert f"{contract['name']} KEPT" in done.stdout
@@ -74,13 +70,6 @@ def test_only_its_owner_imports_a_library(library: str) -> None:
         assert not uses or name.startswith(OWNERS[library]), f"{name} imports {library}"
 
 
-def test_the_two_processes_never_import_each_other_and_alphaloop_neither() -> None:
-    forbidden = {"worker": ("scheduler",), "scheduler": ("worker",), "alphaloop": ("worker", "scheduler")}
-    for name, source in modules().items():
-        for module in imported(source):
-            assert module.split(".")[0] not in forbidden[name.split(".")[0]], f"{name} imports {module}"
-
-
 def test_the_processes_never_ask_their_machine_for_the_time_of_day() -> None:
     """It comes from alphaloop.store.database: a machine whose clock is wrong must not expire jobs."""
     asked = {"datetime.now", "datetime.utcnow", "datetime.today", "date.today", "time.time"}
@@ -94,19 +83,3 @@ def test_a_command_line_is_declared_once() -> None:
     """`alphaloop.cli` declares the commands in typer; the two services alone have options of their own."""
     found = {name for name, source in modules().items() if "argparse" in imported(source)}
     assert found == {"worker.__main__", "scheduler.__main__"}
-
-
-def test_a_broken_rule_is_found(tmp_path: Path) -> None:
-    for package in RULES["root_packages"]:
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").write_text("", encoding="utf-8")
-    (tmp_path / "alphaloop" / "bad.py").write_text("import worker\n", encoding="utf-8")
-    (tmp_path / ".importlinter").write_text(
-        "[importlinter]\nroot_packages =\n    alphaloop\n    worker\n    scheduler\n\n"
-        "[importlinter:contract:layers]\nname = layers\ntype = layers\n"
-        "layers =\n    worker | scheduler\n    alphaloop\n",
-        encoding="utf-8",
-    )
-    done = lint(tmp_path)
-    assert done.returncode == 1
-    assert "alphaloop.bad -> worker" in done.stdout

@@ -7,23 +7,20 @@ import pytest
 from tests.fixtures.missing import missing
 
 
-def test_on_a_laptop_the_test_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CI", raising=False)
-    with pytest.raises(pytest.skip.Exception, match="Apache Kafka is missing: install it"):
+@pytest.mark.parametrize(
+    ("ci", "cannot_get", "ended", "told"),
+    [
+        ("", "", pytest.skip.Exception, "Apache Kafka is missing: install it"),
+        ("true", "", pytest.fail.Exception, "Apache Kafka is missing in CI"),
+        ("true", "Chromium,Apache Kafka", pytest.skip.Exception, "Apache Kafka is missing: install it"),
+        ("true", "PostgreSQL", pytest.fail.Exception, "Apache Kafka is missing in CI"),
+    ],
+    ids=["laptop", "CI", "closed machine", "what a closed machine has"],
+)
+def test_a_missing_server_ends_the_test(
+    monkeypatch: pytest.MonkeyPatch, ci: str, cannot_get: str, ended: type[BaseException], told: str
+) -> None:
+    monkeypatch.setenv("CI", ci)
+    monkeypatch.setenv("CI_CANNOT_GET", cannot_get)
+    with pytest.raises(ended, match=told):
         missing("Apache Kafka", "install it")
-
-
-def test_in_ci_the_test_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
-    monkeypatch.delenv("CI_CANNOT_GET", raising=False)
-    with pytest.raises(pytest.fail.Exception, match="Apache Kafka is missing in CI"):
-        missing("Apache Kafka", "install it")
-
-
-def test_what_a_closed_machine_cannot_fetch_is_skipped_there_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CI", "true")
-    monkeypatch.setenv("CI_CANNOT_GET", "Apache Kafka")
-    with pytest.raises(pytest.skip.Exception):
-        missing("Apache Kafka", "install it")
-    with pytest.raises(pytest.fail.Exception):
-        missing("PostgreSQL", "install it")

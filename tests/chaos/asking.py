@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import urllib.request
+from contextlib import closing
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException
 from typing import Final
 
-_TIMEOUT_S: Final = 1.0
 READY: Final = "ready"
 #: How a process begins and ends.
 SILENT: Final = "not up"
 _HELD: Final = "alphaloop_intake_in_flight "
 _WAITING: Final = "alphaloop_num_requests_waiting "
-
-
-class _AnyStatus(urllib.request.HTTPErrorProcessor):
-    """Every answer is one, whatever its status."""
-
-    def http_response(self, request: urllib.request.Request, response: HTTPResponse) -> HTTPResponse:
-        return response
-
-
-_OPENER: Final = urllib.request.build_opener(_AnyStatus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +37,15 @@ def look(fleet: str, port: int, at_s: float) -> Look:
     return Look(fleet, at_s, said, gauges[_HELD], gauges[_WAITING])
 
 
-def ask(port: int, path: str) -> tuple[int | None, str]:
+def ask(port: int, path: str, timeout_s: float = 1.0) -> tuple[int | None, str]:
     """The status and the text of the answer; None while nothing answers."""
-    request = f"http://127.0.0.1:{port}/{path}"
-    try:
-        with _OPENER.open(request, timeout=_TIMEOUT_S) as answer:
-            return int(answer.status), answer.read().decode()
-    except (OSError, HTTPException):
-        return None, ""
+    with closing(HTTPConnection("127.0.0.1", port, timeout=timeout_s)) as connection:
+        try:
+            connection.request("GET", f"/{path}")
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        except (OSError, HTTPException):
+            return None, ""
 
 
 def _value(metrics: str, name: str) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from confluent_kafka import Message
 
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.messages import read_chunk
@@ -25,12 +23,12 @@ _ROWS = """
 
 def letters_of(reader: TopicReader) -> list[Letter]:
     """Every dead letter."""
-    return [
-        Letter(key_of(message), headers_of(message).get("__dlq.errors.exception", ""))
-        for topic in reader.topics()
-        if topic.endswith(".dlq")
-        for message in reader.read(topic)
-    ]
+    found = []
+    for message in (one for topic in reader.topics() if topic.endswith(".dlq") for one in reader.read(topic)):
+        headers: Any = message.headers() or ()  # the stub allows forms that only sending takes
+        reason = dict(headers).get("__dlq.errors.exception", b"")
+        found.append(Letter(key_of(message), reason.decode()))
+    return found
 
 
 def _ask(database_url: str, query: str, *given: Any) -> list[Any]:
@@ -59,16 +57,6 @@ def num_measured(database_url: str) -> int:
 def ended_by(database_url: str, moment: datetime) -> set[str]:
     """Jobs whose outcome had been recorded by then."""
     return {job_id for (job_id,) in _ask(database_url, "SELECT job_id FROM jobs WHERE finished_at <= %s", moment)}
-
-
-def headers_of(message: Message) -> Mapping[str, str]:
-    """A message's headers as text."""
-    headers: Any = message.headers() or ()  # the stub allows forms that only sending takes
-    return {name: _text(value) for name, value in headers}
-
-
-def _text(value: str | bytes | None) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
 def chunks_of(reader: TopicReader) -> list[ChunkRecord]:

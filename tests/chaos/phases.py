@@ -40,11 +40,6 @@ class PhaseReport:
     num_lost: int = 0  #: of the jobs that were sent in this phase
     num_twice: int = 0  #: of these, jobs with two outcomes, or counted twice
 
-    @property
-    def name(self) -> str:
-        """For the table."""
-        return " + ".join(self.faults)
-
 
 def run_phase(phase: Phase, world: World) -> PhaseReport:
     """Inject the faults of `phase`, each from a thread of its own, and see how the fleet comes back."""

@@ -26,7 +26,7 @@ class Proxy:
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._links: set[_Link] = set()
-        self._num_cuts = 0
+        self.num_cuts = 0  #: connections cut so far
         self._commits_to_lose = 0
         self._answers_to_lose = 0
         self._most_answered: int | None = None
@@ -34,13 +34,9 @@ class Proxy:
         self._flowing.set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._listen(port), self._loop).result(_WAIT_S)
+        listening = asyncio.start_server(self._serve, "127.0.0.1", port)
+        self._server = asyncio.run_coroutine_threadsafe(listening, self._loop).result(_WAIT_S)
         self.port: Final[int] = self._server.sockets[0].getsockname()[1]
-
-    @property
-    def num_cuts(self) -> int:
-        """Connections cut so far."""
-        return self._num_cuts
 
     def cut(self) -> None:
         """Reset every connection now."""
@@ -89,16 +85,13 @@ class Proxy:
     def _plan_cuts(self, num_lost: int, num_unanswered: int) -> None:
         self._commits_to_lose, self._answers_to_lose = num_lost, num_unanswered
 
-    async def _listen(self, port: int) -> asyncio.Server:
-        return await asyncio.start_server(self._serve, "127.0.0.1", port)
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            server_reader, server_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
+            server = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
             _reset(writer)
             return
-        link = _Link(self, reader, writer, server_reader, server_writer)
+        link = _Link(self, (reader, writer), server)
         self._links.add(link)
         try:
             await link.run()
@@ -108,8 +101,7 @@ class Proxy:
     async def _end(self) -> None:
         self._server.close()
         self._flowing.set()
-        for link in tuple(self._links):
-            link.cut()
+        self._cut_all()
         while self._links:
             await asyncio.sleep(0)
 
@@ -134,25 +126,15 @@ class Proxy:
             link.cut()
         return not link.is_cut
 
-    def counted(self) -> None:
-        """Count one cut connection."""
-        self._num_cuts += 1
+
+_Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class _Link:
     """One connection and its continuation."""
 
-    def __init__(
-        self,
-        proxy: Proxy,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        server_reader: asyncio.StreamReader,
-        server_writer: asyncio.StreamWriter,
-    ) -> None:
-        self._proxy = proxy
-        self._client = reader, writer
-        self._server = server_reader, server_writer
+    def __init__(self, proxy: Proxy, client: _Side, server: _Side) -> None:
+        self._proxy, self._client, self._server = proxy, client, server
         self.cut_at_answer = False
         self.num_answered = 0  #: bytes that the server has sent
         self.is_cut = False
@@ -175,7 +157,7 @@ class _Link:
         """Reset both sides."""
         if not self.is_cut:
             self.is_cut = True
-            self._proxy.counted()
+            self._proxy.num_cuts += 1
             _reset(self._client[1])
             _reset(self._server[1])
 

@@ -81,7 +81,7 @@ def _seconds(found: float | None) -> str:
 
 
 _COLUMNS: Final[Mapping[str, Callable[[PhaseReport], object]]] = {
-    "phase": lambda one: one.name,
+    "phase": lambda one: " + ".join(one.faults),
     "lasts s": lambda one: f"{one.fault_s:.0f}",
     "what the workers say in `/readyz`": _said,
     "messages held by one worker": lambda one: one.num_held,

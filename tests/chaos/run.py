@@ -21,7 +21,6 @@ from tests.chaos.part import Part, Say, play
 from tests.chaos.phases import PhaseReport
 from tests.chaos.plan import Plan, sending_s
 from tests.chaos.reading import TopicReader
-from tests.chaos.real_jobs import real_jobs, undisturbed_texts
 from tests.chaos.report import RunReport
 from tests.chaos.setting_up import (
     GROUP,
@@ -33,7 +32,7 @@ from tests.chaos.setting_up import (
     schedulers,
 )
 from tests.chaos.watcher import Watcher
-from tests.chaos.work import PROMPT_MARK, TEXT_MARK, PlannedJob, null_jobs
+from tests.chaos.work import PROMPT_MARK, TEXT_MARK, PlannedJob, null_jobs, real_jobs, undisturbed_texts
 
 #: Resident memory that a process may need, by the beginning of its name.
 MAX_BYTES: Final = {"null": 400 << 20, "real": 3 << 30, "scheduler": 400 << 20}

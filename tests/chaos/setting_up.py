@@ -19,10 +19,9 @@ from alphaloop.store.schema import upgrade
 from tests.chaos.brokers import Brokers
 from tests.chaos.fleet import CHECKOUT, Fleet
 from tests.chaos.proxy import Proxy
-from tests.chaos.real_jobs import REAL_TARGET
 from tests.chaos.size import Size
 from tests.chaos.small_disk import SmallDisk
-from tests.chaos.work import NUM_RETRIES, TASK
+from tests.chaos.work import NUM_RETRIES, REAL_TARGET, TASK
 from tests.chaos.worker_process import FAILURES, ROUND_S
 from tests.chaos.world import Servers, proxied
 

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -73,11 +74,6 @@ def outcome(
     ).encode()
 
 
-def before_deadline(job: PlannedJob) -> datetime:
-    assert job.deadline is not None
-    return job.deadline - timedelta(milliseconds=1)
-
-
 def sound() -> Ledger:
     """A ledger of JOBS in which nothing is wrong, the permitted repetitions among it."""
     rows, results, chunks = {}, [], []
@@ -106,14 +102,18 @@ def chunk(attempt: int, seq: int, text: str, status: str | None = None) -> Chunk
     return ChunkRecord(STREAMED.job_id, attempt, seq, text, status)
 
 
+def with_chunk(ledger: Ledger, one: ChunkRecord) -> Ledger:
+    return replace(ledger, chunks=[*ledger.chunks, one])
+
+
 def without_chunks(ledger: Ledger, job_id: str) -> Ledger:
     return replace(ledger, chunks=[one for one in ledger.chunks if one.job_id != job_id])
 
 
 def with_end(ledger: Ledger, attempt: int, seq: int, status: str) -> Ledger:
     """The stream of CANCELLED ends like this and in no other way."""
-    others = without_chunks(ledger, CANCELLED.job_id).chunks
-    return replace(ledger, chunks=[*others, ChunkRecord(CANCELLED.job_id, attempt, seq, "", status)])
+    others = without_chunks(ledger, CANCELLED.job_id)
+    return with_chunk(others, ChunkRecord(CANCELLED.job_id, attempt, seq, "", status))
 
 
 def with_row(ledger: Ledger, job_id: str, row: Row | None) -> Ledger:
@@ -125,17 +125,37 @@ def with_result(ledger: Ledger, job_id: str, value: bytes) -> Ledger:
     return replace(ledger, results=[*ledger.results, ResultRecord(job_id, value)])
 
 
-def with_outcome(ledger: Ledger, job: PlannedJob, value: bytes, status: str) -> Ledger:
+def with_letter(ledger: Ledger, job_id: str) -> Ledger:
+    return replace(ledger, letters=[*ledger.letters, Letter(job_id, "malformed_message")])
+
+
+def with_outcome(ledger: Ledger, job: PlannedJob, value: bytes) -> Ledger:
     """The job has this outcome, and the topic agrees with its row."""
-    changed = with_row(ledger, job.job_id, Row(status, value, int(status == "succeeded")))
+    status = Result.decode(value).status
+    changed = with_row(ledger, job.job_id, Row(status, value, int(status is Status.SUCCEEDED)))
     return with_result(without_results(changed, job.job_id), job.job_id, value)
+
+
+def with_status(ledger: Ledger, job: PlannedJob, status: Status) -> Ledger:
+    """So it ended, a moment before its deadline if it has one."""
+    at = None if job.deadline is None else job.deadline - timedelta(milliseconds=1)
+    return with_outcome(ledger, job, outcome(job, status=status, recorded_at=at))
+
+
+def with_facts(ledger: Ledger, job_id: str, **facts: Any) -> Ledger:
+    """Its row says so."""
+    return with_row(ledger, job_id, replace(ledger.rows[job_id], **facts))
+
+
+def without_a_trace(ledger: Ledger, job_id: str) -> Ledger:
+    return with_row(without_results(ledger, job_id), job_id, None)
 
 
 def without_last_word(ledger: Ledger) -> Ledger:
     """STREAMED ends a word early, and its row says so too."""
     value = Result.decode(outcome(STREAMED)).model_copy(update={"num_chunks": NUM_WORDS - 1}).encode()
     kept = [one for one in ledger.chunks if one.job_id != STREAMED.job_id or one.seq < NUM_WORDS - 1]
-    shortened = with_outcome(ledger, STREAMED, value, "succeeded")
+    shortened = with_outcome(ledger, STREAMED, value)
     return replace(shortened, chunks=[*kept, chunk(2, NUM_WORDS - 1, "", "succeeded")])
 
 
@@ -144,7 +164,7 @@ def with_a_lost_chunk(ledger: Ledger, whole_text: str | None) -> Ledger:
     value = Result.decode(outcome(STREAMED)).model_copy(update={"num_unacknowledged_chunks": 1}).encode()
     end = replace(chunk(2, NUM_WORDS, "", "succeeded"), whole_text=whole_text)
     kept = [one for one in ledger.chunks if not (one.job_id == STREAMED.job_id and (one.is_final or one.seq == 1))]
-    return replace(with_outcome(ledger, STREAMED, value, "succeeded"), chunks=[*kept, end])
+    return replace(with_outcome(ledger, STREAMED, value), chunks=[*kept, end])
 
 
 def without_results(ledger: Ledger, job_id: str) -> Ledger:
@@ -163,40 +183,26 @@ def test_a_lost_chunk_is_none_to_a_reader_whose_end_has_the_whole_text() -> None
 
 
 PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
-    "a lost job": (Promise.NOTHING_LOST, FIRST, lambda it: with_row(without_results(it, FIRST), FIRST, None)),
+    "a lost job": (Promise.NOTHING_LOST, FIRST, lambda it: without_a_trace(it, FIRST)),
     "a job that never ends": (Promise.NOTHING_LOST, FIRST, lambda it: with_row(it, FIRST, Row("running", None, 0))),
     "a result never published": (Promise.NOTHING_LOST, FIRST, lambda it: without_results(it, FIRST)),
-    "a killer without a trace": (
-        Promise.NOTHING_LOST,
-        KILLER,
-        lambda it: with_row(without_results(it, KILLER), KILLER, None),
-    ),
-    "a good job that failed": (
-        Promise.RIGHT,
-        FIRST,
-        lambda it: with_outcome(it, GOOD[1], outcome(GOOD[1], status=Status.FAILED), "failed"),
-    ),
-    "a wrong text": (
-        Promise.RIGHT,
-        FIRST,
-        lambda it: with_outcome(it, GOOD[1], outcome(GOOD[1], "wrong"), "succeeded"),
-    ),
+    "a killer without a trace": (Promise.NOTHING_LOST, KILLER, lambda it: without_a_trace(it, KILLER)),
+    "a good job that failed": (Promise.RIGHT, FIRST, lambda it: with_status(it, GOOD[1], Status.FAILED)),
+    "a wrong text": (Promise.RIGHT, FIRST, lambda it: with_outcome(it, GOOD[1], outcome(GOOD[1], "wrong"))),
     "a job that was to be tried again and failed": (
         Promise.RIGHT,
         "which fails, then succeeds, is failed",
-        lambda it: with_outcome(it, RETRIED, outcome(RETRIED, status=Status.FAILED), "failed"),
+        lambda it: with_status(it, RETRIED, Status.FAILED),
     ),
     "a job that expired before its deadline": (
         Promise.RIGHT,
         "expired before its deadline",
-        lambda it: with_outcome(
-            it, HURRIED, outcome(HURRIED, status=Status.EXPIRED, recorded_at=before_deadline(HURRIED)), "expired"
-        ),
+        lambda it: with_status(it, HURRIED, Status.EXPIRED),
     ),
     "a job that was decoded behind its deadline": (
         Promise.RIGHT,
         "which expires, is succeeded",
-        lambda it: with_outcome(it, EXPIRED, outcome(EXPIRED, status=Status.SUCCEEDED), "succeeded"),
+        lambda it: with_status(it, EXPIRED, Status.SUCCEEDED),
     ),
     "poison that was answered": (Promise.RIGHT, POISON, lambda it: with_result(it, POISON, b"{}")),
     "two different results": (
@@ -207,30 +213,18 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "a failure counted twice": (
         Promise.ONE_OUTCOME,
         "failures are counted",
-        lambda it: with_row(it, RETRIED.job_id, replace(it.rows[RETRIED.job_id], num_failures=3)),
+        lambda it: with_facts(it, RETRIED.job_id, num_failures=3),
     ),
     "counts of a job that expired": (
         Promise.ONE_OUTCOME,
         "is expired and has 1 rows of counts",
-        lambda it: with_row(it, EXPIRED.job_id, replace(it.rows[EXPIRED.job_id], num_decode_runs=1)),
+        lambda it: with_facts(it, EXPIRED.job_id, num_decode_runs=1),
     ),
-    "counts recorded twice": (
-        Promise.ONE_OUTCOME,
-        FIRST,
-        lambda it: with_row(it, FIRST, replace(it.rows[FIRST], num_decode_runs=2)),
-    ),
+    "counts recorded twice": (Promise.ONE_OUTCOME, FIRST, lambda it: with_facts(it, FIRST, num_decode_runs=2)),
     "a row nobody asked for": (Promise.NOTHING_INVENTED, "ghost", lambda it: with_row(it, "ghost", it.rows[FIRST])),
     "a result nobody asked for": (Promise.NOTHING_INVENTED, "ghost", lambda it: with_result(it, "ghost", b"{}")),
-    "a letter nobody sent": (
-        Promise.NOTHING_INVENTED,
-        "ghost",
-        lambda it: replace(it, letters=[*it.letters, Letter("ghost", "malformed_message")]),
-    ),
-    "a good job as a dead letter": (
-        Promise.ONLY_POISON,
-        FIRST,
-        lambda it: replace(it, letters=[*it.letters, Letter(FIRST, "malformed_message")]),
-    ),
+    "a letter nobody sent": (Promise.NOTHING_INVENTED, "ghost", lambda it: with_letter(it, "ghost")),
+    "a good job as a dead letter": (Promise.ONLY_POISON, FIRST, lambda it: with_letter(it, FIRST)),
     "poison that vanished": (Promise.ONLY_POISON, POISON, lambda it: replace(it, letters=[])),
     "a failed job without a dead letter": (
         Promise.ONLY_POISON,
@@ -250,27 +244,19 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "two texts in one stream": (
         Promise.STREAMS,
         "two chunks of one number",
-        lambda it: replace(it, chunks=[*it.chunks, chunk(2, 1, "spliced")]),
+        lambda it: with_chunk(it, chunk(2, 1, "spliced")),
     ),
     "a stream of another text": (
         Promise.STREAMS,
         "does not give the job's text",
-        lambda it: replace(it, chunks=[*it.chunks, chunk(3, 0, "other")]),
+        lambda it: with_chunk(it, chunk(3, 0, "other")),
     ),
-    "a stream that goes on": (
-        Promise.STREAMS,
-        "behind its end",
-        lambda it: replace(it, chunks=[*it.chunks, chunk(2, 5, "")]),
-    ),
-    "a stream cut short": (
-        Promise.STREAMS,
-        "does not give the job's text",
-        without_last_word,
-    ),
+    "a stream that goes on": (Promise.STREAMS, "behind its end", lambda it: with_chunk(it, chunk(2, 5, ""))),
+    "a stream cut short": (Promise.STREAMS, "does not give the job's text", without_last_word),
     "a stream nobody asked for": (
         Promise.STREAMS,
         f"{FIRST} did not ask",
-        lambda it: replace(it, chunks=[*it.chunks, ChunkRecord(FIRST, 1, 0, "")]),
+        lambda it: with_chunk(it, ChunkRecord(FIRST, 1, 0, "")),
     ),
     "a stream without an end": (
         Promise.ENDS,
@@ -280,7 +266,7 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "a stream with two ends": (
         Promise.ENDS,
         "2 different ends",
-        lambda it: replace(it, chunks=[*it.chunks, chunk(3, 0, "", "cancelled")]),
+        lambda it: with_chunk(it, chunk(3, 0, "", "cancelled")),
     ),
     "an end that says something else": (
         Promise.ENDS,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from tests.chaos.log_search import leaks
 from tests.chaos.plan import draw_plan
 from tests.chaos.size import LONG, SHORT, Size
 from tests.chaos.size import OUTAGES as OUTAGE_SIZE
-from tests.chaos.work import Fate, PlannedJob, null_jobs
 
 
 def test_a_plan_is_its_seed() -> None:
@@ -33,16 +30,12 @@ def test_the_long_plan_has_every_fault_and_pairs_that_hit_different_things(seed:
     assert all(one is not other for one, other in pairs)
 
 
-def jobs(num_jobs: int, planted: Mapping[Fate, int], *, seed: int = 1) -> list[PlannedJob]:
-    return list(null_jobs(num_jobs, planted, rng=random.Random(seed), sending_s=60.0))
-
-
 def test_a_skewed_clock_shows_another_hour_to_every_module_of_ours() -> None:
     program = """if True:
         import time
         from datetime import UTC, datetime, timedelta
         import worker.assembly
-        from tests.chaos.skewed_clock import skew_clock
+        from tests.chaos.worker_process import skew_clock
         monotonic = time.monotonic()
         skew_clock(timedelta(hours=1))
         for found in (worker.loop.datetime.now(UTC), datetime.fromtimestamp(time.time(), UTC)):

@@ -6,7 +6,7 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -164,3 +164,40 @@ def _refused(job_id: str, rng: random.Random) -> PlannedJob:
         json.dumps({"job_id": job_id, "prompt": prompt, "body": {"prompt": prompt}}).encode(),
     )
     return PlannedJob(job_id, rng.choice(values), Fate.REFUSED)
+
+
+#: Of a job for the real engine.
+_MAX_TOKENS: Final = 16
+_TOPICS: Final = ("harbours", "parcels", "windows", "letters", "stations")
+_WISHES: Final = ("List three facts about", "Write a haiku about", "Explain to a child", "Name two risks of")
+#: They differ; jobs repeat them, because every one has to be decoded once more to know the right text.
+_PROMPTS: Final = [f"{wish} {topic} ({PROMPT_MARK})." for wish in _WISHES for topic in _TOPICS]
+#: float32, in which batches of every shape write the same text; a short context, so that slots stay small.
+REAL_TARGET: Final = {"dtype": "float32", "context_length": 1024}
+
+
+def real_jobs(num_jobs: int, texts: Sequence[str]) -> list[PlannedJob]:
+    """Jobs over the prompts in turn; every fifth is streamed."""
+    jobs = []
+    for number in range(num_jobs):
+        job_id, is_streamed = f"real-{number:04d}", number % 5 == 0
+        body = {"prompt": _PROMPTS[number % len(_PROMPTS)], "max_tokens": _MAX_TOKENS, "stream": is_streamed}
+        value = json.dumps({"job_id": job_id, **body}).encode()
+        jobs.append(PlannedJob(job_id, value, Fate.SUCCEEDS, texts[number % len(_PROMPTS)], is_streamed))
+    return jobs
+
+
+def undisturbed_texts() -> list[str]:
+    """What the target alone writes to each prompt, one job at a time. Loads the model: seconds, and a gigabyte."""
+    from alphaloop.messages import Job
+    from alphaloop.settings import load_settings
+    from tests.fixtures.models import VANILLA, finish
+    from worker.decoding.engine import load_engine
+    from worker.engine import Sampling
+
+    settings = load_settings(overrides={"models": {"target": REAL_TARGET}})
+    engine, greedy = load_engine(settings.models, num_slots=1), Sampling(max_tokens=_MAX_TOKENS, temperature=0.0)
+    asked = [{"job_id": f"alone-{number}", "task": "chat", "prompt": one} for number, one in enumerate(_PROMPTS)]
+    jobs = [Job.model_validate(one) for one in asked]
+    found = finish(engine, [(job, greedy, VANILLA) for job in jobs])
+    return [found[job.job_id].text for job in jobs]

@@ -12,18 +12,44 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from datetime import timedelta
+import time
+from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from tests.chaos.echo_engine import EchoEngine
-from tests.chaos.skewed_clock import skew_clock
 
 ROUND_S = "CHAOS_ROUND_S"
 FAILURES = "CHAOS_FAILURES"  #: a folder, for the null engine
 CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 TOPIC_CHECK_S = 5.0
+_OURS = ("alphaloop", "worker")
+
+
+class _AnyDatetime(type):
+    """isinstance() of the skewed class says yes to plain times, which are what everything else makes."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, datetime)
+
+
+def skew_clock(skew: timedelta) -> None:
+    """Replace the clock of every module of ours that is loaded; call it when all are.
+
+    Only time of day is wrong, as on a machine without NTP; monotonic clocks, Kafka's and Postgres's go on as they are.
+    """
+
+    class Skewed(datetime, metaclass=_AnyDatetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> datetime:  # type: ignore[override]
+            return datetime.now(tz) + skew
+
+    real_time = time.time
+    time.time = lambda: real_time() + skew.total_seconds()
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] in _OURS and getattr(module, "datetime", None) is datetime:
+            module.datetime = Skewed  # type: ignore[attr-defined]
 
 
 def end_with_input() -> None:

@@ -23,7 +23,7 @@ from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import Member, pump, send
 from tests.fixtures.missing import missing
-from tests.fixtures.worker import Sender, until
+from tests.fixtures.worker import WAIT_S, Sender, until
 
 
 def reading(kafka: KafkaSettings) -> closing[Consumer]:
@@ -156,7 +156,6 @@ def test_members_of_a_group_share_topics_that_match_and_go_on_after_what_is_comm
         assert {tp.topic for tp in first.owned} == {topic, later}, "dead letters are not jobs"
 
 
-WAIT_S = 30.0
 #: So many that the interpreter specialises what reads them: what is called often is called in another way.
 NUM_BEFORE = 100
 # Of rd_kafka_producev, which takes pairs of a tag and its values up to the end.

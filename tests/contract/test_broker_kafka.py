@@ -39,18 +39,12 @@ def own_broker(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture
-def own_kafka(own_broker: tuple[EmbeddedKafka, str]) -> EmbeddedKafka:
-    """A broker that the test may kill; it runs, whatever the test before did to it."""
+def own_kafka(own_broker: tuple[EmbeddedKafka, str]) -> tuple[EmbeddedKafka, KafkaSettings]:
+    """A broker that the test may kill, and its settings; it runs, whatever the test before did to it."""
     broker, address = own_broker
     if broker.pid is None:
         assert broker.start() == address
-    return broker
-
-
-@pytest.fixture
-def own_settings(own_kafka: EmbeddedKafka, own_broker: tuple[EmbeddedKafka, str]) -> KafkaSettings:
-    """Settings for `own_kafka`."""
-    return settings_for(own_broker[1])
+    return broker, settings_for(address)
 
 
 def join(consumer: Consumer, topic: str) -> None:
@@ -60,10 +54,10 @@ def join(consumer: Consumer, topic: str) -> None:
 
 
 def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
-    own_kafka: EmbeddedKafka, own_settings: KafkaSettings, fresh_prefix: str, caplog: pytest.LogCaptureFixture
+    own_kafka: tuple[EmbeddedKafka, KafkaSettings], fresh_prefix: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "alphaloop.kafka")
-    kafka = own_settings
+    broker, kafka = own_kafka
     ensure_topics(kafka, [fresh_prefix])
     topic = jobs_topic(fresh_prefix)
     with closing(Producer(kafka)) as producer, closing(Consumer(kafka, group_id=fresh_prefix)) as consumer:
@@ -73,7 +67,7 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
         producer.flush(30)
         committed = {TopicPartition(topic, 1): 7}
         consumer.commit(committed)
-        own_kafka.kill()
+        broker.kill()
         for i in range(2000, 2500):
             producer.send(topic, key=None, value=b"%d" % i)
         with pytest.raises(DeliveryFailed, match=rf"500 to {topic} not acknowledged within 2 s"):
@@ -93,7 +87,7 @@ def test_kill_9_and_restart_lose_nothing_and_clients_go_on(
             consumer.commit({TopicPartition(topic, 0): 1})
         with pytest.raises(BrokerUnavailable):
             consumer.bounds([topic])[TopicPartition(topic, 0)]
-        assert settings_for(own_kafka.start()) == kafka, "the address survives"
+        assert settings_for(broker.start()) == kafka, "the address survives"
         producer.flush(60)  # what was waiting is delivered, once
         until(lambda: take(consumer) >= 2500, "everything is read")
         take(consumer)
@@ -121,24 +115,25 @@ def _has_stopped(pid: int | None) -> bool:
 
 
 def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
-    own_kafka: EmbeddedKafka, own_settings: KafkaSettings, fresh_prefix: str
+    own_kafka: tuple[EmbeddedKafka, KafkaSettings], fresh_prefix: str
 ) -> None:
-    kafka = own_settings.model_copy(update={"request_timeout_s": 1.0})
-    ensure_topics(kafka.model_copy(update={"request_timeout_s": 30.0}), [fresh_prefix])
+    broker, patient = own_kafka
+    ensure_topics(patient.model_copy(update={"request_timeout_s": 30.0}), [fresh_prefix])
+    kafka = patient.model_copy(update={"request_timeout_s": 1.0})
     partition = TopicPartition(jobs_topic(fresh_prefix), 0)
     consumer = Consumer(kafka, group_id=fresh_prefix)
     try:
         join(consumer, partition.topic)
-        assert own_kafka.pid is not None
-        os.kill(own_kafka.pid, signal.SIGSTOP)
-        until(lambda: _has_stopped(own_kafka.pid), "every thread of the broker stands still")
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGSTOP)
+        until(lambda: _has_stopped(broker.pid), "every thread of the broker stands still")
         begun = time.monotonic()
         with pytest.raises(BrokerUnavailable, match=r"no answer within 1 s"):
             consumer.commit({partition: 1})
         with pytest.raises(BrokerUnavailable, match="no broker answers now"):
             consumer.commit({partition: 1})
         assert time.monotonic() - begun < kafka.session_timeout_ms / 1000, "for which the client itself would block"
-        os.kill(own_kafka.pid, signal.SIGCONT)
+        os.kill(broker.pid, signal.SIGCONT)
 
         def commits() -> bool:
             consumer.poll(0.1)
@@ -150,8 +145,8 @@ def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
         until(commits, "a commit succeeds")
         assert consumer.committed([partition]) == {partition: 2}
     finally:
-        if own_kafka.pid is not None:
-            os.kill(own_kafka.pid, signal.SIGCONT)
+        if broker.pid is not None:
+            os.kill(broker.pid, signal.SIGCONT)
         consumer.close()
 
 

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka import topics
 from alphaloop.kafka.topics import longest_job_retention
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.worker import until
+from tests.fixtures.broker import Operator
 
 pytestmark = pytest.mark.kafka
 
 HOUR_MS = 3_600_000
-
-
-@pytest.fixture
-def admin(kafka_broker: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": kafka_broker})
 
 
 @pytest.fixture
@@ -32,30 +26,20 @@ def prefix(fresh_prefix: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return found
 
 
-def make(admin: AdminClient, name: str, **config: str) -> None:
-    settings = {key.replace("_", "."): value for key, value in config.items()}
-    for answer in admin.create_topics([NewTopic(name, num_partitions=1, config=settings)]).values():
-        answer.result(30)
-    until(lambda: name in admin.list_topics(timeout=30).topics, f"the broker shows {name}")
-
-
-def test_the_longest_of_all_jobs_topics_counts_with_its_segments(
-    admin: AdminClient, prefix: str, kafka_broker: str
-) -> None:
-    kafka = KafkaSettings(bootstrap_servers=kafka_broker)
+def test_the_longest_of_all_jobs_topics_counts_with_its_segments(prefix: str, kafka_broker: str) -> None:
+    kafka, operator = KafkaSettings(bootstrap_servers=kafka_broker), Operator(kafka_broker)
     assert longest_job_retention(kafka) == timedelta(0), "no topic, no message"
-    make(admin, f"{prefix}a", retention_ms=str(24 * HOUR_MS), segment_ms=str(HOUR_MS))
+    operator.create(f"{prefix}a", retention_ms=24 * HOUR_MS, segment_ms=HOUR_MS)
     assert longest_job_retention(kafka) == timedelta(hours=25)
-    make(admin, f"{prefix}a.dlq", retention_ms=str(48 * HOUR_MS))
+    operator.create(f"{prefix}a.dlq", retention_ms=48 * HOUR_MS)
     assert longest_job_retention(kafka) == timedelta(days=2 + 7), "Kafka's own segments take a week"
 
 
-@pytest.mark.parametrize("config", [{"retention_ms": "-1"}, {"cleanup_policy": "compact"}])
-def test_a_topic_that_keeps_everything_has_no_limit(
-    admin: AdminClient, prefix: str, kafka_broker: str, config: dict[str, str]
-) -> None:
-    make(admin, f"{prefix}short", retention_ms=str(HOUR_MS))
-    make(admin, f"{prefix}forever", **config)
+@pytest.mark.parametrize("config", [{"retention_ms": -1}, {"cleanup_policy": "compact"}])
+def test_a_topic_that_keeps_everything_has_no_limit(prefix: str, kafka_broker: str, config: dict[str, Any]) -> None:
+    operator = Operator(kafka_broker)
+    operator.create(f"{prefix}short", retention_ms=HOUR_MS)
+    operator.create(f"{prefix}forever", **config)
     assert longest_job_retention(KafkaSettings(bootstrap_servers=kafka_broker)) is None
 
 

@@ -93,7 +93,8 @@ def test_old_prompts_are_deleted_and_all_else_stays(store: ContentStore) -> None
 
     first = written("first")
     others = [store.write(name, b"a text") for name in ("bodies/mine.json", "bodies/00/mine.json", "results/00/a.txt")]
-    store.write(f"{first.url.removeprefix(store_url(others[2]))}.{'0' * 32}.part", b"half a")
+    address = others[2].url.removesuffix("results/00/a.txt")
+    store.write(f"{first.url.removeprefix(address)}.{'0' * 32}.part", b"half a")
     past, future = (datetime.now(UTC) + timedelta(hours=hours) for hours in (-1, 1))
     assert drop_prompts(store, past, lambda: False) == (0, True)
     store.delete(first.url, written_before=past)
@@ -105,11 +106,6 @@ def test_old_prompts_are_deleted_and_all_else_stays(store: ContentStore) -> None
         with pytest.raises(ContentMissing):
             store.read(gone)
     assert [store.read(one) for one in others] == [b"a text"] * 3
-
-
-def store_url(reference: ContentReference) -> str:
-    """The store's own address, of the reference to results/00/a.txt."""
-    return reference.url.removesuffix("results/00/a.txt")
 
 
 @pytest.mark.parametrize("kind", ["folder", "S3"])

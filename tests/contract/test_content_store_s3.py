@@ -113,7 +113,8 @@ def test_a_server_that_says_nothing_is_given_up_in_time_and_nothing_piles_up(
     for act in every_call(opened(object_store, object_store.options(port=proxy.port), timeout_s=TIMEOUT_S), written):
         with pytest.raises(ContentStoreUnavailable, match="TimeoutError"):
             act()
-    until(lambda: not calls_under_way(), "what was given up has ended", WAIT_S)
+    # All clients of fsspec share this loop.
+    until(lambda: not asyncio.all_tasks(get_loop()), "what was given up has ended", WAIT_S)
     proxy.release()
     assert patient.write("a.txt", CONTENT) == written
     assert patient.read(written) == CONTENT
@@ -152,12 +153,3 @@ def test_the_guides_lifecycle_rule_is_one_that_a_server_takes(object_store: Obje
         "alphaloop-prompts": {"Days": 61},
         "alphaloop-rest": None,
     }
-
-
-def calls_under_way() -> int:
-    """Calls in the thread that all clients of fsspec share, beside the one that counts them."""
-
-    async def count() -> int:
-        return len(asyncio.all_tasks()) - 1
-
-    return asyncio.run_coroutine_threadsafe(count(), get_loop()).result(WAIT_S)

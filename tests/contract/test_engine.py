@@ -20,7 +20,7 @@ from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import engine_of_servers
+from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job, steps
 from worker.costs.calibration import calibrate, plan
 from worker.engine import Engine, Generation, Sampling, Step
@@ -66,7 +66,10 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
         def build(num_slots: int = 4, round_s: float = 0.002) -> Engine:
             if own is not None:
                 return own(num_slots=num_slots)
-            return exits.enter_context(engine_of_servers(num_slots=num_slots, round_s=round_s))
+            one, other = (FakeEngine(num_slots=num_slots, context_length=512) for _ in range(2))
+            plain, speculative = ServedEngine(one, round_s=round_s), ServedEngine(other, "lookup", 4, round_s)
+            servers = {"plain": plain, "speculative": speculative}
+            return exits.enter_context(engine_over(servers, num_slots=num_slots))
 
         yield build
 
@@ -282,21 +285,16 @@ def test_a_text_stays_the_same_however_its_drafting_changes_between_rounds(build
         assert (generation.token_ids, generation.text) == (plain[job_id].token_ids, plain[job_id].text)
         assert generation.counts.num_tokens == len(generation.token_ids) == num_tokens[job_id]
         assert sum(one.counts.rounds for one in generation.drafted) == num_drafting[job_id]
-        check_counts(generation)
+        vanilla = AcceptanceCounts(generation.num_vanilla_rounds, generation.num_vanilla_rounds)
+        assert sum((one.counts for one in generation.drafted), vanilla) == generation.counts
+        for one in generation.drafted:
+            assert one.counts.rounds > 0
+            assert len(one.chances) <= one.num_draft_tokens
+            assert one.chances[0] <= one.counts.rounds
+            for chances, trials in zip(one.chances, one.counts.trials, strict=False):
+                assert chances >= trials
     assert any(generation.counts.num_trials for generation in finished.values())
     assert any(generation.num_vanilla_rounds > 1 for generation in finished.values())
-
-
-def check_counts(generation: Generation) -> None:
-    """The rounds of all drafters and the vanilla ones are all rounds."""
-    vanilla = AcceptanceCounts(generation.num_vanilla_rounds, generation.num_vanilla_rounds)
-    assert sum((one.counts for one in generation.drafted), vanilla) == generation.counts
-    for one in generation.drafted:
-        assert one.counts.rounds > 0
-        assert len(one.chances) <= one.num_draft_tokens
-        assert one.chances[0] <= one.counts.rounds
-        for chances, trials in zip(one.chances, one.counts.trials, strict=False):
-            assert chances >= trials
 
 
 def test_a_paused_drafter_drafts_nothing_until_it_goes_on(build: Build) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from time import thread_time
 from typing import Any
@@ -203,10 +202,9 @@ def test_the_wildly_wrong_clock_of_a_colleague_raises_nothing(
         spoil = "UPDATE acceptance_state SET as_of = CAST(:wrong AS timestamptz) WHERE prompt_bucket = '<=256'"
         assert connection.execute(text(spoil), {"wrong": wrong}).rowcount == 1
     worker.refresh()
-    drafter = DrafterState("lookup", "draft-1", 4)
     assert len(worker.standing(PLACE, NOW).leaves) == 2
-    assert len(worker.of_tasks(drafter, NOW)) == 1
-    assert worker.lengths("code", [drafter], NOW).jobs > 0
+    assert len(worker.of_tasks(LOOKUP, NOW)) == 1
+    assert worker.lengths("code", [LOOKUP], NOW).jobs > 0
     assert worker.last_used(PLACE) is not None
     record(database, batch(rng, 1, prompt_bucket="<=256"), by=worker)
     assert len(worker.standing(PLACE, NOW).leaves) == 2
@@ -216,45 +214,33 @@ def test_of_many_segments_those_used_last_are_held_and_decisions_stay_quick(data
     add_segments(database, range(1000), NOW)
     cache = new_worker(database)
     cache.refresh()
-    place = Place("code", LOOKUP.name, LOOKUP.revision)
-    held = {key.segment for key in cache.standing(place, NOW + HALF_LIFE).leaves}
+    held = {key.segment for key in cache.standing(PLACE, NOW + HALF_LIFE).leaves}
     assert held == {f"s{number}" for number in range(1000 - MOST_SEGMENTS, 1000)}
     posteriors = Posteriors(cache, PolicyLimits())
-    with without_collecting_garbage():
+    gc.disable()  # what earlier tests left would be collected in this thread's time
+    try:
         before = thread_time()
-        wanted = next(iter(cache.standing(place, NOW + HALF_LIFE).leaves))
+        wanted = next(iter(cache.standing(PLACE, NOW + HALF_LIFE).leaves))
         posteriors.splits_by_segment("code", [LOOKUP], NOW + HALF_LIFE)
         posteriors.inferred(wanted, LOOKUP, NOW + HALF_LIFE)
         took_s = thread_time() - before
+    finally:
+        gc.enable()
     # 5,000 of them took 0.9 s of processor time, those that are held take 6 ms.
     assert took_s < 0.2
     add_segments(database, [0, 1001], NOW + HALF_LIFE)
     cache.refresh()
-    held = {key.segment for key in cache.standing(place, NOW + HALF_LIFE).leaves}
+    held = {key.segment for key in cache.standing(PLACE, NOW + HALF_LIFE).leaves}
     assert held == {"s0", "s1001", *(f"s{number}" for number in range(1002 - MOST_SEGMENTS, 1000))}
     assert cache.segments("code").keys() == held
 
 
-@contextmanager
-def without_collecting_garbage() -> Iterator[None]:
-    """What earlier tests left is not collected meanwhile, because that would count as this thread's time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def add_segments(database: Database, numbers: Iterable[int], at: datetime) -> None:
     """A job of each segment, one after the other."""
+    jobs = []
+    for number in numbers:
+        key = EvidenceKey("code", TARGET, ENGINE, "greedy", "<=256", f"s{number}", LOOKUP.name, LOOKUP.revision)
+        counts = simulated_counts(random.Random(number), [0.8, 0.6, 0.5], 12)
+        jobs.append((key, EvidenceSums.of_job(counts, 3, at + timedelta(milliseconds=number), 30)))
     with database.begin() as connection:
-        add_evidence(connection, [(segment_key(number), segment_job(number, at)) for number in numbers], HALF_LIFE)
-
-
-def segment_key(number: int) -> EvidenceKey:
-    return EvidenceKey("code", TARGET, ENGINE, "greedy", "<=256", f"s{number}", LOOKUP.name, LOOKUP.revision)
-
-
-def segment_job(number: int, at: datetime) -> EvidenceSums:
-    counts = simulated_counts(random.Random(number), [0.8, 0.6, 0.5], 12)
-    return EvidenceSums.of_job(counts, 3, at + timedelta(milliseconds=number), 30)
+        add_evidence(connection, jobs, HALF_LIFE)

@@ -77,12 +77,12 @@ def asked(answer: Answer, act: Ask[Result], **given: Any) -> tuple[Result, list[
     return found, server.asked
 
 
-def completed(job: Job | None = None, sampling: Sampling = GREEDY) -> Ask[Reply]:
-    return lambda client: client.complete(job or make_job(PROMPT), sampling)
+def completed(job: Job | None = None) -> Ask[Reply]:
+    return lambda client: client.complete(job or make_job(PROMPT), GREEDY)
 
 
-def heard(texts: list[str]) -> Ask[Reply]:
-    return lambda client: client.complete(make_job(PROMPT), GREEDY, on_text=texts.append)
+def heard(texts: list[str], job: Job | None = None) -> Ask[Reply]:
+    return lambda client: client.complete(job or make_job(PROMPT), GREEDY, on_text=texts.append)
 
 
 def facts(reply: Reply) -> tuple[object, ...]:
@@ -123,7 +123,7 @@ def test_messages_are_a_chat() -> None:
     ]
     end = {"choices": [], "usage": sent["usage"]}
     texts: list[str] = []
-    reply, _ = asked(stream([*deltas, end]), lambda client: client.complete(CHAT, GREEDY, on_text=texts.append))
+    reply, _ = asked(stream([*deltas, end]), heard(texts, CHAT))
     assert (reply.text, texts) == ("hi", ["h", "i"])
 
 
@@ -245,7 +245,6 @@ def said(message: str, status: int = 400, **error: Any) -> Answer:
 VLLM_TOO_LONG = (
     f"This model's maximum context length is 2048 tokens. However, your prompt {PROMPT} contains at least 2049"
 )
-SGLANG_TOO_LONG = "The input (6001 tokens) is longer than the model's context length (2048 tokens)."
 FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "reset before a word": (_reset, ReplyCut),
     "reset inside the reply": (_reset_inside, ReplyCut),
@@ -266,7 +265,6 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
         refused(400, type="exceed_context_size_error", code=400, n_prompt_tokens=6001, n_ctx=2048),
         PromptTooLong,
     ),
-    "too long (SGLang)": (whole({"object": "error", "message": SGLANG_TOO_LONG, "code": 400}, 400), PromptTooLong),
     "too long (OpenAI)": (refused(400, code="context_length_exceeded"), PromptTooLong),
     "too long (TensorRT-LLM)": (
         whole({"object": "error", "message": "prompt length 6001 exceeds max_seq_len 2048"}, 400),
@@ -468,7 +466,6 @@ def test_a_server_says_its_version(kind: ServerKind, path: str, sent: dict[str, 
 
 def test_a_text_that_ends_with_the_context_is_no_cut() -> None:
     sent = of_tokens(10, num_prompt_tokens=2038)
-
     assert asked(whole(sent), completed(), context_length=2048)[0].num_tokens == 10
 
 

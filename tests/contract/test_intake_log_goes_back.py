@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,13 +13,12 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import TopicIds
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import committed, intake_of, send
-from tests.fixtures.worker import until
+from tests.fixtures.worker import WAIT_S, until
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake, TopicWatch
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 60.0
 NUM_BEFORE, NUM_AFTER = 100, 50
 
 
@@ -36,11 +34,8 @@ class Topic:
 
     def create(self) -> None:
         """Make it; a topic of that name may still be going."""
-        deadline = time.monotonic() + WAIT_S
-        while (
-            error := self._admin.create_topics([NewTopic(self.name, 1, 1)])[self.name].exception(WAIT_S)
-        ) is not None:
-            assert time.monotonic() < deadline, error
+        new = NewTopic(self.name, 1, 1)
+        until(lambda: self._admin.create_topics([new])[self.name].exception(WAIT_S) is None, f"{self.name} is made")
 
     def make_anew(self) -> None:
         """Delete it and make it again, as fast as the broker does it."""

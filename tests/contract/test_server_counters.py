@@ -10,9 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import ReplyInvalid
-from alphaloop.messages import Mode
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import (
     Connection,
@@ -24,14 +22,13 @@ from tests.fixtures.inference_server import (
     listening,
     whole,
 )
-from tests.fixtures.models import make_job
+from tests.fixtures.models import finish, lookup_decision, make_job
 from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters, ask_counters
 from worker.servers.engine import ServerEngine
 from worker.servers.http import endpoint_of
 
-DRAFTING = Decision(Mode.SPECULATIVE, "lookup", None, 4, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 
 
@@ -48,15 +45,12 @@ def decode(engine: ServerEngine, server: ServedEngine, tasks: Sequence[str], *, 
     server.is_held = True  # none ends before all have come
     for number, task in enumerate(tasks):
         job = make_job(f"complete function {behind + number}", behind + number).model_copy(update={"task": task})
-        engine.admit(engine.prepare(job, SAMPLING), DRAFTING)
+        engine.admit(engine.prepare(job, SAMPLING), lookup_decision(4))
     while server.engine.load().num_running < len(tasks):
         assert not engine.step().failed
     server.is_held = False
-    found: list[Generation] = []
-    while len(found) < len(tasks):
-        step = engine.step()
-        assert not step.failed
-        found += step.finished
+    found = list(finish(engine).values())
+    assert len(found) == len(tasks)
     return found
 
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerFailed
-from alphaloop.messages import Mode
 from alphaloop.server_identity import ServerKind
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import (
@@ -23,7 +21,7 @@ from tests.fixtures.inference_server import (
     engines_over,
     whole,
 )
-from tests.fixtures.models import make_job
+from tests.fixtures.models import VANILLA, finish, make_job
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.engine import ServerEngine
@@ -32,7 +30,6 @@ from worker.servers.load_watch import LoadWatch, ask_num_present
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
 LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"
 SGLANG = {"version": "0.5.23", "loads": [{"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1}]}
-VANILLA = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "by the test")
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 #: A reading may fall between two requests of ours, or into one: it is of others to within one, and rounding.
 WITHIN = 1.01
@@ -80,12 +77,8 @@ def test_a_server_that_does_not_tell_says_so_in_an_error(
 
 
 def decode(engine: ServerEngine, number: int) -> Generation:
-    engine.admit(engine.prepare(make_job(f"complete function {number}", number), SAMPLING), VANILLA)
-    while True:
-        step = engine.step()
-        assert not step.failed
-        if step.finished:
-            return step.finished[0]
+    (found,) = finish(engine, [(make_job(f"complete function {number}", number), SAMPLING, VANILLA)]).values()
+    return found
 
 
 def decode_until_the_load_is_known(engine: ServerEngine) -> int:

@@ -22,11 +22,6 @@ NEW: Final = "0.5.19"
 TOO_LONG: Final = "The input (6001 tokens) is longer than the model's context length (2048 tokens)."
 
 
-def chat() -> Job:
-    said = (ChatMessage(role="user", content=PROMPT),)
-    return Job(job_id="job-1", task="code", body=Body(messages=said))
-
-
 def asked(
     version: str, answer: Answer, texts: list[str] | None = None, *, job: Job | None = None, k: int | None = 4
 ) -> tuple[Reply, Asked]:
@@ -56,7 +51,8 @@ def test_a_new_server_tells_of_all_in_openais_form(version: str, is_chat: bool) 
     sent = server_replies.sglang()
     if is_chat:
         sent |= {"choices": [{"index": 0, "message": {"content": TEXT}, "finish_reason": "length"}]}
-    job = chat() if is_chat else make_job(PROMPT)
+    said = Body(messages=(ChatMessage(role="user", content=PROMPT),)) if is_chat else Body(prompt=PROMPT)
+    job = Job(job_id="job-1", task="code", body=said)
     reply, request = asked(version, whole(sent), job=job)
     assert counted(reply) == ("lengths", 20, 20, (5, 5, 5, 5))
     assert request.path == ("/v1/chat/completions" if is_chat else "/v1/completions")

@@ -17,7 +17,7 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServerLaw, answered, step_of
-from worker.costs.learning import LiveCosts, open_costs
+from worker.costs.learning import open_costs
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 
@@ -62,25 +62,6 @@ def test_a_restart_goes_on_with_the_doubt(database: Database) -> None:
         assert point.correction == pytest.approx(1.2 * math.sqrt(3.0 / 1.2), rel=0.01)
         assert point.correction_variance == pytest.approx(0.01 / 4 + 0.75 * PRIOR_SD**2, rel=0.01)
     assert loaded["lookup", 9].correction == pytest.approx(math.sqrt(1.2), rel=0.01)
-
-
-def test_a_worker_begins_with_the_corrections_as_they_stand(database: Database) -> None:
-    store = CostStore(database)
-    store.save(WHERE, CALIBRATED)
-    store.save_corrections(WHERE, map(corrected, CALIBRATED))
-    age(database, HALF_LIFE_S)
-    loaded = store.load(WHERE)
-    costs = LiveCosts(
-        loaded.points,
-        half_life=32,
-        save=lambda points: store.save_corrections(WHERE, points),
-        clock=lambda: 0.0,
-    )
-    for drafter in (None, "model", "lookup"):
-        assert costs.table.part_ms(drafter, 1, 9) == pytest.approx(loaded.part_ms(drafter, 1, 9))
-        variance = loaded.rounds(1).variance(drafter)
-        assert costs.table.rounds(1).variance(drafter) == pytest.approx(variance)
-    assert not costs.save(), "nothing was timed"
 
 
 def test_calibrating_anew_ends_the_doubt(database: Database) -> None:

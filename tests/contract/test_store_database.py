@@ -17,34 +17,13 @@ pytestmark = pytest.mark.postgres
 PASSWORD = "s3cr3t-pässword"
 
 
-def run(database: Database, statement: str, **parameters: object) -> None:
-    database.change(text(statement), parameters)
-
-
-def test_a_refused_statement_is_a_store_error(database: Database) -> None:
-    for statement, told in (
-        ("SELECT * FROM nowhere", "42P01"),
-        ("SELEKT 1", "42601"),
-        ("SELECT 1 / 0", "22012"),
-        ("INSERT INTO jobs (job_id) VALUES ('x')", "23502"),
-        ("INSERT INTO jobs VALUES ('x', '', 'code', '', null, null, 'traffic', 'lost', 1)", "23514"),
-        ("SELECT CAST('{broken' AS json)", "22P02"),
-    ):
-        with pytest.raises(StoreError, match=told) as refusal:
-            run(database, statement)
-        assert not isinstance(refusal.value, StoreUnavailable)
-        assert refusal.value.__cause__ is None
-    moment, zone = database.one(text("SELECT now(), current_setting('TimeZone')"))
-    assert (moment.utcoffset().total_seconds(), zone) == (0, "UTC")
-
-
 def test_what_people_wrote_never_reaches_the_message(database: Database) -> None:
     statement = (
         "INSERT INTO jobs (job_id, payload_sha256, task, purpose, status, attempt) VALUES (:id, '', '', '', :s, 1)"
     )
     for status, code in (("no such status", "23514"), ("a prompt with NUL \x00", "")):
         with pytest.raises(StoreError) as refusal:
-            run(database, statement, id="my secret prompt", s=status)
+            database.change(text(statement), {"id": "my secret prompt", "s": status})
         assert "secret prompt" not in str(refusal.value)
         assert "no such status" not in str(refusal.value)
         assert code in str(refusal.value)
@@ -66,7 +45,7 @@ def test_nobody_answers() -> None:
         taken.bind(("127.0.0.1", 0))  # bound, not listening: the connection is refused
         url = SecretStr(f"postgresql://u:{PASSWORD}@127.0.0.1:{taken.getsockname()[1]}/x")
         with Database(url) as database, pytest.raises(StoreUnavailable, match="no connection") as refusal:
-            run(database, "SELECT 1")
+            database.change(text("SELECT 1"))
     assert PASSWORD not in str(refusal.value)
     assert "***" in database.redacted_url
     assert PASSWORD not in database.redacted_url
@@ -85,7 +64,7 @@ def test_a_wrong_password_and_a_database_that_is_not_there_are_told(database_url
         (f"{login}@{address.rsplit('/', 1)[0]}/nowhere", "nowhere"),
     ):
         with Database(SecretStr(wrong)) as database, pytest.raises(StoreUnavailable, match=told) as refusal:
-            run(database, "SELECT 1")
+            database.change(text("SELECT 1"))
         assert PASSWORD not in str(refusal.value)
 
 
@@ -97,19 +76,19 @@ def test_a_connection_that_is_cut_in_a_transaction_is_replaced(database: Databas
 
     with pytest.raises(StoreUnavailable, match="terminating connection"):
         lose_the_connection()
-    run(database, "SELECT 1")
+    database.change(text("SELECT 1"))
 
 
 def test_a_connection_that_is_cut_while_idle_is_not_noticed(database: Database, database_url: SecretStr) -> None:
     pid = database.scalar(text("SELECT pg_backend_pid()"))
     _terminate(database_url, pid)
-    run(database, "SELECT 1")
+    database.change(text("SELECT 1"))
 
 
 def test_a_busy_pool_says_which_dial_to_turn(database_url: SecretStr) -> None:
     with Database(database_url, pool_size=1, connect_timeout_s=1) as database, database.begin():
         with pytest.raises(StoreUnavailable, match="no free connection") as refusal:
-            run(database, "SELECT 1")
+            database.change(text("SELECT 1"))
         assert "pool_size" in str(refusal.value)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import pytest
 from sqlalchemy import Connection, text
@@ -23,17 +25,17 @@ OWNER = "gpu-worker-1-12345-0a1b2c3d"
 NAMES = [f"{number:036}" for number in range(NUM_JOBS)]
 
 
-def updates(connection: Connection, table: str) -> tuple[int, int]:
-    """All updates of a table, and those that touched no index but a summary; only differences mean something."""
-    row = connection.execute(
-        text("SELECT pg_stat_get_xact_tuples_updated(:t), pg_stat_get_xact_tuples_hot_updated(:t)").bindparams(
-            t=connection.execute(text("SELECT to_regclass(:name)::oid"), {"name": table}).scalar_one()
-        )
-    ).one()
-    return int(row[0]), int(row[1])
+COUNTED = """
+    SELECT pg_stat_get_xact_tuples_updated(t), pg_stat_get_xact_tuples_hot_updated(t)
+    FROM (SELECT to_regclass(:name)::oid AS t) AS its
+"""
 
 
-def more(before: tuple[int, int], after: tuple[int, int]) -> tuple[int, int]:
+def updates(connection: Connection, table: str, act: Callable[[], object]) -> tuple[int, int]:
+    """How many rows of a table `act` updates, and how many of them without touching an index but a summary."""
+    before = connection.execute(text(COUNTED), {"name": table}).one()
+    act()
+    after = connection.execute(text(COUNTED), {"name": table}).one()
     return after[0] - before[0], after[1] - before[1]
 
 
@@ -41,15 +43,12 @@ def test_renewals_and_outcomes_touch_no_index(database: Database) -> None:
     JobStore(database).claim([claim_request(one) for one in NAMES], owner=OWNER, lease_s=60, max_attempts=3)
     given = {"job_id": NAMES, "attempt": [1] * NUM_JOBS, "owner": OWNER, "lease_s": 60.0}
     with database.begin() as connection:
-        before = updates(connection, "jobs")
-        driver_of(connection).execute(jobs._RENEW, given)
-        assert more(before, updates(connection, "jobs")) == (NUM_JOBS, NUM_JOBS)
+        renewed = updates(connection, "jobs", lambda: driver_of(connection).execute(jobs._RENEW, given))
     ended = {**given, "status": ["succeeded"] * NUM_JOBS, "result": ['{"text": "' + "x" * 800 + '"}'] * NUM_JOBS}
     ended["headers"] = [None] * NUM_JOBS
     with database.begin() as connection:
-        before = updates(connection, "jobs")
-        driver_of(connection).execute(outcomes._END_JOBS, ended)
-        assert more(before, updates(connection, "jobs")) == (NUM_JOBS, NUM_JOBS)
+        recorded = updates(connection, "jobs", lambda: driver_of(connection).execute(outcomes._END_JOBS, ended))
+    assert renewed == recorded == (NUM_JOBS, NUM_JOBS)
 
 
 def test_evidence_of_a_key_is_changed_in_its_page(database: Database) -> None:
@@ -57,9 +56,8 @@ def test_evidence_of_a_key_is_changed_in_its_page(database: Database) -> None:
     with database.begin() as connection:
         record_counts(connection, [counted], timedelta(days=3))
     with database.begin() as connection:
-        before = updates(connection, "acceptance_state")
-        record_counts(connection, [counted], timedelta(days=3))
-        assert more(before, updates(connection, "acceptance_state")) == (1, 1)
+        again = partial(record_counts, connection, [counted], timedelta(days=3))
+        assert updates(connection, "acceptance_state", again) == (1, 1)
 
 
 def test_no_index_hides_a_column_that_outcomes_change(database: Database) -> None:

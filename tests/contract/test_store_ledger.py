@@ -28,7 +28,6 @@ from tests.fixtures.runs import ENGINE, TARGET, claim, decode_run, outcome, shad
 pytestmark = pytest.mark.postgres
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
-DAY = timedelta(days=1)
 HALF_LIFE = timedelta(days=3)
 _NUMBERS = count()
 

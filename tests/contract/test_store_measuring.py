@@ -105,31 +105,24 @@ class TestProbeRuns:
         arrived, young = runs[:4], runs[5]
         assert rows == {**{run.job_id: NOW for run in arrived}, young.job_id: None}, "the one that was lost is gone"
 
-    def test_when_a_pair_was_last_probed(self, database: Database, history: History) -> None:
+    @pytest.mark.parametrize(("purpose", "scored"), [("probe", ()), ("control", ("lookup", "tiny"))])
+    def test_when_a_pair_was_last_probed(
+        self, database: Database, history: History, purpose: str, scored: tuple[str, ...]
+    ) -> None:
+        """A control measures what is scored on it."""
         store = ProbeStore(database)
         made = register_probe_set(database, "code", [{"prompt": "one"}], NOW)
-        run = probe_run(0, version=made.version)
+        run = replace(probe_run(0, purpose, version=made.version), scored_drafters=scored)
         store.record([run])
         assert store.last_probed(NOW, HOUR, since=NOW - DAY) == {}, "not sent"
         store.mark_sent([run.job_id], NOW)
-        assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW}, "under way"
+        pairs = {("code", drafter): NOW for drafter in scored or ("lookup",)}
+        assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == pairs, "under way"
         assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
-        history.decode_probe(run.job_id, "code", "lookup", 0.5, NOW + MINUTE)
-        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW}, "decoded"
+        history.decode_probe(run.job_id, "code", run.drafter, 0.5, NOW + MINUTE)
+        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == pairs, "decoded"
         register_probe_set(database, "code", [{"prompt": "another"}], NOW)
         assert store.last_probed(NOW + MINUTE, HOUR, since=NOW - DAY) == {}, "with another set"
-
-    def test_a_control_measures_what_is_scored_on_it(self, database: Database, history: History) -> None:
-        store = ProbeStore(database)
-        made = register_probe_set(database, "code", [{"prompt": "one"}], NOW)
-        run = replace(probe_run(0, "control", version=made.version), scored_drafters=("lookup", "tiny"))
-        store.record([run])
-        store.mark_sent([run.job_id], NOW)
-        both = {("code", "lookup"): NOW, ("code", "tiny"): NOW}
-        assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == both, "under way"
-        assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
-        history.decode_probe(run.job_id, "code", None, 0.0, NOW + MINUTE)
-        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == both, "decoded"
 
     def test_device_time(self, database: Database, history: History) -> None:
         store = ProbeStore(database)

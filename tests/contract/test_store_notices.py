@@ -77,7 +77,7 @@ def test_changed_drafts_and_drift_are_told_whoever_changes_them(
         lambda: drift.write(
             [EventChange(e.id, EventState.CLOSED, e.content, "It is back.") for e in drift.open_events()], now
         ),
-        lambda: _execute(database, "UPDATE draft_revisions SET status = 'active'"),
+        lambda: database.change(text("UPDATE draft_revisions SET status = 'active'")),
     ]
     listener.wait(0.0)
     for change in changes:
@@ -88,8 +88,9 @@ def test_changed_drafts_and_drift_are_told_whoever_changes_them(
 
 def test_what_was_rolled_back_is_not_told(database: Database, listener: Listener, registry: DraftRegistry) -> None:
     listener.wait(0.0)
+    failing = text("UPDATE draft_revisions SET status = 'stale', registered_at = now() - interval '1 s' / 0")
     with pytest.raises(StoreError, match="division by zero"):
-        _execute(database, "UPDATE draft_revisions SET status = 'stale', registered_at = now() - interval '1 s' / 0")
+        database.change(failing)
     assert not listener.wait(0.05)
 
 
@@ -151,7 +152,3 @@ def test_a_watch_that_cannot_listen_still_looks_and_a_look_that_fails_comes_agai
     with watching(Deaf(), refresh, every_s=0.05):
         registry.set_status("small", "r1", "t", DraftStatus.STALE, "fell")
         assert is_stale.wait(SOON_S)
-
-
-def _execute(database: Database, statement: str) -> None:
-    database.change(text(statement))

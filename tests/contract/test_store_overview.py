@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.jobs import JobStore
@@ -32,13 +32,13 @@ from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import (
     ENGINE,
     TARGET,
-    DecodedJobs,
     block_rows,
     calibrate,
     choose,
     claim_request,
     decode_run,
     outcome,
+    record,
     simulated_counts,
     subject,
     vanilla_counts,
@@ -112,12 +112,6 @@ def fill(database: Database, rng: random.Random) -> Database:
     return database
 
 
-def record(database: Database, rng: random.Random, runs: Sequence[DecodeRun]) -> None:
-    jobs = DecodedJobs(database, rng)
-    for run in runs:
-        jobs.record(run.key.task, run)
-
-
 @pytest.mark.parametrize("title", QUERIES)
 def test_every_query_of_the_cookbook_answers(filled: Database, title: str) -> None:
     rows = filled.rows(text(QUERIES[title].replace(":", r"\:")))
@@ -178,13 +172,13 @@ def test_alpha_does_not_pool_what_may_not_be_compared(database: Database, rng: r
         {"purpose": Purpose.PROBE},
     )
     runs = [decode_run(simulated_counts(rng, [0.1 + 0.1 * n], 50), **way) for n, way in enumerate(ways)]
-    record(database, rng, runs)
+    record(database, *runs)
     shown = database.scalars(text("SELECT alpha FROM task_alpha_now"))
     assert sorted(shown) == pytest.approx(sorted(run.counts.num_accepted / run.counts.num_trials for run in runs))
 
 
 def test_hours_of_the_day_before_yesterday_are_not_now(database: Database, rng: random.Random) -> None:
-    record(database, rng, [decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26))])
+    record(database, decode_run(simulated_counts(rng, [0.8], 5), at=datetime.now(UTC) - timedelta(hours=26)))
     assert database.rows(text("SELECT * FROM task_alpha_now")) == []
 
 
@@ -215,7 +209,7 @@ def test_the_status_table_shows_the_acceptance_of_most_jobs_and_pools_no_others(
     most = [decode_run(simulated_counts(rng, [0.9], 20)) for _ in range(3)]
     others = [decode_run(simulated_counts(rng, [0.1], 90), engine="transformers-5.23.0/float32") for _ in range(2)]
     others += [decode_run(simulated_counts(rng, [0.1], 20), purpose=Purpose.PROBE) for _ in range(4)]
-    record(database, rng, [*most, *others])
+    record(database, *most, *others)
     (code,) = recent_tasks(database)
     counts = sum((run.counts for run in most), AcceptanceCounts())
     assert (code.trials, code.accepts) == (counts.num_trials, counts.num_accepted)

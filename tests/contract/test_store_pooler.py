@@ -21,7 +21,7 @@ from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.store.session_limits import SessionLimits
-from tests.fixtures.postgres import NUM_SESSIONS
+from tests.fixtures.postgres import NUM_SESSIONS, count
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
 from worker.background import Retry
@@ -31,6 +31,7 @@ pytestmark = pytest.mark.postgres
 POOLED = SessionLimits(through_pooler=True)
 NUM_WORKERS, NUM_ROUNDS, NUM_JOBS = 100, 2, 5
 RUN = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
+ENDED = "jobs WHERE status = 'succeeded' AND num_crashes = 0"
 
 
 def decode(database: Database, owner: str) -> None:
@@ -45,11 +46,6 @@ def decode(database: Database, owner: str) -> None:
         messages = outcomes.record([outcome(name, attempts[name], run=RUN) for name in names], owner=owner)
         assert len(messages) == NUM_JOBS
         outbox.delete({message.id for message in messages})
-
-
-def num_ended(database: Database) -> int:
-    counted = "SELECT count(*) FROM jobs WHERE status = 'succeeded' AND num_crashes = 0"
-    return int(database.scalar(text(counted)))
 
 
 def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: SecretStr) -> None:
@@ -77,7 +73,7 @@ def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: 
         finally:
             is_over.set()
         looking.result(60)
-    assert num_ended(database) == NUM_WORKERS * NUM_ROUNDS * NUM_JOBS
+    assert count(database, ENDED) == NUM_WORKERS * NUM_ROUNDS * NUM_JOBS
     assert 0 < most <= NUM_SESSIONS
 
 
@@ -140,7 +136,7 @@ def test_too_many_connections_are_waited_for(database: Database, database_url: S
             working = pool.submit(work)
             assert is_refused.wait(60)
         working.result(60)
-    assert num_ended(database) == NUM_ROUNDS * NUM_JOBS
+    assert count(database, ENDED) == NUM_ROUNDS * NUM_JOBS
 
 
 def has_room(url: SecretStr, others: ExitStack) -> bool:

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 
 import psycopg
 import pytest
+from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
 from alphaloop.errors import StoreBusy, StoreError, StoreUnavailable, StoreValueRefused
@@ -21,8 +22,8 @@ PASSING = (
 EXPECTED = {
     **dict.fromkeys(PASSING, StoreUnavailable),
     **dict.fromkeys(("40001", "40P01", "55P03", "55006"), StoreBusy),
-    **dict.fromkeys(("22001", "22P05", "23505", "23514", "54000"), StoreValueRefused),
-    **dict.fromkeys(("42501", "42P01", "42703", "0A000", "XX000", "P0001"), StoreError),
+    **dict.fromkeys(("22001", "22012", "22P02", "22P05", "23502", "23505", "23514", "54000"), StoreValueRefused),
+    **dict.fromkeys(("42501", "42601", "42P01", "42703", "0A000", "XX000", "P0001"), StoreError),
 }
 
 
@@ -40,6 +41,10 @@ def test_what_passes_by_itself_is_told_from_what_does_not(database: Database, by
     for state in EXPECTED:
         with pytest.raises(StoreError) as refusal:
             refuse(state)
+        assert state in str(refusal.value) or state.startswith(("08", "57P")), (
+            "of a connection that is gone it is not told"
+        )
+        assert refusal.value.__cause__ is None
         found[state] = type(refusal.value)
     assert found == EXPECTED
     assert database.scalar(text("SELECT 1")) == 1
@@ -62,13 +67,13 @@ def test_a_text_that_no_column_holds_is_the_values_fault(database: Database) -> 
             driver_of(connection).execute(statement, ["NUL \x00 inside"])
 
 
-def test_a_connection_that_the_driver_found_broken_is_replaced(database: Database) -> None:
+def test_a_connection_that_the_driver_found_broken_is_replaced(database: Database, database_url: SecretStr) -> None:
     """Not SQLAlchemy but the driver met the break, so the pool does not know of it."""
 
     def meet_it(block: AbstractContextManager[Connection]) -> None:
         with block as connection:
             driver = driver_of(connection)
-            with psycopg.connect(**_address(database)) as other:
+            with psycopg.connect(database_url.get_secret_value()) as other:
                 other.execute("SELECT pg_terminate_backend(%s, 10000)", [driver.info.backend_pid])
             driver.execute("SELECT 1")
 
@@ -76,7 +81,3 @@ def test_a_connection_that_the_driver_found_broken_is_replaced(database: Databas
         with pytest.raises(StoreUnavailable):
             meet_it(block)
         assert database.scalar(text("SELECT 1")) == 1
-
-
-def _address(database: Database) -> dict[str, str]:
-    return {"conninfo": database._url.set(drivername="postgresql").render_as_string(hide_password=False)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,10 +83,10 @@ def test_a_row_set_aside_is_published_by_nobody_and_its_neighbours_go_on(
 
 
 def test_the_documented_statements_show_what_is_set_aside_and_put_it_back(
-    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database, documented: tuple[str, str]
+    refused: RefusedResultStore, recorded: list[OutboxMessage], database: Database
 ) -> None:
     refused.set_aside(recorded[0].id, {"b": "b is too large"})
-    show, put_back = documented
+    show, put_back = documented("AlphaloopResultsSetAside")
     with database.begin() as connection:
         (shown,) = connection.execute(text(show)).mappings()
         assert (shown["job_ids"], shown["set_aside_because"]) == (["b"], "b is too large")
@@ -102,20 +103,13 @@ def test_the_documented_statement_shows_a_refused_text_also_one_with_nul(
     with database.begin() as connection:
         with_nul = text("UPDATE jobs SET refused_outcome = CAST(:document AS json) WHERE job_id = 'b'")
         connection.execute(with_nul, {"document": r'{"text": "a\u0000b\\u0000c\"", "usage": {}}'})
-        (show,) = (block.split("```")[0] for block in chapter("AlphaloopResultsRefused").split("```sql")[1:])
+        (show,) = documented("AlphaloopResultsRefused")
         shown = {row["job_id"]: row["text"] for row in connection.execute(text(show)).mappings()}
     assert set(shown) == {"b", "c"}
     assert shown["b"] == 'a\ufffdb\\ufffdc"'
 
 
-@pytest.fixture
-def documented() -> tuple[str, str]:
-    """The statements of docs/guides/operate.md."""
-    show, put_back = (block.split("```")[0] for block in chapter("AlphaloopResultsSetAside").split("```sql")[1:3])
-    return show, put_back
-
-
-def chapter(name: str) -> str:
-    """Of docs/guides/operate.md."""
+def documented(chapter: str) -> list[str]:
+    """The statements of a chapter of docs/guides/operate.md."""
     page = (Path(__file__).resolve().parents[2] / "docs/guides/operate.md").read_text(encoding="utf-8")
-    return page.split(f"## {name}")[1].split("\n## ")[0]
+    return re.findall(r"```sql\n(.*?)```", page.split(f"## {chapter}")[1].split("\n## ")[0], re.DOTALL)

@@ -30,24 +30,20 @@ IMPATIENT = SessionLimits(lock_s=0.1)
 RUN = decode_run(vanilla_counts(5), mode=Mode.VANILLA)
 
 
-def shown(database: Database, name: str) -> str:
-    return str(database.scalar(text(f"SHOW {name}")))
-
-
 def record(database: Database, name: str) -> None:
     runs.record(database, RUN, job_ids=[name])
 
 
 def test_the_settings_reach_the_sessions(database_url: SecretStr) -> None:
     postgres = PostgresSettings()
-    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout", "timezone")
     for limits, expected in (
-        (postgres.limits(), ("5s", "1min", "20s")),
-        (postgres.long_limits(), ("5s", "30min", "20s")),
-        (UNLIMITED, ("0", "0", "0")),
+        (postgres.limits(), ("5s", "1min", "20s", "UTC")),
+        (postgres.long_limits(), ("5s", "30min", "20s", "UTC")),
+        (UNLIMITED, ("0", "0", "0", "UTC")),
     ):
         with Database(database_url, limits=limits) as database:
-            assert tuple(shown(database, name) for name in names) == expected
+            assert tuple(database.scalar(text(f"SHOW {name}")) for name in names) == expected
             with database.dedicated() as driver:
                 assert driver.info.get_parameters()["tcp_user_timeout"] == "20000"
 
@@ -67,14 +63,11 @@ def test_an_idle_session_that_holds_shared_rows_blocks_nobody_for_ever(
 
 
 def test_a_statement_has_its_longest_time(database_url: SecretStr) -> None:
-    def sleep(database: Database) -> None:
-        database.change(text("SELECT pg_sleep(60)"))
-
     with (
         Database(database_url, limits=SessionLimits(statement_s=0.1)) as database,
         pytest.raises(StoreUnavailable, match="57014"),
     ):
-        sleep(database)
+        database.change(text("SELECT pg_sleep(60)"))
 
 
 #: Records an outcome and stops itself in the middle of it, when it holds every lock; told to go on, it tries again.

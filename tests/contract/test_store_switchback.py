@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
+from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import shown_of, task_speedup
 from alphaloop.store.database import Database
@@ -65,11 +66,7 @@ def test_the_view_shows_what_the_estimator_computes(database: Database, store: S
     assert (shown.verdict, shown.num_blocks) == (Verdict.FASTER, 24)
     assert (shown.min_num_draft_tokens, shown.max_num_draft_tokens, shown.mean_running) == (4, 7, 4.0)
     row = database.one(text("SELECT * FROM task_speedup_now"))
-    assert (row.speedup, row.speedup_low, row.speedup_high) == (
-        shown.speedup.mean,
-        shown.speedup.low,
-        shown.speedup.high,
-    )
+    assert Interval(row.speedup, row.speedup_low, row.speedup_high) == shown.speedup
     assert {name: getattr(row, name) for name in SUBJECT} == asdict(subject())
     assert row.tokens_per_s == pytest.approx(shown.tokens_per_s)
     assert row.vanilla_tokens_per_s == pytest.approx(shown.vanilla_tokens_per_s)

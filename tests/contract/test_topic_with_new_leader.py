@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -22,7 +21,7 @@ from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
 from tests.fixtures.broker import committed, intake_of, send, settings_for
-from tests.fixtures.worker import until
+from tests.fixtures.worker import WAIT_S, until
 from worker.background import Retry
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch
@@ -30,7 +29,6 @@ from worker.intake.polling import TopicWatch
 pytestmark = pytest.mark.kafka
 
 CODE, SQL, GONE = "jobs.code", "jobs.sql", "gone"
-WAIT_S: Final = 60.0
 
 
 class Cluster:
@@ -72,24 +70,6 @@ class Cluster:
         return committed(self.kafka, group_id, TopicPartition(topic, 0), TopicPartition(topic, 1))
 
 
-class ImpatientProducer:
-    """A producer whose messages time out soon."""
-
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self.producer = Producer(kafka.model_copy(update={"extra": {"delivery.timeout.ms": 3000}}))
-
-    def has_stored(self) -> bool:
-        """Whether both partitions take a message."""
-        outcomes: list[BrokerError | None] = []
-        try:
-            for partition in (0, 1):
-                self.producer.send(RESULTS, key=None, value=b"1", partition=partition, on_delivery=outcomes.append)
-        except TopicUnavailable:
-            return False
-        self.producer.flush(WAIT_S)
-        return outcomes == [None, None]
-
-
 class Reader:
     """An intake that is told when a topic was made anew, as a worker's is. What it takes is finished at once."""
 
@@ -123,7 +103,8 @@ class World:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self.producer = ImpatientProducer(cluster.kafka)
+        #: Its messages time out soon.
+        self.producer = Producer(cluster.kafka.model_copy(update={"extra": {"delivery.timeout.ms": 3000}}))
         self.jobs = Reader(cluster.kafka, "workers", JOBS_PATTERN)
         self.control = Reader(cluster.kafka, "workers-control", CONTROL)
         #: Asks for topics so often that it notices each deletion.
@@ -134,15 +115,26 @@ class World:
 
     def know(self, value: bytes) -> None:
         """Return when every client reaches the leader of every partition."""
-        until(self.producer.has_stored, "results are taken")
+        until(self.has_stored, "results are taken")
         for reader, topics in ((self.jobs, (CODE, SQL)), (self.control, (CONTROL,)), (self.watchful, (GONE,))):
             for topic in topics:
                 self.cluster.send(topic, value)
                 until(lambda: reader.has_read(topic, value), f"{topic} is read")  # noqa: B023
 
+    def has_stored(self) -> bool:
+        """Whether both partitions of `results` take a message."""
+        outcomes: list[BrokerError | None] = []
+        try:
+            for partition in (0, 1):
+                self.producer.send(RESULTS, key=None, value=b"1", partition=partition, on_delivery=outcomes.append)
+        except TopicUnavailable:
+            return False
+        self.producer.flush(WAIT_S)
+        return outcomes == [None, None]
+
     def close(self) -> None:
         """End every client."""
-        self.producer.producer.close()
+        self.producer.close()
         for reader in self.readers:
             reader.intake.close(WAIT_S)
 
@@ -173,7 +165,7 @@ def world(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def test_a_producer_finds_the_new_leader_of_a_topic_made_anew(world: World) -> None:
     world.cluster.delete(RESULTS)
     world.cluster.make_again(RESULTS)
-    until(world.producer.has_stored, "the new leaders take messages")
+    until(world.has_stored, "the new leaders take messages")
 
 
 def test_a_worker_reads_jobs_of_a_topic_made_anew_from_its_new_leaders(world: World) -> None:

@@ -24,12 +24,11 @@ from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import refusals_of, text_so_far
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import intake_of, lag
-from tests.fixtures.worker import until
+from tests.fixtures.worker import WAIT_S, until
 from worker.intake.polling import Intake
 
 pytestmark = pytest.mark.kafka
 
-WAIT_S = 60.0
 #: A reader that has read everything ends at once; one that waits for a last message that never comes takes longer.
 AT_ONCE_S = 4.0
 

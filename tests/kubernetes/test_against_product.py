@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -19,6 +17,7 @@ from alphaloop.kafka.consumer import _member_config
 from alphaloop.liveness import MetricsServer
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
+from tests.chaos.asking import ask
 from tests.kubernetes.kustomize import Resource, containers, mine, render
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -130,18 +129,10 @@ def test_probes_ask_for_paths_that_are_served() -> None:
             for probe, status in (("livenessProbe", 200), ("readinessProbe", 503)):
                 get = container[probe]["httpGet"]
                 assert get["port"] == "metrics"
-                assert answered(endpoint.url + get["path"]) == status
+                assert ask(urlsplit(endpoint.url).port or 0, get["path"].lstrip("/"), 30.0)[0] == status
             assert "startupProbe" not in container, "healthy from the start, however long that takes"
     finally:
         endpoint.close()
-
-
-def answered(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as reply:
-            return int(reply.status)
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 @pytest.mark.parametrize(("resources", "name"), PROCESSES)

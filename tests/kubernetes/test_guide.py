@@ -12,14 +12,11 @@ import yaml
 
 from alphaloop.settings import load_settings
 from alphaloop.settings.load import ENV_PREFIX
-from tests.kubernetes.kustomize import containers, mine, render
-from tests.kubernetes.test_against_product import one
+from tests.kubernetes.kustomize import containers, render
+from tests.kubernetes.test_against_product import EXAMPLE, FOLDER, ROOT, one
 from tests.kubernetes.validation import RELEASES, check
 
-ROOT: Final = Path(__file__).resolve().parents[2]
-FOLDER: Final = ROOT / "configs" / "kubernetes"
 GUIDE: Final = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
-EXAMPLE: Final = render(mine())
 
 
 def blocks(language: str) -> list[str]:

@@ -65,6 +65,8 @@ def test_an_old_process_is_refused_after_a_migration_that_takes_away(
     with pytest.raises(SchemaMismatch, match="found contracted") as refusal:
         database.check_revision()
     assert "the release that migrated" in str(refusal.value.hint)
+    with pytest.raises(SchemaMismatch, match="contracted"):
+        schema.upgrade(database_url)
     schema.downgrade(database_url, "expanded", migrations=later)
     able = set(database.scalars(text("SELECT revision FROM code_revisions")))
     assert "expanded" in able
