@@ -15,8 +15,6 @@ from alphaloop.messages import encode_job
 from alphaloop.settings import Settings
 from tests.fixtures.messages import succeeded
 
-LARGE = json.dumps({"prompt": "x" * (2 << 20)}).encode()
-
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
@@ -24,8 +22,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def lines(settings: Settings) -> list[JobLine | BadLine]:
-    reader = JobReader(settings, task="code")
-    read = reader.read([LARGE, b'{"prompt": "short"}', b"nonsense"], "jobs.jsonl")
+    large = json.dumps({"prompt": "x" * (2 << 20)}).encode()
+    read = JobReader(settings, task="code").read([large, b'{"prompt": "short"}', b"nonsense"], "jobs.jsonl")
     return list(carried(read, settings.worker.max_job_bytes, ContentStore.of(settings.claim_check)))
 
 

@@ -14,17 +14,12 @@ NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
 
 
-def counted(accepted: list[int], k: int) -> AcceptanceCounts:
+def job(accepted: list[int], k: int, at: datetime = NOON) -> EvidenceSums:
     """A prefill, then a round of k tokens for each number of accepted ones."""
     counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
     for n in accepted:
         counts = counts.with_round(k, n, num_emitted=n + 1)
-    return counts
-
-
-def job(accepted: list[int], k: int, at: datetime = NOON, num_prompt_tokens: int = 30) -> EvidenceSums:
-    counts = counted(accepted, k)
-    return EvidenceSums.of_job(counts, k, at, counts.num_tokens, num_prompt_tokens)
+    return EvidenceSums.of_job(counts, k, at, counts.num_tokens, 30)
 
 
 @st.composite

@@ -254,13 +254,10 @@ def test_a_topic_that_stays_unknown_is_an_error_that_names_it() -> None:
         OffsetQueries(client, timeout_s=0.01).partitions(["jobs.new"])
 
 
-API_VERSIONS = 18
-
-
 def knows_few_requests(request: bytes) -> bytes:
-    """The answer to an ApiVersionsRequest 3: no error, and no other request is known (Kafka's protocol guide)."""
+    """The answer to an ApiVersionsRequest 3 (18): no error, and no other request is known (Kafka's protocol guide)."""
     correlation_id, no_error, no_tags = request[8:12], b"\0\0", b"\0"
-    one_range = b"\2" + struct.pack(">hhh", API_VERSIONS, 0, 3) + no_tags
+    one_range = b"\2" + struct.pack(">hhh", 18, 0, 3) + no_tags
     body = correlation_id + no_error + one_range + struct.pack(">i", 0) + no_tags
     return struct.pack(">i", len(body)) + body
 

@@ -16,7 +16,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import pack, unpack
 from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import ENGINE, TARGET, decode_run, shadow_run, simulated_counts, vanilla_counts
 
 NOW = datetime(2026, 11, 26, tzinfo=UTC)
 HALF_LIFE = timedelta(days=3)
@@ -59,9 +59,8 @@ def test_without_cut_texts_it_is_their_mean(ended: list[int]) -> None:
 
 def shadows_of(run: DecodeRun, **fields: bool) -> tuple[ShadowRun, ...]:
     """Of two drafters that were scored on it."""
-    keys = [replace(run.key, drafter=name, draft_revision="draft-1") for name in ("lookup", "small")]
     counts = simulated_counts(random.Random(1), [0.7, 0.5], 20)
-    return tuple(ShadowRun(key, 3, counts, 40, 50, NOW, **fields) for key in keys)
+    return tuple(shadow_run(run, counts, name, **fields) for name in ("lookup", "small"))
 
 
 def test_a_job_counts_once_however_many_drafters_were_scored_on_it() -> None:

@@ -20,8 +20,6 @@ from alphaloop.experiment.estimate import (
 )
 from alphaloop.experiment.observe import Phase, Slice, Stratum, Treatment
 
-START = datetime(2026, 1, 1, tzinfo=UTC)
-DRAFT = Treatment("draft", 3)
 _PHASES = (Phase.BETWEEN, Phase.BEFORE, Phase.CONTROL, Phase.AFTER)
 
 
@@ -40,8 +38,8 @@ def one_slice(
         block_id=f"{block:04d}",
         task="sql",
         phase=phase,
-        treatment=DRAFT,
-        started_at=START + timedelta(seconds=10 * block + _PHASES.index(phase)),
+        treatment=Treatment("draft", 3),
+        started_at=datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=10 * block + _PHASES.index(phase)),
         num_rounds=num_rounds,
         num_sequence_rounds=num,
         num_tokens=round(num * tokens_per_round),

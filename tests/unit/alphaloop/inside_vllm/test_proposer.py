@@ -106,20 +106,15 @@ def test_a_longer_conversation_goes_on_with_the_index_of_its_beginning_but_its_q
     assert batch.step(["third"])["third"] == []  # 60, a result, stands behind 51 in a prompt only
 
 
-def followed() -> tuple[FollowedTexts, list[Asked]]:
+def test_no_more_texts_are_held_than_rows_and_none_of_a_request_that_ended() -> None:
     opened: list[Asked] = []
 
     def search(tokens: array[int], asked: Asked) -> SearchedText:
         opened.append(asked)
         return SearchedText(tokens, SuffixIndex(tokens, 1, 16), None)
 
-    return FollowedTexts(search), opened
-
-
-def test_no_more_texts_are_held_than_rows_and_none_of_a_request_that_ended() -> None:
-    texts, opened = followed()
     drafter = LookupProposer(config())
-    drafter._texts = texts
+    drafter._texts = texts = FollowedTexts(search)
     batch = Batch(drafter, num_rows=3, tells=False)
     for name in "abc":
         batch.requests[name] = Request([ord(name), *REPEATING], 9)
