@@ -173,7 +173,6 @@ def decoded(rng: random.Random, alphas: tuple[float, ...], reach: float, num_rou
 def test_the_sums_come_back(alphas: tuple[float, ...], reach: float, num_rounds: int, seed: int) -> None:
     exact = decoded(random.Random(seed), alphas, reach, num_rounds)
     found = counts_from_sums(exact.num_tokens, sum(exact.proposed), exact.num_accepted, len(alphas))
-    assert found is not None
     assert (found.rounds, found.num_tokens, found.num_accepted) == (
         exact.rounds,
         exact.num_tokens,
@@ -197,7 +196,6 @@ def test_impossible_sums_are_no_counts(sums: tuple[int, int, int, int]) -> None:
 
 def test_a_last_round_that_was_cut_is_known_by_its_missing_tokens() -> None:
     found = counts_from_sums(6, 8, 5, 4)
-    assert found is not None
     assert (found.rounds, found.num_cropped, found.accepts) == (3, 2, (2, 1, 1, 1))
 
 
@@ -214,9 +212,7 @@ def test_tokens_a_round_are_as_sure_as_with_counts_by_position() -> None:
         level = rng.gauss(0.0, 0.08)
         counts = decoded(rng, tuple(min(0.98, max(0.02, a + level)) for a in (0.75, 0.65, 0.5, 0.45)), 0.8, 40)
         exact.append(counts)
-        found = counts_from_sums(counts.num_tokens, sum(counts.proposed), counts.num_accepted, 4)
-        assert found is not None
-        summed.append(found)
+        summed.append(counts_from_sums(counts.num_tokens, sum(counts.proposed), counts.num_accepted, 4))
     by_position, by_sums = posterior(exact, 4), posterior(summed, 4)
     mean = sum(job.num_tokens - 1 for job in exact) / sum(job.rounds - 1 for job in exact)
     assert by_sums.tokens[4] == pytest.approx(by_position.tokens[4], rel=0.02)

@@ -73,9 +73,7 @@ OTHER_PLACES = (
 
 def store_in(folder: Path, **settings: object) -> ContentStore:
     settings = {"url": str(folder), "max_bytes": MAX_BYTES, **settings}
-    opened = ContentStore.of(ClaimCheckSettings.model_validate(settings))
-    assert opened is not None
-    return opened
+    return ContentStore.of(ClaimCheckSettings.model_validate(settings))
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ def test_what_is_uncertain_is_explored_and_what_is_certain_is_not() -> None:
     unsure = choose({"lookup": inferred(0.10, sd=0.8, jobs=1.0)}, costs=table, budget=ExplorationBudget())
     assert (unsure.mode, unsure.reason) == (Mode.SPECULATIVE, Reason.EXPLORING)
     assert unsure.kept == DraftSetting()
-    assert unsure.budget is not None
     assert unsure.budget.spent > 0
     sure = choose({"lookup": inferred(0.10, sd=0.02, jobs=500.0)}, costs=table, budget=ExplorationBudget())
     assert (sure.mode, sure.reason) == (Mode.VANILLA, Reason.NOT_FASTER)

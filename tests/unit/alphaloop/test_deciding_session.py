@@ -125,7 +125,6 @@ def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> No
     made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
     made.decide(8)
     budget = made.session.budget(CODE)
-    assert budget is not None
     assert budget.accrued == pytest.approx(0.02 * 200)
 
 

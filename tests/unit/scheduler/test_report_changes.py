@@ -15,7 +15,7 @@ from alphaloop.store.drift import EventState, PastState
 from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
 from alphaloop.store.workers import ServerLife
 from scheduler.report.data import ChangeKind, DriftReport
-from scheduler.report.wording import changes_between, freshness, told_changes
+from scheduler.report.wording import changes_between, freshness
 from tests.fixtures.reports import AT, empty, full, task_line
 
 HOUR = timedelta(hours=1)
@@ -42,13 +42,6 @@ def with_verdict(verdict: Verdict, mean: float) -> DriftReport:
     bounds = Interval(mean=mean, low=mean - 0.02, high=mean + 0.02)
     measured = task_line("code").measured
     return with_task(measured=measured and measured.model_copy(update={"verdict": verdict, "speedup": bounds}))
-
-
-def test_nothing_changed() -> None:
-    assert told_changes(empty().changes).startswith("This is the first report")
-    changes = changes_between(full(), later(full()), [], [], [])
-    assert changes.lines == ()
-    assert told_changes(changes) == "Nothing changed since the report of 2026-11-21 06:00 UTC."
 
 
 def test_a_flag_has_one_line_with_all_that_became_of_it() -> None:

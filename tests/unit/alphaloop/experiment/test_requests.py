@@ -159,11 +159,9 @@ def test_a_law_is_told_from_control_slices_that_are_parted_by_load() -> None:
             for part in range(2, 8)
         ]
     law = load_law(compared_blocks(slices))
-    assert law is not None
     assert law.slopes == pytest.approx([0.1, 0.05, 0.2], rel=0.02)
     assert abs(law.influence).max() < 1e-3
     found = measured_speedup(slices)
-    assert found.speedup is not None
     assert found.speedup.mean == pytest.approx(1.0, rel=1e-3), "the load moves, and speculation does nothing"
     whole = [one for one in slices if one.phase is not Phase.CONTROL or one.started_at.second == 40]
     assert load_law(compared_blocks(whole)) is None, "of a device, whose control slices are whole"
