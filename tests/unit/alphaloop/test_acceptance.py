@@ -173,12 +173,9 @@ def decoded(rng: random.Random, alphas: tuple[float, ...], reach: float, num_rou
 def test_the_sums_come_back(alphas: tuple[float, ...], reach: float, num_rounds: int, seed: int) -> None:
     exact = decoded(random.Random(seed), alphas, reach, num_rounds)
     found = counts_from_sums(exact.num_tokens, sum(exact.proposed), exact.num_accepted, len(alphas))
-    assert (found.rounds, found.num_tokens, found.num_accepted) == (
-        exact.rounds,
-        exact.num_tokens,
-        exact.num_accepted,
-    )
-    assert (found.num_empty_rounds, found.num_cropped) == (exact.num_empty_rounds, 0)
+    for name in ("rounds", "num_tokens", "num_accepted", "num_empty_rounds"):
+        assert getattr(found, name) == getattr(exact, name), name
+    assert found.num_cropped == 0
     assert sum(found.proposed) == sum(exact.proposed)
 
 

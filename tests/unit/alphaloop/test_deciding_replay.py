@@ -97,11 +97,8 @@ def test_jobs_find_their_group() -> None:
     ]
     snapshot = some_snapshot(groups=groups)
     split = replace(snapshot, is_split=True)
-    assert [group_of(split, *kind) for kind in (("free", "<=256"), ("gold", "<=1024"), ("free", "<=1024"))] == [
-        1,
-        2,
-        None,
-    ]
+    kinds = (("free", "<=256"), ("gold", "<=1024"), ("free", "<=1024"))
+    assert [group_of(split, *kind) for kind in kinds] == [1, 2, None]
     assert group_of(snapshot, "another", "<=256") == 0
 
 

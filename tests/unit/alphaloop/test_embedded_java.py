@@ -32,10 +32,6 @@ def test_the_version_is_read(tmp_path: Path, answer: str, version: int | None) -
     assert java_version(program(tmp_path, answer)) == version
 
 
-def test_a_program_that_does_not_run_has_no_version(tmp_path: Path) -> None:
-    assert java_version(tmp_path / "nothing") is None
-
-
 def test_an_old_java_home_is_passed_over_for_a_new_one_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,6 @@ LONG = "summarization_of_very_long_documents_in_the_legal_department.v2"
 def rendered(what: Any, width: int = WIDTH) -> list[str]:
     screen = Console(file=io.StringIO(), width=width, color_system=None)
     screen.print(what)
-    assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue().splitlines()
 
 

@@ -38,7 +38,6 @@ def scenario(*, jobs: int = 60, task: Task = BASE, **others: Task) -> Scenario:
         draft_tokens={"draft": 7, "lookup": 7},
         phases=(Phase(jobs=jobs),),
         slots=Slots(num_slots=4),
-        unwinnable="nothing",
     )
 
 

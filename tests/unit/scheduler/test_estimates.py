@@ -17,15 +17,8 @@ NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)
 
 
-def job(
-    trials: tuple[int, ...],
-    accepts: tuple[int, ...],
-    *,
-    at: datetime = NOW,
-    num_draft_tokens: int = 3,
-    reason: str = "faster",
-) -> DecodedJob:
-    return DecodedJob(at, num_draft_tokens, reason, trials, accepts, 48, 1.0)
+def job(trials: tuple[int, ...], accepts: tuple[int, ...], *, at: datetime = NOW) -> DecodedJob:
+    return DecodedJob(at, 3, "faster", trials, accepts, 48, 1.0)
 
 
 def counts(streams: dict[Stream, Sequence[DecodedJob]], probes: Sequence[ProbeResult] = ()) -> RunCounts:
@@ -97,7 +90,7 @@ VANILLA = Stream("code", "target", "engine", "greedy")
 def last_two(minutes_ago: int, num_draft_tokens: int, reason: str) -> list[DecodedJob]:
     """The last one so long ago."""
     return [
-        job((3,), (2,), at=NOW - (minutes_ago + more) * MINUTE, num_draft_tokens=k, reason=reason)
+        DecodedJob(NOW - (minutes_ago + more) * MINUTE, k, reason, (3,), (2,), 24, 0.5)
         for more, k in ((1, 12), (0, num_draft_tokens))
     ]
 

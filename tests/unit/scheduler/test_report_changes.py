@@ -123,16 +123,13 @@ def test_a_speed_up_that_crossed_one_became_known_or_is_lost() -> None:
 
 
 def test_a_draft_whose_status_changed() -> None:
-    before = full()
-    active = before.drafts[0].model_copy(update={"status": "active", "status_reason": ""})
-    fell = before.model_copy(update={"drafts": (active,)})
-    assert told(fell, later(before.model_copy(update={"drafts": before.drafts})))[0][1].startswith(
-        f"lookup {active.draft_revision} for target {active.target_revision} is stale, was active: "
-    )
-    (new,) = told(before.model_copy(update={"drafts": ()}), later(fell))
-    assert new == (
-        ChangeKind.DRAFT,
-        f"lookup {active.draft_revision} for target {active.target_revision} is new and active.",
+    now = later(full())
+    (draft,) = now.drafts
+    before = full().model_copy(update={"drafts": (draft.model_copy(update={"status": "active", "status_reason": ""}),)})
+    ((kind, sentence),) = told(before, now)
+    assert kind is ChangeKind.DRAFT
+    assert sentence.startswith(
+        f"lookup {draft.draft_revision} for target {draft.target_revision} is stale, was active: "
     )
 
 
