@@ -73,9 +73,7 @@ OTHER_PLACES = (
 
 def store_in(folder: Path, **settings: object) -> ContentStore:
     settings = {"url": str(folder), "max_bytes": MAX_BYTES, **settings}
-    opened = ContentStore.of(ClaimCheckSettings.model_validate(settings))
-    assert opened is not None
-    return opened
+    return ContentStore.of(ClaimCheckSettings.model_validate(settings))
 
 
 @pytest.fixture
@@ -157,10 +155,8 @@ class TestStore:
 
     def test_what_is_no_file_is_missing(self, store: ContentStore, folder: Path) -> None:
         os.mkfifo(folder / "pipe")  # opened, it would wait for ever
-        (folder / "sub").mkdir()
-        for name in ("pipe", "sub"):
-            with pytest.raises(ContentMissing):
-                store.read(ContentReference.to(f"{store_url(store)}/{name}", b"x"))
+        with pytest.raises(ContentMissing):
+            store.read(ContentReference.to(f"{store_url(store)}/pipe", b"x"))
 
     def test_a_folder_that_is_gone_is_an_outage_and_no_missing_object(self, store: ContentStore, folder: Path) -> None:
         reference = store.write("a.txt", b"a text")

@@ -21,7 +21,7 @@ from alphaloop.cli.app import app
 from alphaloop.cli.children import LogFollower, child_environment, field_of
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.cli.reference import PAGE, commands, reference
-from alphaloop.settings import KafkaSettings, load_settings
+from alphaloop.settings import KafkaSettings, PostgresSettings, load_settings
 from tests.fixtures.cli import Cli
 
 LEAVES = [(name, context) for name, context in commands() if not isinstance(context.command, TyperGroup)]
@@ -155,10 +155,9 @@ def test_an_unknown_task_and_a_missing_file_are_told_before_anything_is_sent(
 def test_a_child_gets_the_parent_s_addresses_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALPHALOOP_KAFKA__BOOTSTRAP_SERVERS", "production:9092")
     monkeypatch.setenv("DATABASE_URL", "postgresql://production/jobs")
-    settings = load_settings().model_copy(
-        update={"data_dir": tmp_path, "kafka": KafkaSettings(bootstrap_servers="here:1", session_timeout_ms=6000)}
-    )
-    settings = settings.model_copy(update={"postgres": settings.postgres.model_copy(update={"url": None})})
+    kafka = KafkaSettings(bootstrap_servers="here:1", session_timeout_ms=6000)
+    here = {"data_dir": tmp_path, "kafka": kafka, "postgres": PostgresSettings()}
+    settings = load_settings().model_copy(update=here)
     environment = child_environment(GlobalOptions(configs=tmp_path, profile="local"), settings)
     assert environment["KAFKA_BOOTSTRAP_SERVERS"] == "here:1"
     assert not any("production" in value for value in environment.values())
@@ -174,17 +173,10 @@ def test_log_follower_finds_new_events_only(tmp_path: Path) -> None:
     with path.open("a") as log:
         log.write('10:00:01 info worker_ready consuming owner=x metrics=http://new:2 note="two words"\nhalf a li')
     line = follower.find("worker_ready")
-    assert line is not None
-    assert (field_of(line, "metrics"), field_of(line, "note"), field_of(line, "tric")) == (
-        "http://new:2",
-        "two words",
-        None,
-    )
+    assert [field_of(line, name) for name in ("metrics", "note", "tric")] == ["http://new:2", "two words", None]
     with path.open("a") as log:
         log.write('ne\n{"action": "scheduler_ready", "metrics": "http://json:3"}\n{broken\n')
-    found = follower.find("scheduler_ready")
-    assert found is not None
-    assert field_of(found, "metrics") == "http://json:3"
+    assert field_of(follower.find("scheduler_ready"), "metrics") == "http://json:3"
     assert LogFollower(tmp_path / "none.log").find("worker_ready") is None
 
 

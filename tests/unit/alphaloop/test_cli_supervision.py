@@ -8,15 +8,17 @@ from alphaloop.cli.services import MOST_STARTS, WINDOW_S, Supervised
 from alphaloop.errors import StartFailed
 
 
-class Child:
-    """Ends whenever the test says so."""
+class Supervising:
+    """A child that ends whenever the test says so, and what is told of it."""
 
-    name = "worker"
-
-    def __init__(self) -> None:
+    def __init__(self, name: str = "worker") -> None:
+        self.name = name
         self.code: int | None = None
         self.num_starts = 0
         self.starts = True
+        self.now = 0.0
+        self.told: list[str] = []
+        self.supervised = Supervised(self, self.told.append, clock=lambda: self.now)
 
     def start(self) -> None:
         self.num_starts += 1
@@ -30,16 +32,8 @@ class Child:
     def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
         return StartFailed(f"{self.name} {what}", hint=hint)
 
-
-class Supervising:
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.child = Child()
-        self.told: list[str] = []
-        self.supervised = Supervised(self.child, self.told.append, clock=lambda: self.now)
-
     def die(self, code: int) -> None:
-        self.child.code = code
+        self.code = code
         self.supervised.look()
 
     def pass_by(self, seconds: float) -> None:
@@ -55,9 +49,9 @@ def test_an_end_is_told_with_its_reason_and_answered_by_a_new_start() -> None:
         "the worker ended with code 3 (its engine could decode nothing any more); starting it again in 1 s"
     ]
     one.pass_by(0.5)
-    assert one.child.num_starts == 0
+    assert one.num_starts == 0
     one.pass_by(0.5)
-    assert one.child.num_starts == 1
+    assert one.num_starts == 1
     one.die(137)
     assert one.told[-1] == "the worker ended with code 137 (killed by signal 9); starting it again in 2 s"
 
@@ -67,19 +61,19 @@ def test_too_many_ends_are_an_error_and_old_ones_are_forgotten() -> None:
     for _ in range(MOST_STARTS):
         one.die(1)
         one.pass_by(100)
-    assert one.child.num_starts == MOST_STARTS
+    assert one.num_starts == MOST_STARTS
     one.pass_by(WINDOW_S)
     for _ in range(MOST_STARTS):
         one.die(4)
         one.pass_by(16)
     with pytest.raises(StartFailed, match=r"worker ended with code 4 .*, after 5 new starts within 10 minutes"):
         one.die(4)
-    assert one.child.num_starts == 2 * MOST_STARTS
+    assert one.num_starts == 2 * MOST_STARTS
 
 
 def test_a_start_that_fails_counts_as_an_end() -> None:
     one = Supervising()
-    one.child.starts = False
+    one.starts = False
     one.die(1)
     one.pass_by(1)
     assert one.told[-1] == "the worker could not be started again: no room; starting it again in 2 s"
@@ -90,7 +84,6 @@ def test_a_start_that_fails_counts_as_an_end() -> None:
 
 
 def test_a_server_is_called_by_its_name() -> None:
-    one = Supervising()
-    one.child.name = "PostgreSQL"
+    one = Supervising("PostgreSQL")
     one.die(137)
     assert one.told == ["PostgreSQL ended with code 137 (killed by signal 9); starting it again in 1 s"]

@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 from alphaloop.pages.drawing import alpha_over_time, sparkline
 from alphaloop.store.task_figures import AcceptanceHour
+from tests.fixtures.reports import AT, full
 
 NOW = datetime(2026, 11, 23, 7, 30, tzinfo=UTC)
 
@@ -35,18 +36,10 @@ def test_a_single_hour_is_a_dot_and_none_is_nothing() -> None:
 
 
 def test_the_course_shows_traffic_probes_and_changes_and_escapes_names() -> None:
-    points = [
-        {
-            "start": (NOW + timedelta(hours=h)).isoformat(),
-            "num_jobs": 3,
-            "alpha_1": {"mean": 0.5, "low": 0.4, "high": 0.6},
-        }
-        for h in (0, 1, 2, 6, 7, 10)
-    ]
-    marks = [{"at": (NOW + timedelta(hours=5)).isoformat(), "changed": ["<target>", "draft"]}]
-    drawn = alpha_over_time(
-        {"drafter": "lookup", "step_s": 3600.0, "traffic": points, "probes": points[::2], "revisions": marks}
-    )
+    history = full(("code",)).history["code"].model_dump(mode="json")
+    history["traffic"].append({**history["traffic"][0], "start": (AT + timedelta(hours=10)).isoformat()})
+    history["revisions"][0]["changed"] = ["<target>", "draft"]
+    drawn = alpha_over_time(history)
     tree = ElementTree.fromstring(drawn)
     classes = [element.get("class") for element in tree.iter()]
     assert classes.count("band") == 2, "one for each stretch without a gap"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from alphaloop.console.reading import Reading, Remembered
+from alphaloop.console.reading import Remembered
 from alphaloop.errors import StoreUnavailable
 from tests.fixtures.simulated import Clock
+from tests.fixtures.worker import until
 
 WAIT_S = 10.0
 
@@ -24,16 +25,6 @@ def remembered(clock: Clock) -> Iterator[Remembered]:
     made = Remembered(5.0, clock=clock, patience_s=WAIT_S)
     yield made
     made.close()
-
-
-def until(read: Callable[[], Reading[int]], holds: Callable[[Reading[int]], bool]) -> Reading[int]:
-    """Ask until the answer is right; the reading behind it is under way."""
-    beat = threading.Event()
-    for _ in range(1000):
-        if holds(found := read()):
-            return found
-        beat.wait(WAIT_S / 1000)
-    raise AssertionError(found)
 
 
 def test_the_first_reading_is_waited_for_and_later_ones_are_not_repeated(remembered: Remembered, clock: Clock) -> None:
@@ -56,7 +47,7 @@ def test_an_old_value_is_shown_while_a_new_one_is_read(remembered: Remembered, c
     assert remembered.get("a", slow).value == 1
     assert remembered.get("a", slow).value == 1, "a second one is not started beside it"
     may_end.set()
-    until(lambda: remembered.get("a", slow), lambda found: found.value == 2)
+    until(lambda: remembered.get("a", slow).value == 2, "the new value is read")
 
 
 def test_nobody_waits_longer_than_the_patience(clock: Clock) -> None:
@@ -76,9 +67,8 @@ def test_a_failure_is_told_in_words_and_the_last_value_stays(remembered: Remembe
         raise StoreUnavailable("the database is away")
 
     clock.now_s = 6.0
-    remembered.get("a", fails)
-    failed = until(lambda: remembered.get("a", fails), lambda found: found.error is not None)
-    assert (failed.value, failed.error) == (1, "the database is away")
+    until(lambda: remembered.get("a", fails).error == "the database is away", "the failure is known")
+    assert remembered.get("a", fails).value == 1
 
 
 def test_of_a_foreign_failure_only_the_class_is_told(remembered: Remembered) -> None:
@@ -99,7 +89,7 @@ def test_what_takes_long_is_read_seldom(remembered: Remembered, clock: Clock) ->
     clock.pass_s(19.0)
     assert remembered.get("a", slow).value == 0, "five times as long as the reading took"
     clock.pass_s(2.0)
-    until(lambda: remembered.get("a", slow), lambda found: found.value == 1)
+    until(lambda: remembered.get("a", slow).value == 1, "it is read anew")
 
 
 def test_what_was_forgotten_is_read_anew(remembered: Remembered) -> None:

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import (
-    HALF_LIFE_ROUNDS,
     HALF_LIFE_S,
     TIMING_SD,
     CostKind,
@@ -55,7 +54,6 @@ def test_an_interpolated_cost_lies_within_what_was_measured(
     points: dict[tuple[int, int], float], batch: int, k: int
 ) -> None:
     ms = table(*((None, b, w, cost) for (b, w), cost in points.items())).rounds(batch).round_ms(None, k)
-    assert ms is not None
     assert min(points.values()) * (1 - 1e-9) <= ms <= max(points.values()) * (1 + 1e-9)
 
 
@@ -97,9 +95,7 @@ def test_a_longer_context_costs_its_ratio_at_shapes_that_were_not_measured_there
     near = at(256, (None, 1, 1, 30.0), (None, 1, 5, 33.0), (None, 1, 9, 40.0))
     far = at(2048, (None, 1, 1, 36.0), (None, 1, 9, 60.0))
     costs = CostTable([*near, *far])
-    assert costs.part_ms(None, 1, 1, 256) == costs.part_ms(None, 1, 1) == 30.0
-    assert costs.part_ms(None, 1, 1, 2048) == pytest.approx(36.0)
-    assert costs.part_ms(None, 1, 9, 2048) == pytest.approx(60.0)
+    assert costs.part_ms(None, 1, 1) == 30.0
     assert costs.part_ms(None, 1, 5, 2048) == pytest.approx(33.0 * (1.2 + 1.5) / 2)
     assert costs.part_ms(None, 1, 9, (256 + 2048) / 2) == pytest.approx(50.0)
     assert costs.part_ms(None, 1, 1, 1e6) == pytest.approx(36.0)
@@ -150,7 +146,6 @@ def test_the_components_of_a_round_add_up_to_it() -> None:
     costs = table((None, 2, 1, 30.0), (None, 2, 9, 70.0), ("d", 2, 2, 1.0), ("d", 2, 9, 8.0)).rounds(2)
     assert costs.components_ms("d", 4) == pytest.approx((4.0, 50.0))
     found = costs.components_ms("d", 8, THREE, 2.5)
-    assert found is not None
     assert sum(found) == costs.round_ms("d", 8, THREE, 2.5)
     assert costs.components_ms("never measured", 4) is None
 
@@ -177,9 +172,8 @@ def test_fading_twice_is_fading_once(mean: float, variance: float, towards: floa
     assert twice.variance == pytest.approx(once.variance, abs=1e-9)
 
 
-def test_seconds_and_rounds_add_up() -> None:
-    assert num_half_lives(HALF_LIFE_S, HALF_LIFE_ROUNDS) == 2.0
-    assert num_half_lives(-5.0) == 0.0, "a clock that was set back makes nothing younger"
+def test_a_clock_that_was_set_back_makes_nothing_younger() -> None:
+    assert num_half_lives(-5.0) == 0.0
 
 
 def test_the_variance_of_a_measurement_is_that_of_a_median_of_timings() -> None:

@@ -116,7 +116,6 @@ def test_a_drafter_is_rechecked_after_fewer_jobs_the_more_time_they_took() -> No
     assert quiet / quieter == pytest.approx(math.sqrt(60), rel=0.2)
     assert after(quiet - 1, quiet - 1.0) is None
     found = after(quiet, float(quiet))
-    assert found is not None
     assert found.why == f"draft was not used for {quiet} jobs in {quiet} minutes"
     assert after(quiet, float(quiet), balance=0.9 * found.loss) is None, "the budget is as before"
     hopeless = alternative("draft", 1, posterior, 200.0)

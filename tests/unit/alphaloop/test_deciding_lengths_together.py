@@ -34,9 +34,8 @@ def costs(per_position_ms: float = 0.9, draft_ms: float = 3.5) -> CostTable:
 inferred = partial(deciding.inferred, k=7, jobs=100.0, sd=0.01)
 
 
-def decided(alpha: float, table: CostTable, num_running: int = 4) -> Decision:
-    context = context_of(num_running, 1, 200.0)
-    return decide({"draft": inferred(alpha)}, [DRAFT], table, context, PolicyLimits())
+def decided(alpha: float, table: CostTable) -> Decision:
+    return decide({"draft": inferred(alpha)}, [DRAFT], table, context_of(4, 1, 200.0), PolicyLimits())
 
 
 def worth_a_ms(alphas: tuple[float, ...], lengths: tuple[int, ...], table: CostTable, each: int) -> float:

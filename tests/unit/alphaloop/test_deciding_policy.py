@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -26,7 +27,6 @@ def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
     assert decision.kept == DraftSetting("lookup", 8)
     best = decision.alternatives[0]
     assert best.num_draft_tokens == 8
-    assert best.speedup_low <= best.speedup <= best.speedup_high
     assert f"{best.speedup:.2f}x" in decision.explanation
 
 
@@ -66,7 +66,6 @@ def test_what_is_uncertain_is_explored_and_what_is_certain_is_not() -> None:
     unsure = choose({"lookup": inferred(0.10, sd=0.8, jobs=1.0)}, costs=table, budget=ExplorationBudget())
     assert (unsure.mode, unsure.reason) == (Mode.SPECULATIVE, Reason.EXPLORING)
     assert unsure.kept == DraftSetting()
-    assert unsure.budget is not None
     assert unsure.budget.spent > 0
     sure = choose({"lookup": inferred(0.10, sd=0.02, jobs=500.0)}, costs=table, budget=ExplorationBudget())
     assert (sure.mode, sure.reason) == (Mode.VANILLA, Reason.NOT_FASTER)
@@ -151,32 +150,21 @@ def test_a_stale_drafter_serves_nobody_but_its_probe() -> None:
 def test_every_guard_has_its_own_reason_and_says_why() -> None:
     history = {"lookup": inferred(0.9)}
     heavy = replace(LOOKUP, cache_bytes_per_token=1 << 20)
-    memory = choose(history, drafters=(heavy,), free_cache_bytes=512 << 20, max_sequence_tokens=600.0)
-    assert memory.reason is Reason.NO_MEMORY
-    assert (
-        "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free beside the target" in memory.explanation
-    )
-    assert choose(history, drafters=(heavy,), free_cache_bytes=601 << 20, max_sequence_tokens=600.0).mode is (
-        Mode.SPECULATIVE
-    )
+    at_600_tokens = partial(choose, history, drafters=(heavy,), max_sequence_tokens=600.0)
+    memory = at_600_tokens(free_cache_bytes=512 << 20)
+    told = "1 sequences x 600 tokens x 1048576 bytes = 600 MiB, 512 MiB are free beside the target"
+    assert (memory.reason, told in memory.explanation) == (Reason.NO_MEMORY, True)
+    assert at_600_tokens(free_cache_bytes=601 << 20).mode is Mode.SPECULATIVE
     for beside, of_its_own, mode in ((0, 600, Mode.SPECULATIVE), (10_000, 599, Mode.VANILLA)):
-        found = choose(
-            history,
-            drafters=(heavy,),
-            free_cache_bytes=beside << 20,
-            free_elsewhere={LOOKUP.name: of_its_own << 20, "another": 0},
-            max_sequence_tokens=600.0,
-        )
+        elsewhere = {LOOKUP.name: of_its_own << 20, "another": 0}
+        found = at_600_tokens(free_cache_bytes=beside << 20, free_elsewhere=elsewhere)
         assert found.mode is mode, "a draft on a device of its own takes nothing of the target's"
     assert "600 MiB, 599 MiB are free on its device" in found.explanation
-    hasty = replace(heavy, max_prompt_tokens=100)
     for output, needed in ((200.0, 300), (550.0, 600)):
-        asked = {"max_sequence_tokens": 600.0, "max_output_tokens": output}
-        short = choose(history, drafters=(hasty,), free_cache_bytes=(needed << 20) - 1, **asked)
-        assert f"1 sequences x {needed} tokens" in short.explanation, (
-            "what it does not read of a prompt takes no memory"
-        )
-        assert choose(history, drafters=(hasty,), free_cache_bytes=needed << 20, **asked).mode is Mode.SPECULATIVE
+        hasty = partial(at_600_tokens, drafters=(replace(heavy, max_prompt_tokens=100),), max_output_tokens=output)
+        short = hasty(free_cache_bytes=(needed << 20) - 1)
+        assert f"1 sequences x {needed} tokens" in short.explanation, "what it does not read takes no memory"
+        assert hasty(free_cache_bytes=needed << 20).mode is Mode.SPECULATIVE
     unable = choose(history, cannot_serve={"lookup": "logit_bias"})
     assert (unable.reason, "logit_bias" in unable.explanation) == (Reason.CANNOT_SERVE, True)
     off = choose(history, switched_off="Translate *")

@@ -25,18 +25,16 @@ UNKNOWN = PairPosterior.unknown(8)
 ALPHAS = (0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45)
 
 
-def key(sampling: str = "greedy", prompts: str = "<=256", segment: str = "", task: str = "code") -> EvidenceKey:
-    return EvidenceKey(task, "target", "engine", sampling, prompts, segment, "draft", "r1")
+def key(sampling: str = "greedy", segment: str = "") -> EvidenceKey:
+    return EvidenceKey("code", "target", "engine", sampling, "<=256", segment, "draft", "r1")
 
 
-def job(
-    rng: random.Random, alphas: tuple[float, ...], k: int, *, rounds: int = 40, spread: float = 0.0
-) -> EvidenceSums:
-    """One job; `spread` is the standard deviation over jobs of the logits of α_i."""
+def job(rng: random.Random, alphas: tuple[float, ...], k: int, *, spread: float = 0.0) -> EvidenceSums:
+    """One job of 40 rounds; `spread` is the standard deviation over jobs of the logits of α_i."""
     shift = rng.gauss(0, spread)
     counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
     chances = [1 / (1 + math.exp(-math.log(a / (1 - a)) - shift)) for a in alphas]
-    for _ in range(rounds):
+    for _ in range(40):
         accepted = next((i for i in range(k) if rng.random() >= chances[i]), k)
         counts = counts.with_round(k, accepted, num_emitted=accepted + 1)
     return EvidenceSums.of_job(counts, k, NOW, counts.num_tokens)

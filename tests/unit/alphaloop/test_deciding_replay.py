@@ -97,11 +97,8 @@ def test_jobs_find_their_group() -> None:
     ]
     snapshot = some_snapshot(groups=groups)
     split = replace(snapshot, is_split=True)
-    assert [group_of(split, *kind) for kind in (("free", "<=256"), ("gold", "<=1024"), ("free", "<=1024"))] == [
-        1,
-        2,
-        None,
-    ]
+    kinds = (("free", "<=256"), ("gold", "<=1024"), ("free", "<=1024"))
+    assert [group_of(split, *kind) for kind in kinds] == [1, 2, None]
     assert group_of(snapshot, "another", "<=256") == 0
 
 
@@ -110,9 +107,7 @@ def compared(posterior: Posterior, was: DraftSetting, would: DraftSetting, seed:
     snapshot = some_snapshot(groups=[Group(1, {"lookup": posterior}, "", "<=256")], prompt_tokens=None)
     snapshot = replace(snapshot, context=replace(snapshot.context, num_running=1))
     jobs = JobsAlike("", "<=256", Purpose.TRAFFIC, was, "", 10, 600, 200, 10.0)
-    found = Pricing(seed).compare(snapshot, snapshot.groups[0], jobs, would)
-    assert found is not None
-    return found
+    return Pricing(seed).compare(snapshot, snapshot.groups[0], jobs, would)
 
 
 def test_the_cost_of_another_setting_follows_from_acceptance(seed: int) -> None:
@@ -121,10 +116,8 @@ def test_the_cost_of_another_setting_follows_from_acceptance(seed: int) -> None:
     tokens = tokens_per_round((0.8, 0.8, 0.8))[3]
     assert found.was_s == pytest.approx(600 * 0.030)
     assert found.would_s == pytest.approx(600 * 0.033 / tokens, rel=0.01)
-    assert found.ratio is not None
     assert found.ratio.low <= found.ratio.mean <= found.ratio.high
     assert found.ratio.mean == pytest.approx(1.1 / tokens, rel=0.01)
     assert (found.num_jobs, found.num_same_jobs, found.measured_s) == (10, 0, 10.0)
     vague = compared(inferred(0.8, k=4, sd=0.5), DraftSetting(), DraftSetting("lookup", 3), seed).ratio
-    assert vague is not None
     assert vague.high - vague.low > 2 * (found.ratio.high - found.ratio.low)

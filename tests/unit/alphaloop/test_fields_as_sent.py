@@ -101,7 +101,6 @@ def test_setting_the_fields_that_are_named_makes_a_job(drawn: tuple[dict[str, An
     fields, right = drawn
     corrections: dict[str, Any] = {}
     while (error := refusal_of(fields, corrections)) is not None:
-        assert error.field is not None
         assert error.field not in corrections, "it has a right value now"
         assert_has_a_place(error, fields)
         *_, last = error.field.split(".")

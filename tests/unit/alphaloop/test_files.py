@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from alphaloop.errors import ConfigError
-from alphaloop.files import Destination, Source, readable_again, reading, replace_file, source_of
+from alphaloop.files import Destination, Source, readable_again, reading, source_of
 
 TEXT = '{"prompt": "é"}\n{"prompt": "語 🙂"}\n'
 
@@ -156,11 +156,6 @@ def test_a_long_name_and_one_that_is_not_utf_8(tmp_path: Path) -> None:
         assert (tmp_path / name).read_text() == "x"
 
 
-def test_a_whole_file_with_rights(tmp_path: Path) -> None:
-    replace_file(tmp_path / "state", "x", mode=0o600)
-    assert mode(tmp_path / "state") == 0o600
-
-
 def told(source: Source) -> tuple[str, str]:
     return source.form, b"".join(source.lines).decode()
 
@@ -238,9 +233,3 @@ def test_a_pipe_is_copied_to_be_read_again(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "plain").touch()
     with readable_again(tmp_path / "plain") as file:
         assert file == tmp_path / "plain"
-
-
-@pytest.mark.parametrize("name", ["missing", "."])
-def test_what_is_no_file_is_said(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"No such file|Is a directory"), reading(tmp_path / name):
-        pass

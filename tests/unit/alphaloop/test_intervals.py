@@ -53,7 +53,6 @@ def test_an_interval_holds_its_estimate_and_is_never_narrower_than_with_independ
     if not trials:
         assert found is None
         return
-    assert found is not None
     share = sum(a for a, _ in clusters) / trials
     independent = wilson(share, trials)
     assert 0 <= found.low <= independent.low + 1e-9
@@ -74,14 +73,12 @@ def test_runs_keep_every_count_and_are_at_most_thirty(clusters: list[tuple[int, 
 def test_one_job_tells_nothing_of_the_spread_nor_does_one_beside_tiny_ones() -> None:
     for clusters in ([(30, 40)], [(300, 400), (1, 1)]):
         found = share_interval(clusters)
-        assert found is not None
         assert (found.low, found.high) == (0.0, 1.0)
 
 
 def test_jobs_that_were_all_accepted_count_as_one_decision_each() -> None:
     found = share_interval([(20, 20)] * 10)
     ten = wilson(1.0, 10)
-    assert found is not None
     assert found.high == 1
     assert 0 < found.low < ten.low
 
@@ -94,7 +91,6 @@ def test_the_interval_holds_the_truth_of_unequal_jobs(num_jobs: int, correlation
         trials = np.clip(np.rint(draws.lognormal(3.5, 0.8, num_jobs)), 2, 300).astype(int)
         accepts = draws.binomial(trials, draws.beta(share * spread, (1 - share) * spread, num_jobs))
         found = share_interval(consecutive_runs(list(zip(accepts.tolist(), trials.tolist(), strict=True))))
-        assert found is not None
         covered += found.low <= share <= found.high
     # Three standard errors of 400 runs are 3 points.
     assert 0.92 <= covered / repeats <= 0.99

@@ -1,18 +1,23 @@
-"""Lines of JSON to jobs: every form that is accepted, and that what is sent is what the worker will read."""
+"""Lines of JSON to jobs: every form, sent as the worker will read it; large prompts travel by reference."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.claim_check.store import ContentStore, text_by_reference
+from alphaloop.cli.enqueue import carried
+from alphaloop.cli.jobs import texts_of
 from alphaloop.errors import MessageError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
 from alphaloop.messages import Decoding, Job, Origin, encode_job, parse_job
 from alphaloop.settings import Settings, load_settings
+from tests.fixtures.messages import succeeded
 
 SETTINGS = load_settings()
 
@@ -147,3 +152,37 @@ def test_every_line_is_a_job_the_worker_reads_back_or_an_error_in_words(line: by
         else:
             topic = Origin("c", f"jobs.{item.job.task}", 0, 0)
             assert parse_job(encode_job(item.job), topic, task=item.job.task) == item.job
+
+
+@pytest.fixture
+def with_store(tmp_path: Path) -> Settings:
+    return Settings.model_validate({"tasks": {"code": {}}, "claim_check": {"url": str(tmp_path)}})
+
+
+def carried_lines(settings: Settings) -> list[JobLine | BadLine]:
+    lines = read({"prompt": "x" * (2 << 20)}, {"prompt": "short"}, b"nonsense", settings=settings, task="code")
+    return list(carried(lines, settings.worker.max_job_bytes, ContentStore.of(settings.claim_check)))
+
+
+def test_only_a_large_prompt_travels_by_reference(with_store: Settings) -> None:
+    large, short, wrong = carried_lines(with_store)
+    assert isinstance(wrong, BadLine)
+    assert len(encode_job(large.job)) < 1000
+    assert short.job.body_ref is None
+
+
+def test_without_a_store_a_large_line_is_wrong(with_store: Settings) -> None:
+    large, *_ = carried_lines(Settings(tasks=with_store.tasks))
+    assert "shorten the prompt" in (large.error.hint or "")
+
+
+def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_told(
+    with_store: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = ContentStore.of(with_store.claim_check)
+    whole = succeeded("a", "a long text")
+    smaller = text_by_reference(whole, store)
+    assert texts_of(smaller, store) == whole
+    store.delete(smaller.text_ref.url)
+    assert texts_of(smaller, store) is smaller
+    assert "a: nothing that can be read" in capsys.readouterr().err

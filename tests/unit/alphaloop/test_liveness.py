@@ -135,8 +135,7 @@ def test_a_process_that_hangs_ends_with_its_own_exit_code_and_shows_where(orders
 
 HOLDING = """
 import ctypes
-from alphaloop.liveness import Liveness
-from alphaloop.liveness import Watchdog
+from alphaloop.liveness import Liveness, Watchdog
 
 Watchdog(Liveness(), backstop_s=1.5).start()
 ctypes.PyDLL(None).pause()  # a call into C that keeps the interpreter's lock

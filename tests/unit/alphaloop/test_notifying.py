@@ -43,15 +43,10 @@ class Kept(logging.Handler):
         self.told.append(record.getMessage())
 
 
-@pytest.fixture
-def logged() -> list[str]:
+def test_a_refusal_names_its_status_and_no_secret_is_logged_at_any_level() -> None:
     root, kept = logging.getLogger(), Kept()
     root.addHandler(kept)
     root.setLevel(logging.DEBUG)
-    return kept.told
-
-
-def test_a_refusal_names_its_status_and_no_secret_is_logged_at_any_level(logged: list[str]) -> None:
     with running_hook() as hook:
         (sink,) = open_sinks([hook.url])
         sink.send(TOLD)
@@ -59,7 +54,7 @@ def test_a_refusal_names_its_status_and_no_secret_is_logged_at_any_level(logged:
         with pytest.raises(NotificationFailed, match=r"JSON [0-9a-f]{8}: HTTP status 401") as refused:
             sink.send(TOLD)
     assert refused.value.__cause__ is None
-    told = [str(refused.value), sink.name, *logged]
+    told = [str(refused.value), sink.name, *kept.told]
     assert not [text for text in told for secret in SECRETS if secret in text]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -17,12 +16,6 @@ def moved(by: float) -> tuple[Answer, ...]:
 
 
 FOUND = ServerIdentity("vllm-0.32.0", "smollm2", "/models/smollm2", 2048, moved(0))
-
-
-def test_the_same_server_does_not_differ_and_survives_the_database() -> None:
-    stored = ServerIdentity.from_json(json.loads(json.dumps(FOUND.as_json())))
-    assert stored == FOUND
-    assert differs(stored, FOUND) is None
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,6 @@ def test_what_a_servers_own_answers_scatter_is_no_change() -> None:
     """On a GPU probabilities depend on what else is in the batch."""
     assert differs(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.05))) is None
     told = told_apart(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.07)))
-    assert told is not None
     assert not told.is_of_weights
 
 
@@ -58,8 +50,6 @@ def test_a_token_that_falls_out_of_the_list_counts_little_and_other_tokens_count
     fell_out = Answer("", {" Paris": -0.27, " the": -2.71, " Le": -4.5})
     near = distance([FOUND.answers[0]], [fell_out])
     other = distance([FOUND.answers[0]], [Answer("", {" Rom": -0.1, " a": -3.0, " an": -4.0})])
-    assert near is not None
-    assert other is not None
     assert near < 0.03 < 0.3 < other
 
 

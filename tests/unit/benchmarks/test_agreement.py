@@ -25,13 +25,11 @@ def block(ratio: float, seconds: float = 2.0, tokens: int = 40) -> ForcedBlock:
 
 def test_a_constant_ratio_is_found_without_doubt() -> None:
     found = forced_speedup([block(1.25, seconds) for seconds in (1.0, 2.0, 5.0, 3.0)], 0.95)
-    assert found is not None
     assert (found.mean, found.low, found.high) == pytest.approx((1.25, 1.25, 1.25))
 
 
 def test_other_numbers_of_tokens_are_taken_into_account() -> None:
     found = forced_speedup([ForcedBlock(4.0, 80, 1.0, 40)] * LEAST_BLOCKS, 0.95)
-    assert found is not None
     assert found.mean == pytest.approx(2.0)
 
 
@@ -40,7 +38,6 @@ def test_bounds_hold_the_truth_as_often_as_they_say() -> None:
     held = 0
     for _ in range(400):
         found = forced_speedup([block(1.3 * rng.lognormvariate(0, 0.2)) for _ in range(10)], 0.95)
-        assert found is not None
         # The blocks weigh alike, so the figure is the mean of the ratios: 1.3 · exp(.02).
         held += found.low <= 1.3 * 2.718281828**0.02 <= found.high
     assert 0.92 <= held / 400 <= 0.98

@@ -60,27 +60,16 @@ def test_tokens_a_round_are_those_of_the_formula(drafter: str, k: int, seed: int
     assert found == pytest.approx(expected, abs=4.5 * k / 2 / math.sqrt(rounds) + k * 150 / rounds)
 
 
-def test_counts_of_a_job_add_up_to_its_text(seed: int) -> None:
+def test_counts_of_a_job_add_up_to_its_text_and_to_the_evidence_of_its_batch(seed: int) -> None:
+    """AcceptanceCounts refuses what no sequence of rounds can produce."""
     stream = draw_stream(scenario(jobs=60, batch=4, job_spread=1.0), DEVICE, seed)
-    played = Played(stream)
+    played, now = Played(stream), BEGINNING
     for drafter, k in [(None, 0), ("draft", 1), ("draft", 5), ("lookup", 7)]:
         for index in range(15):
             decoded = played.decoded(stream.blocks[0], index, Choice(drafter, k))
             counts = list(decoded.counts())
-            # AcceptanceCounts refuses what no sequence of rounds can produce.
-            assert [c.num_tokens for c in counts] == list(decoded.num_tokens)
-
-
-def test_evidence_of_a_batch_is_that_of_its_jobs(seed: int) -> None:
-    stream = draw_stream(scenario(jobs=24, batch=4, job_spread=1.0), DEVICE, seed)
-    played, now = Played(stream), BEGINNING
-    for drafter, k in [(None, 0), ("draft", 3), ("lookup", 7)]:
-        for index in range(6):
-            decoded = played.decoded(stream.blocks[0], index, Choice(drafter, k))
-            jobs = [
-                EvidenceSums.of_job(counts, k, now, tokens, 120)
-                for counts, tokens in zip(decoded.counts(), decoded.num_tokens, strict=True)
-            ]
+            assert [one.num_tokens for one in counts] == list(decoded.num_tokens)
+            jobs = [EvidenceSums.of_job(one, k, now, one.num_tokens, 120) for one in counts]
             assert decoded.evidence(drafter, k, now) == sum(jobs[1:], jobs[0])
 
 

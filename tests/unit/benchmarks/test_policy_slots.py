@@ -14,28 +14,11 @@ from alphaloop.experiment.observe import Phase as SlicePhase
 from benchmarks.policy.compare_slots import compare_on_slots, slot_rule_names
 from benchmarks.policy.ours_on_slots import OursOnSlots
 from benchmarks.policy.report import Measured
-from benchmarks.policy.scenario import (
-    Acceptance,
-    Device,
-    Phase,
-    Producer,
-    Scenario,
-    Slots,
-    Slower,
-    Surface,
-    Task,
-)
+from benchmarks.policy.scenario import Acceptance, Phase, Producer, Scenario, Slots, Slower, Task
 from benchmarks.policy.slot_oracle import SlotOracle, StaticSetting, know_slots
-from benchmarks.policy.slots import Counter, Running, SlotRound, SlotStream, draw_jobs, draw_slot_stream, play_slots
+from benchmarks.policy.slots import Counter, Running, SlotRound, draw_jobs, draw_slot_stream, play_slots
+from tests.unit.benchmarks.test_policy_simulator import DEVICE
 
-DEVICE = Device(
-    target=Surface(widths=(1, 4, 8), by_batch={1: (10.0, 11.0, 14.0), 4: (12.0, 18.0, 30.0)}),
-    drafters={
-        "draft": Surface(widths=(2, 8), by_batch={1: (1.5, 9.0), 4: (2.0, 10.0)}),
-        "lookup": Surface(widths=(2, 8), by_batch={1: (0.1, 0.1), 4: (0.2, 0.2)}),
-    },
-    prefill_ms_per_token={"target": 0.1, "draft": 0.02},
-)
 BASE = Task(
     drafters={
         "draft": Acceptance(alpha=(0.8, 0.7, 0.6)),
@@ -45,22 +28,17 @@ BASE = Task(
 )
 
 
-def scenario(slots: Slots | None = None, *, jobs: int = 60, tasks: dict[str, Task] | None = None) -> Scenario:
+def scenario(*, jobs: int = 60, task: Task = BASE, **others: Task) -> Scenario:
     return Scenario(
         name="test",
         story="",
         kind="stationary",
         device="test",
-        tasks={"code": BASE} if tasks is None else tasks,
+        tasks={"code": task, **others},
         draft_tokens={"draft": 7, "lookup": 7},
         phases=(Phase(jobs=jobs),),
-        slots=slots or Slots(num_slots=4),
-        unwinnable="nothing",
+        slots=Slots(num_slots=4),
     )
-
-
-def stream_of(of: Scenario, seed: int) -> SlotStream:
-    return draw_slot_stream(of, DEVICE, seed)
 
 
 class Watching(StaticSetting):
@@ -89,7 +67,7 @@ class Watching(StaticSetting):
 @pytest.mark.parametrize("setting", [DraftSetting(), DraftSetting("draft", 3), DraftSetting("lookup", 7)])
 def test_a_free_slot_is_refilled_in_the_next_round(setting: DraftSetting, seed: int) -> None:
     of = scenario()
-    stream, rule = stream_of(of, seed), Watching(setting)
+    stream, rule = draw_slot_stream(of, DEVICE, seed), Watching(setting)
     trace = play_slots(stream, know_slots(of, DEVICE, num_jobs=20).table, rule)
     first_of_last = next(
         i for i, done in enumerate(rule.rounds) if any(one.job.number == len(stream.jobs) - 1 for one in done.running)
@@ -125,8 +103,8 @@ def test_producers_are_hidden_from_rules_and_known_to_the_oracle(seed: int) -> N
         Producer(drafters={"lookup": always, "draft": never}),
         Producer(drafters={"lookup": never, "draft": always}),
     )
-    of = scenario(tasks={"code": BASE.model_copy(update={"producers": producers})})
-    stream, known = stream_of(of, seed), know_slots(of, DEVICE, num_jobs=60)
+    of = scenario(task=BASE.model_copy(update={"producers": producers}))
+    stream, known = draw_slot_stream(of, DEVICE, seed), know_slots(of, DEVICE, num_jobs=60)
     assert len({job.cell for job in stream.jobs}) == 1
     assert {job.kind for job in stream.jobs} == {0, 1}
     seeing, blind = (
@@ -138,8 +116,8 @@ def test_producers_are_hidden_from_rules_and_known_to_the_oracle(seed: int) -> N
 def test_the_oracle_knows_that_tasks_share_a_drafters_proposals(seed: int) -> None:
     """Drafting for one task more costs little where the other drafts already. No single setting is faster."""
     other = BASE.model_copy(update={"drafters": {**BASE.drafters, "draft": Acceptance(alpha=(0.45, 0.4))}})
-    of = scenario(jobs=200, tasks={"code": BASE, "chat": other})
-    stream, known = stream_of(of, seed), know_slots(of, DEVICE)
+    of = scenario(jobs=200, chat=other)
+    stream, known = draw_slot_stream(of, DEVICE, seed), know_slots(of, DEVICE)
     oracle = play_slots(stream, known.table, SlotOracle(known)).ms
     for setting in known.yields[0]:
         # Jobs of the estimate are others than these: a single setting may be ahead by luck, which is 1 % of 200 jobs.
@@ -149,10 +127,8 @@ def test_the_oracle_knows_that_tasks_share_a_drafters_proposals(seed: int) -> No
 def test_rounds_with_a_proposal_come_in_runs(seed: int) -> None:
     """Of the rounds behind one with a proposal, 9 of 10 have one too; the share of all rounds stays what it was."""
     task = BASE.model_copy(update={"run_rounds": 10.0, "correlation": 0.2, "tokens": 2000, "tokens_spread": 0.0})
-    offered = [
-        np.array(job.offered["lookup"]) > 0
-        for job in draw_jobs(scenario(tasks={"code": task}), 20, np.random.default_rng(seed))
-    ]
+    jobs = draw_jobs(scenario(task=task), 20, np.random.default_rng(seed))
+    offered = [np.array(job.offered["lookup"]) > 0 for job in jobs]
     again = np.concatenate([one[1:][one[:-1]] for one in offered])
     assert again.mean() == pytest.approx(0.9, abs=4.5 * (0.09 / len(again)) ** 0.5)
     # 40,000 rounds in runs whose lengths are geometric are worth about 40,000 / 12 independent ones.
@@ -161,7 +137,7 @@ def test_rounds_with_a_proposal_come_in_runs(seed: int) -> None:
 
 def test_ours_follows_the_load_and_spends_a_small_share_on_control(seed: int) -> None:
     of = scenario(jobs=250)
-    stream, known = stream_of(of, seed), know_slots(of, DEVICE, num_jobs=120)
+    stream, known = draw_slot_stream(of, DEVICE, seed), know_slots(of, DEVICE, num_jobs=120)
     rule = OursOnSlots(of, DEVICE.points(), seed)
     trace = play_slots(stream, known.table, rule, is_control=rule.is_control)
     rule.close()

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
 
 from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.experiment.assign import RoundDesign, RoundSchedule
-from alphaloop.messages import Purpose
 from benchmarks.policy.ours_on_slots import OursOnSlots, step_of
 from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.scenario import Bursts, Slots, Slower, read_scenarios
 from benchmarks.policy.slots import Running, SlotRound, SlotTable, draw_slot_stream, play_slots
+from tests.fixtures.simulated import lane
 from worker.admission import LaneKey
 from worker.running import RunningJob, RunningJobs
 from worker.steering import RoundSteering
@@ -28,27 +28,15 @@ class WorkersJob:
     job_id: str
     lane: LaneKey
     decision: Decision
-    setting: DraftSetting = field(default_factory=DraftSetting)
-
-
-class WorkersJobs:
-    def __init__(self) -> None:
-        self.jobs: dict[str, WorkersJob] = {}
-
-    def by_id(self) -> dict[str, WorkersJob]:
-        return self.jobs
-
-    def redraft(self, setting_of: Callable[[RunningJob], DraftSetting]) -> None:
-        for job in self.jobs.values():
-            job.setting = setting_of(cast(RunningJob, job))
+    setting: DraftSetting
 
 
 class BesideAWorker(OursOnSlots):
-    """Asks a worker's steering about every round too."""
+    """Asks a worker's steering about every round too, to which it is the RunningJobs."""
 
     def watch(self, seed: int) -> None:
         self.now_ms, self.num_rounds, self.num_paused = 0.0, 0, 0
-        self.jobs = WorkersJobs()
+        self.jobs: dict[str, WorkersJob] = {}
         schedule = RoundSchedule(RoundDesign(), random.Random(seed))
         self.worker = RoundSteering(
             schedule,
@@ -61,15 +49,22 @@ class BesideAWorker(OursOnSlots):
         self.now_ms = now_ms
         for one in running:
             cell, job_id = one.job.cell, str(one.job.number)
-            lane = LaneKey(cell.task, cell.sampling, "auto", Purpose.TRAFFIC.value, "", 0)
             decision = self.decision_of(one)
-            self.jobs.jobs.setdefault(job_id, WorkersJob(job_id, lane, decision, decision.setting))
+            job = WorkersJob(job_id, lane(cell.task, bucket=cell.sampling), decision, decision.setting)
+            self.jobs.setdefault(job_id, job)
         kept = {str(one.job.number) for one in running}
-        self.jobs.jobs = {job_id: job for job_id, job in self.jobs.jobs.items() if job_id in kept}
-        self.worker.steer(cast(RunningJobs, self.jobs))
-        assert [one.setting for one in running] == [self.jobs.jobs[str(one.job.number)].setting for one in running]
+        self.jobs = {job_id: job for job_id, job in self.jobs.items() if job_id in kept}
+        self.worker.steer(cast(RunningJobs, self))
+        assert [one.setting for one in running] == [self.jobs[str(one.job.number)].setting for one in running]
         self.num_rounds += 1
         self.num_paused += any(one.setting.drafter and not one.setting.num_draft_tokens for one in running)
+
+    def by_id(self) -> dict[str, WorkersJob]:
+        return self.jobs
+
+    def redraft(self, setting_of: Callable[[RunningJob], DraftSetting]) -> None:
+        for job in self.jobs.values():
+            job.setting = setting_of(cast(RunningJob, job))
 
     def observe(self, done: SlotRound) -> None:
         super().observe(done)

@@ -67,5 +67,4 @@ def test_a_job_is_what_enqueue_would_send() -> None:
     assert read.body.max_tokens == 20
     assert read.body.temperature == 0
     assert read.decoding == "vanilla"
-    assert read.body.messages is not None
     assert [(message.role, message.content) for message in read.body.messages] == [("user", "Say hello.")]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from benchmarks.whole.near_ties import NEAR_TIE, Difference, explain, num_shared
+from benchmarks.whole.near_ties import NEAR_TIE, explain, num_shared
 
 WORDS = ("<end>", "a", "b", "ab", "c", "\N{REPLACEMENT CHARACTER}", "é")
 END, A, B, AB, C, HALF, E_ACUTE = range(len(WORDS))
@@ -29,12 +29,6 @@ class Target:
         return text.replace(2 * WORDS[HALF], WORDS[E_ACUTE])
 
 
-def differ(text: str, token_ids: Sequence[int], logits: Mapping[tuple[int, ...], Mapping[int, float]]) -> Difference:
-    """`logits` by prompt and text before; elsewhere the target wants what the engine wrote, and nothing else."""
-    wanted = {(C, *token_ids[:place]): {token: 9.0} for place, token in enumerate(token_ids)}
-    return explain("job", Target(wanted | dict(logits)), (C,), token_ids, text)
-
-
 @pytest.mark.parametrize(
     ("tokens", "text", "shared"),
     [
@@ -50,42 +44,31 @@ def test_tokens_are_shared_as_far_as_their_text_is(tokens: tuple[int, ...], text
     assert num_shared(Target({}).decode, tokens, text) == shared
 
 
-def test_two_tokens_as_good_as_equal_are_a_near_tie() -> None:
-    found = differ("abc", (A, B, B), {(C, A, B): {B: 9.0, C: 8.9}})
-    assert found.place == 2
-    assert found.gap == pytest.approx(0.1)
-    assert found.is_near_tie
-
-
-def test_the_gap_is_taken_from_the_best_token_to_the_lower_one_of_the_two() -> None:
-    found = differ("ac", (A, B), {(C, A): {A: 9.0, B: 8.9, C: 8.7}})
-    assert found.gap == pytest.approx(0.3)
-
-
-def test_a_token_that_the_target_does_not_want_is_no_near_tie() -> None:
-    found = differ("abc", (A, B, B), {(C, A, B): {B: 9.0, C: 8.9 - NEAR_TIE}})
-    assert (found.place, found.gap, found.is_near_tie) == (2, None, False)
-
-
-def test_a_near_tie_with_a_token_that_goes_on_otherwise_explains_nothing() -> None:
-    assert not differ("abc", (A, B, B), {(C, A, B): {B: 9.0, A: 9.0}}).is_near_tie
-
-
-def test_the_engine_going_on_where_the_worker_ended_is_explained_by_an_end_token() -> None:
-    assert differ("ab", (A, B, C), {(C, A, B): {C: 9.0, END: 8.9}}).is_near_tie
-    assert not differ("ab", (A, B, C), {(C, A, B): {C: 9.0, A: 8.9}}).is_near_tie
-
-
-def test_the_worker_going_on_where_the_engine_ended_is_explained_by_the_next_token() -> None:
-    found = differ("abc", (A, B, END), {(C, A, B): {END: 9.0, C: 8.9}})
-    assert (found.place, found.is_near_tie) == (2, True)
-
-
-def test_a_text_that_was_cut_short_is_not_explained() -> None:
-    assert not differ("a", (A, B, C), {}).is_near_tie
-
-
-def test_the_same_characters_in_other_tokens_are_found_before_the_place_that_shows() -> None:
-    """The engine wrote a, b, b; the worker ab, c: the texts part behind "ab", the tokens at the first one."""
-    found = differ("abc", (A, B, B), {(C,): {A: 9.0, AB: 8.9}})
-    assert (found.place, found.is_near_tie) == (0, True)
+@pytest.mark.parametrize(
+    ("text", "tokens", "logits", "place", "gap"),
+    [
+        pytest.param("abc", (A, B, B), {(C, A, B): {B: 9.0, C: 8.9}}, 2, 0.1, id="two tokens as good as equal"),
+        pytest.param("ac", (A, B), {(C, A): {A: 9.0, B: 8.9, C: 8.7}}, 1, 0.3, id="the lower of the two counts"),
+        pytest.param("abc", (A, B, B), {(C, A, B): {B: 9.0, C: 8.9 - NEAR_TIE}}, 2, None, id="one is not wanted"),
+        pytest.param("abc", (A, B, B), {(C, A, B): {B: 9.0, A: 9.0}}, 2, None, id="one that goes on otherwise"),
+        pytest.param("ab", (A, B, C), {(C, A, B): {C: 9.0, END: 8.9}}, 2, 0.1, id="the worker ended"),
+        pytest.param(
+            "ab", (A, B, C), {(C, A, B): {C: 9.0, A: 8.9}}, 2, None, id="the worker ended without an end token"
+        ),
+        pytest.param("abc", (A, B, END), {(C, A, B): {END: 9.0, C: 8.9}}, 2, 0.1, id="the engine ended"),
+        pytest.param("a", (A, B, C), {}, 1, None, id="a text that was cut short"),
+        pytest.param("abc", (A, B, B), {(C,): {A: 9.0, AB: 8.9}}, 0, 0.1, id="the same characters in other tokens"),
+    ],
+)
+def test_a_difference_is_explained_by_a_near_tie_with_a_token_that_goes_on_as_the_text_does(
+    text: str,
+    tokens: tuple[int, ...],
+    logits: dict[tuple[int, ...], dict[int, float]],
+    place: int,
+    gap: float | None,
+) -> None:
+    """`logits` by prompt and text before; elsewhere the target wants what the engine wrote, and nothing else."""
+    wanted = {(C, *tokens[:number]): {token: 9.0} for number, token in enumerate(tokens)}
+    found = explain("job", Target(wanted | logits), (C,), tokens, text)
+    assert (found.place, found.gap) == (place, pytest.approx(gap))
+    assert found.is_near_tie is (gap is not None)

@@ -136,8 +136,8 @@ def test_nothing_moved() -> None:
 FELL = jobs()
 
 
-def steady(segment: str, half: float = 0.03, num_after: int = 100) -> TrafficVerdict:
-    return jobs(State.STEADY, (0.0, -half, half), segment=segment, num_after=num_after)
+def steady(segment: str, half: float = 0.03) -> TrafficVerdict:
+    return jobs(State.STEADY, (0.0, -half, half), segment=segment)
 
 
 def test_thin_segments_are_steady_together() -> None:

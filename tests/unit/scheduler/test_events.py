@@ -15,7 +15,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventState
 from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
-from scheduler.drift.watching import State, TrafficVerdict
+from scheduler.drift.watching import State
 from scheduler.events import TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.probe_history import ProbeHistory, ProbeSetup
 from tests.fixtures.drift import FIRST, SUBJECT, day, evidence, history, jobs, measured
@@ -23,7 +23,7 @@ from tests.fixtures.runs import task_speedup
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 TARGET_2 = replace(FIRST, target_revision="target-2")
-FORGET = timedelta(days=90)
+STEADY = jobs(State.STEADY, (0.0, -0.02, 0.02))
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Ledger:
         steps = tuple(found.probes.steps())
         judged = Judged(found, steps, tuple(explain(found)), steps)
         about = found.subject.task, found.subject.drafter
-        made = event_changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=FORGET)
+        made = event_changes({about: judged}, self.events, lambda finding: 5.0, now, forget_after=timedelta(days=90))
         for change in made:
             self._apply(change, now)
         return [change.state for change in made if change.state is not None]
@@ -62,10 +62,6 @@ class Ledger:
 def probed(*runs: Sequence[int]) -> ProbeHistory:
     """A run a day."""
     return history(*(measured(number, run) for number, run in enumerate(runs)))
-
-
-def steady(segment: str = "") -> TrafficVerdict:
-    return jobs(State.STEADY, (0.0, -0.02, 0.02), segment=segment)
 
 
 def test_a_lasting_fall_is_one_event_until_probes_show_that_it_is_over() -> None:
@@ -115,7 +111,7 @@ def test_a_fault_that_healed_is_not_blamed_on_the_jobs() -> None:
     for number in range(1, 5):  # the jobs' event lasts until they are shown to be steady
         ledger.run(evidence(jobs(), probes=probed(*[HIGH] * 9, LOW, *[HIGH] * number)), day(9.1 + number))
     assert [event.cause for event in ledger.events] == ["fault"]
-    assert ledger.run(evidence(steady(), probes=probed(*[HIGH] * 9, LOW, *[HIGH] * 4)), day(14)) == [EventState.CLOSED]
+    assert ledger.run(evidence(STEADY, probes=probed(*[HIGH] * 9, LOW, *[HIGH] * 4)), day(14)) == [EventState.CLOSED]
 
 
 def test_traffic_closes_its_event_when_it_is_steady_not_when_it_is_silent() -> None:
@@ -124,7 +120,7 @@ def test_traffic_closes_its_event_when_it_is_steady_not_when_it_is_silent() -> N
     assert ledger.run(evidence(probes=probed(*[HIGH] * 11)), day(10.2)) == []
     unsure = jobs(State.TOO_LITTLE, (-0.04, -0.1, 0.02))
     assert ledger.run(evidence(unsure, probes=probed(*[HIGH] * 11)), day(10.3)) == []
-    assert ledger.run(evidence(steady(), probes=probed(*[HIGH] * 11)), day(10.4)) == [EventState.CLOSED]
+    assert ledger.run(evidence(STEADY, probes=probed(*[HIGH] * 11)), day(10.4)) == [EventState.CLOSED]
 
 
 def test_twice_as_many_jobs_confirm_an_event_of_traffic() -> None:

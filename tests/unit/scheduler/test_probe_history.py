@@ -153,10 +153,17 @@ def test_only_shared_prompts_at_the_same_k_are_compared() -> None:
     assert (none.num_prompts, none.change, none.state) == (0, None, State.TOO_LITTLE)
 
 
-def test_the_same_fall_on_every_prompt_has_no_spread() -> None:
-    change = alpha_change([PromptPair(10, 8, 10, 5)] * 4)
-    assert change.mean == pytest.approx(-0.3)
-    assert (change.low, change.high) == (pytest.approx(-0.3), pytest.approx(-0.3))
+@pytest.mark.parametrize(
+    ("pairs", "mean", "half"),
+    [
+        pytest.param([PromptPair(10, 8, 10, 5)] * 4, -0.3, 0.0, id="the same fall on every prompt has no spread"),
+        # Changes -.02 and -.04 with equal trials: mean -.03, standard error .01, Student's t(1) is 12.7062.
+        pytest.param([PromptPair(100, 80, 100, n) for n in (78, 76)], -0.03, 0.127062, id="two prompts"),
+    ],
+)
+def test_a_change_by_hand(pairs: list[PromptPair], mean: float, half: float) -> None:
+    change = alpha_change(pairs)
+    assert (change.mean, change.low, change.high) == pytest.approx((mean, mean - half, mean + half), rel=1e-5)
 
 
 def test_one_prompt_says_nothing_about_the_spread() -> None:
@@ -167,14 +174,6 @@ def test_one_prompt_says_nothing_about_the_spread() -> None:
 def test_without_trials_there_is_no_change() -> None:
     assert alpha_change([]) is None
     assert alpha_change([PromptPair(5, 4, 0, 0)]) is None
-
-
-def test_two_prompts_by_hand() -> None:
-    # Changes -.02 and -.04 with equal trials: mean -.03, standard error .01, Student's t(1) is 12.7062.
-    change = alpha_change([PromptPair(100, 80, 100, 78), PromptPair(100, 80, 100, 76)])
-    assert change.mean == pytest.approx(-0.03)
-    assert change.high == pytest.approx(-0.03 + 0.127062, rel=1e-5)
-    assert change.low == pytest.approx(-0.03 - 0.127062, rel=1e-5)
 
 
 def test_the_interval_covers_the_true_change(rng: random.Random, seed: int) -> None:

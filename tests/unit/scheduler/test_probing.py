@@ -76,7 +76,6 @@ def test_long_names_still_make_an_identifier() -> None:
     assert len({p.job.job_id for p in planned}) == 2
 
 
-DECODED_AT = datetime(2026, 1, 5, tzinfo=UTC)
 TOKENS = (5, 6, 7, 8)
 
 
@@ -162,7 +161,7 @@ def test_the_same_fault_on_several_prompts_is_one_incident() -> None:
 def test_later_probes_without_a_fault_disprove_it() -> None:
     wrong, right = TextPair(control(), decoded("lookup", (5, 1))), TextPair(control(), decoded("lookup"))
     (found,) = examine(wrong)
-    incident = KnownIncident(1, found, DECODED_AT)
+    incident = KnownIncident(1, found, NOW)
     assert disproved([incident], [], []) == []
     assert disproved([incident], [wrong, right], examine(wrong)) == []
     assert disproved([incident], [TextPair(control(), decoded("tiny"))], []) == []

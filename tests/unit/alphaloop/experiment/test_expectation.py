@@ -25,9 +25,7 @@ def slices(num_blocks: int, expected: Expected | None = SMALL, *, start: datetim
 
 
 def pair_of(found: list[Slice]) -> ExpectationPair:
-    pair = expectation_pair(subject(), found, NOW)
-    assert pair is not None
-    return pair
+    return expectation_pair(subject(), found, NOW)
 
 
 def test_a_round_counts_expectations_by_its_time_and_its_sequences() -> None:
@@ -76,7 +74,6 @@ def test_reliability_counts_what_was_held_and_says_how_far_off_it_was() -> None:
     (one,) = [reliability(its) for its in by_drafter([missed, held, held]).values()]
     ratio = (missed.measured.mean / 1.2 * (held.measured.mean / 1.8) ** 2) ** (1 / 3)
     assert (one.num_pairs, one.num_held, one.ratio) == (3, 2, pytest.approx(ratio))
-    assert one.ratio_bounds is not None
     assert one.ratio_bounds[0] < ratio < one.ratio_bounds[1]
     assert reliability([held]).ratio_bounds is None
     assert expectations(one).startswith("Expected speed-ups of lookup (k 4, 4.0 running): 2 of 3 intervals held")

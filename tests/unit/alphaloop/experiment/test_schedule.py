@@ -28,13 +28,12 @@ def facts(
 Round = tuple[Mapping[str, Treatment], RoundFacts]
 
 
-def play(
-    schedule: RoundSchedule, num_rounds: int, round_of: Callable[[int, bool], Round]
-) -> tuple[list[Mapping[str, Arm]], list[Slice]]:
-    """The arms of every round, and the slices. A round may depend on whether sql was vanilla in the last one."""
+def play(round_of: Callable[[int, bool], Round], *, seed: int = 3) -> tuple[list[Mapping[str, Arm]], list[Slice]]:
+    """The arms of 3,000 rounds, and the slices. A round may depend on whether sql was vanilla in the last one."""
+    schedule = RoundSchedule(DESIGN, random.Random(seed))
     arms: list[Mapping[str, Arm]] = []
     slices: list[Slice] = []
-    for i in range(num_rounds):
+    for i in range(3000):
         running, one = round_of(i, bool(arms) and arms[-1]["sql"] is None)
         arms.append(dict(schedule.next_round(running)))
         slices += schedule.observe(one)
@@ -116,8 +115,7 @@ def test_a_slow_first_round_does_not_put_the_first_block_off(seed: int) -> None:
 
 
 def test_every_round_is_counted_once_or_is_a_washout() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(2))
-    _, slices = play(schedule, 3000, steady("sql"))
+    _, slices = play(steady("sql"))
     num_blocks = sum(one.phase is Phase.CONTROL for one in slices)
     unfinished = sum(one.phase is Phase.BEFORE for one in slices) - num_blocks
     assert unfinished == 0
@@ -126,8 +124,7 @@ def test_every_round_is_counted_once_or_is_a_washout() -> None:
 
 
 def test_all_tasks_that_speculate_switch_together() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(3))
-    arms, slices = play(schedule, 3000, steady("sql", "code", "chat"))
+    arms, slices = play(steady("sql", "code", "chat"))
     assert {sum(arm is None for arm in one.values()) for one in arms} == {0, 3}
     controls = [one for one in slices if one.phase is Phase.CONTROL]
     num_blocks = Counter(one.task for one in controls)
@@ -137,9 +134,7 @@ def test_all_tasks_that_speculate_switch_together() -> None:
 
 def test_a_task_that_comes_in_a_control_slice_is_vanilla_too_and_not_counted() -> None:
     arms, slices = play(
-        RoundSchedule(DESIGN, random.Random(3)),
-        3000,
-        lambda i, was_vanilla: steady("sql", "chat")(i, True) if was_vanilla else steady("sql")(i, False),
+        lambda i, was_vanilla: steady("sql", "chat")(i, True) if was_vanilla else steady("sql")(i, False)
     )
     joined = [one for one in arms if "chat" in one]
     assert all(one["chat"] == one["sql"] for one in joined)
@@ -148,11 +143,7 @@ def test_a_task_that_comes_in_a_control_slice_is_vanilla_too_and_not_counted() -
 
 
 def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
-    _, slices = play(
-        RoundSchedule(DESIGN, random.Random(3)),
-        3000,
-        lambda i, was_vanilla: steady("sql")(i, True) if was_vanilla else steady("sql", "chat")(i, False),
-    )
+    _, slices = play(lambda i, was_vanilla: steady("sql")(i, True) if was_vanilla else steady("sql", "chat")(i, False))
     assert Counter(one.task for one in slices if one.phase is Phase.CONTROL).keys() == {"sql"}
     assert sum(one.phase is Phase.AFTER for one in slices) > 5
 
@@ -160,7 +151,7 @@ def test_a_task_that_leaves_takes_nothing_from_the_others() -> None:
 def test_control_begins_at_moments_that_cannot_be_foretold() -> None:
     gaps = []
     for seed in range(3):
-        arms, _ = play(RoundSchedule(DESIGN, random.Random(seed)), 4000, steady("sql"))
+        arms, _ = play(steady("sql"), seed=seed)
         begins = [i for i in range(1, len(arms)) if arms[i]["sql"] is None and arms[i - 1]["sql"] is not None]
         gaps.append([after - before for before, after in pairwise(begins)])
     assert all(max(own) > 1.5 * min(own) for own in gaps)
@@ -171,7 +162,7 @@ def test_a_block_without_its_control_slice_leaves_nothing() -> None:
     def ends_in_every_control_slice(i: int, was_vanilla: bool) -> Round:
         return {"sql": LOOKUP}, facts(i, {"chat": 1} if was_vanilla and i % 3 == 0 else {"sql": 2})
 
-    _, slices = play(RoundSchedule(DESIGN, random.Random(4)), 3000, ends_in_every_control_slice)
+    _, slices = play(ends_in_every_control_slice)
     assert {one.phase for one in slices} == {Phase.BETWEEN}
 
 
@@ -190,17 +181,13 @@ def test_a_complete_control_slice_is_kept_when_the_sequences_end_behind_it() -> 
 
 
 def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block() -> None:
-    def played(num_rounds: int, wanted: Sequence[Treatment]) -> list[Slice]:
-        arms, slices = play(
-            RoundSchedule(DESIGN, random.Random(6)),
-            num_rounds,
-            lambda i, _: ({"sql": wanted[i % len(wanted)]}, facts(i, {"sql": 1})),
-        )
+    def played(wanted: Sequence[Treatment]) -> list[Slice]:
+        arms, slices = play(lambda i, _: ({"sql": wanted[i % len(wanted)]}, facts(i, {"sql": 1})))
         assert all(arm["sql"] in (None, wanted[i % len(wanted)]) for i, arm in enumerate(arms))
         return slices
 
     short, long = Treatment("lookup", 2), Treatment("lookup", 6)
-    slices = played(3000, (short, *(long,) * 6))
+    slices = played((short, *(long,) * 6))
     by_block = defaultdict(set)
     for one in slices:
         if one.phase is not Phase.BETWEEN:
@@ -209,7 +196,7 @@ def test_the_draft_length_follows_the_policy_and_another_drafter_ends_the_block(
     assert {len(treatments) for treatments in by_block.values()} == {1}  # that of the block's first round
     between = {one.treatment for one in slices if one.phase is Phase.BETWEEN}
     assert between == {short, long}
-    alternating = played(2000, ((short,) * 5 + (Treatment("draft", 2),) * 5))
+    alternating = played((short,) * 5 + (Treatment("draft", 2),) * 5)
     assert all(one.phase is Phase.BETWEEN for one in alternating)
 
 
@@ -218,7 +205,7 @@ def test_rounds_with_a_prompt_are_kept_apart() -> None:
         wall_s, has_prompt = (0.05, True) if i % 4 == 0 else (0.01, False)
         return {"sql": LOOKUP}, facts(i, {"sql": 2}, wall_s=wall_s, has_prompt=has_prompt)
 
-    _, slices = play(RoundSchedule(DESIGN, random.Random(7)), 3000, reading)
+    _, slices = play(reading)
     controls = [one for one in slices if one.phase is Phase.CONTROL]
     assert controls
     for one in controls:
@@ -229,15 +216,13 @@ def test_rounds_with_a_prompt_are_kept_apart() -> None:
 
 
 def test_a_task_whose_every_round_reads_a_prompt_is_not_held_in_control() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(8))
-    arms, slices = play(schedule, 2000, lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 2}, has_prompt=True)))
+    arms, slices = play(lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 2}, has_prompt=True)))
     assert {one.phase for one in slices} == {Phase.BETWEEN}
     assert all(one["sql"] is not None for one in arms)
 
 
 def test_slices_between_blocks_are_split_by_load() -> None:
-    schedule = RoundSchedule(DESIGN, random.Random(10))
-    _, slices = play(schedule, 4000, lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 1 if i % 400 < 200 else 8})))
+    _, slices = play(lambda i, _: ({"sql": LOOKUP}, facts(i, {"sql": 1 if i % 400 < 200 else 8})))
     between = [one for one in slices if one.phase is Phase.BETWEEN]
     assert {one.stratum.running for one in between} == {0, 3}
     assert {one.mean_running for one in between} == {1.0, 8.0}
