@@ -16,10 +16,8 @@ from alphaloop.acceptance import Z95
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import ServerLaw, Store, answered, step_of
-from tests.fixtures.deciding import context_of, inferred
+from tests.fixtures.deciding import choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.laws import Time, fitted, usual
 from worker.costs.learning import RequestCosts
@@ -134,8 +132,8 @@ def test_what_was_stored_of_lengths_is_where_the_next_worker_begins() -> None:
 def test_tasks_of_different_acceptance_get_different_lengths(alpha: float, k: int) -> None:
     costs = made()
     serve(costs, 80, even, [1, 2, 4])
-    context = context_of(1, 1, 200.0, prompt_tokens=200.0)
-    decision = decide({"lookup": inferred(alpha, k=4, sd=1e-3)}, [FREE], costs.table, context, PolicyLimits())
+    known = {"lookup": inferred(alpha, k=4, sd=1e-3)}
+    decision = choose(known, drafters=[FREE], costs=costs.table, prompt_tokens=200.0)
     assert decision.setting == (DraftSetting("lookup", k) if k else DraftSetting())
     assert {one.num_draft_tokens for one in decision.alternatives} == {0, 1, 2, 3, 4}
     assert not decision.settings_by_running

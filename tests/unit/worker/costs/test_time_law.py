@@ -71,13 +71,6 @@ def test_requests_that_stall_move_little() -> None:
         assert math.exp(fit(stalled).at(load).mean) == pytest.approx(linear(load, 256), rel=0.1)
 
 
-def test_a_server_that_became_slower_is_followed() -> None:
-    before, after = times(3, 300, (1, 4, 8)), times(4, 2 * HALF_LIFE, (1, 4, 8))
-    found = fit([*before, *(time._replace(ms=2 * time.ms) for time in after)])
-    for load in (1, 4, 8):
-        assert math.exp(found.at(load).mean) == pytest.approx(2 * linear(load, 256), rel=0.1)
-
-
 def test_with_few_times_a_law_is_that_of_its_prior() -> None:
     leading = fit(times(5, 300, (1, 2, 4, 8, 16, 32)))
     own = [Time(4.0, 256.0, 2 * linear(4, 256), 4.0)] * 6
