@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -131,46 +129,29 @@ def test_a_job_with_a_trace_does_as_its_trace_says_and_the_share_holds_for_other
     assert len(spans_of(traced(sampled=sampled), sample_share=sample_share)) == num_spans
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]]]:
-    """An HTTP server that takes OTLP: its address, and the credentials and spans that came."""
-    came: list[tuple[str | None, ExportTraceServiceRequest]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            came.append((self.headers["Authorization"], ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            """Silent."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", came
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def settings_with(endpoint: str) -> Settings:
     return Settings.model_validate({"tracing": {"endpoint": endpoint, "headers": {"Authorization": "Bearer t0k3n"}}})
 
 
-def test_a_collector_gets_the_spans_over_http(
-    collector: tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]],
-) -> None:
-    address, came = collector
-    settings = settings_with(address)
-    assert "t0k3n" not in repr(settings)
-    spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
-    for trace in spans.recorded([traced()]):
-        trace.published()
-    spans.close()
-    credentials, request = came[0]
-    (resource,) = request.resource_spans
+def test_a_collector_gets_the_spans_over_http() -> None:
+    came: list[tuple[str | None, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append((self.headers["Authorization"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.handle_request)
+        settings = settings_with(f"http://127.0.0.1:{server.server_port}/v1/traces")
+        assert "t0k3n" not in repr(settings)
+        spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
+        for trace in spans.recorded([traced()]):
+            trace.published()
+        spans.close()
+    ((credentials, body),) = came
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     named = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert (named["service.name"], named["service.instance.id"]) == ("alphaloop-worker", "w1")
     assert len(resource.scope_spans[0].spans) == 5
