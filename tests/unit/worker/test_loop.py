@@ -215,7 +215,7 @@ def test_what_waits_is_given_back_where_a_suspect_waits_until_this_worker_has_no
     turning = Turning(WaitingEngine("a", "gone"), claimed_job("a"), gone)
     turning.turn(2)
     assert (turning.released, turning.feed.aside.keys()) == ([], {"a", "gone"})
-    turning.intake.leaving = {gone.ready.delivery}
+    turning.intake.revoked = [gone.ready.delivery]
     turning.feed.suspects = ["a suspect"]
     turning.turn()
     assert [*map(sorted, turning.released)] == [["a", "gone"]]
