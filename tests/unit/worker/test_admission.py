@@ -240,11 +240,8 @@ def lane_with(temperature: float = 0.0, switched_off: str = "", **fields: Any) -
     return lane_of(job, Sampling(max_tokens=8, temperature=temperature), switched_off)
 
 
-def test_what_does_not_change_the_decision_does_not_change_the_lane() -> None:
+def test_what_changes_the_decision_changes_the_lane_and_nothing_else_does() -> None:
     assert lane_with() == lane_with(custom_id="other", priority=3, segment="gold")
-
-
-def test_what_changes_the_decision_changes_the_lane() -> None:
     lanes = {
         lane_with(),
         lane_with(temperature=0.7),

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -18,14 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import ConfigError
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings, TracingSettings
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
+from tests.fixtures.publishing import claimed_job
 from tests.fixtures.runs import decode_run
 from worker.assembly import open_tracing
-from worker.intake.partitions import Delivery
 from worker.recording import EndedJob
 from worker.tracing import Tracing
 
@@ -35,7 +32,7 @@ SECRET = "the quick brown fox"
 
 
 def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob:
-    job = Job(job_id="j1", task="code", body=Body(prompt=SECRET, max_tokens=20, temperature=0.5))
+    body = json.dumps({"job_id": "j1", "body": {"prompt": SECRET, "max_tokens": 20, "temperature": 0.5}})
     counts = AcceptanceCounts(rounds=4, proposed=(4, 4), trials=(4, 3), accepts=(3, 2))
     run = replace(
         decode_run(counts, device_s=1.5, at=DECODED), num_prompt_tokens=5, num_tokens=9, queue_s=3.0, wall_s=2.0
@@ -43,11 +40,8 @@ def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob
     succeeded = status == "succeeded"
     result = {"text": SECRET, "finish_reason": "stop"} if succeeded else {"error": {"code": "engine_failed"}}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"} if sampled else {}
-    delivery = Delivery(Record("jobs.code", 1, 42, None, b"", (), None), epoch=1)
-    return EndedJob(
-        SimpleNamespace(ready=SimpleNamespace(job=job, delivery=delivery)),  # type: ignore[arg-type]
-        Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None),
-    )
+    outcome = Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None)
+    return EndedJob(claimed_job("j1", attempt=3, value=body.encode()), outcome)
 
 
 class Clock:
