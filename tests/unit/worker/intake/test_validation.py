@@ -1,6 +1,7 @@
 """From a message and its task's settings to the sampling settings the engine gets, and to the prompts not drafted for.
 
-Patterns that switch speculation off stand beside regular expressions of the same meaning.
+Patterns that switch speculation off stand beside regular expressions of the same meaning. Of cancellation requests the
+right ones are read and the wrong ones named.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.errors import MessageError
 from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
 from worker.background import Retry
 from worker.engine import Sampling, SamplingDefaults
+from worker.intake.control import parse_cancellation
 from worker.intake.partitions import Delivery
 from worker.intake.validation import Fetching, Refusal, covers
 
@@ -161,3 +164,27 @@ def test_a_task_list_that_is_read_again_brings_its_patterns() -> None:
     reading, fields = validation(tasks=LISTED, reread_tasks=lambda: newer), {"body": {"prompt": "Bonjour"}}
     found = [reading.read(sent(fields, task)).lane.switched_off for task in ("code", "sql", "code")]
     assert found == ["", "", "Bonjour"]
+
+
+def test_a_cancellation_names_its_job() -> None:
+    assert parse_cancellation(b'{"action": "cancel", "job_id": "a-1", "why": "changed my mind"}').job_id == "a-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (None, None),
+        (b"cancel a-1", None),
+        (b"[" * 100_000, None),
+        (b"\xff", None),
+        (b'["cancel"]', None),
+        (b'{"action": "pause", "job_id": "a"}', "action"),
+        (b'{"action": "cancel"}', "job_id"),
+        (b'{"action": "cancel", "job_id": "a b"}', "job_id"),
+        (b'{"action": "cancel", "job_id": 7}', "job_id"),
+    ],
+)
+def test_a_wrong_cancellation_is_refused_with_its_field(value: bytes | None, field: str | None) -> None:
+    with pytest.raises(MessageError) as refused:
+        parse_cancellation(value)
+    assert refused.value.field == field
