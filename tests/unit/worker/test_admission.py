@@ -1,28 +1,35 @@
-"""Admission: tasks share the device by device time, jobs of a task by priority with ageing and arrival."""
+"""Admission: tasks share the device by device time, jobs of a task by priority with ageing and arrival.
+
+What must not share a decision is in another lane; measured lanes run alone, in turn, and never for ever. Prompts that
+begin alike run together, as far as the device time that this saves is worth, and nobody starves.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import groupby, pairwise
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
-from worker.admission import AGEING_S, AdmissionQueue
+from worker.admission import AGEING_S, MOST_SLACK_S, READING_SHARE, AdmissionQueue, Beginning, LaneKey, lane_of
+from worker.engine import Sampling
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
 
 
-def add(queue: AdmissionQueue[int], task: str, num_jobs: int) -> None:
-    """Jobs of one task that begin to wait at the same moment."""
+def add(queue: AdmissionQueue[int], key: LaneKey, num_jobs: int, now: float = 0.0) -> None:
+    """Jobs of one lane that begin to wait at the same moment."""
     for number in range(num_jobs):
-        queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0)
+        queue.add(key, number, priority=0, num_bytes=1, now=now)
 
 
 def filled(
@@ -31,7 +38,7 @@ def filled(
     """A queue in which jobs of several tasks wait."""
     queue: AdmissionQueue[int] = AdmissionQueue(num_slots=8, quantum_s=quantum_s, weight_of=weight_of)
     for task, num_jobs in num_jobs_by_task.items():
-        add(queue, task, num_jobs)
+        add(queue, lane(task), num_jobs)
     return queue
 
 
@@ -92,7 +99,7 @@ def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) ->
     for _ in range(int(2 * longest_wait_s)):
         for key, _ in device.step(1.0):
             admitted_at_s[key.task] = sum(device.device_s.values())
-            add(queue, key.task, 1)
+            add(queue, lane(key.task), 1)
         assert sum(device.device_s.values()) - min(admitted_at_s.values()) <= longest_wait_s
 
 
@@ -102,7 +109,7 @@ def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> No
     for _ in range(400):
         device.step(1.0)
     before_s = device.device_s["dear"]
-    add(queue, "cheap", 30_000)
+    add(queue, lane("cheap"), 30_000)
     for _ in range(1000):
         device.step(1.0)
     assert device.device_s["cheap"] == pytest.approx(device.device_s["dear"] - before_s, rel=0.35)
@@ -125,11 +132,11 @@ def test_an_idle_task_saves_up_no_device_time(is_trickling: bool) -> None:
     device = SimulatedDevice(queue, 4, lambda *_: 1.0)
     for number in range(800):
         if is_trickling and number % 4 == 0:
-            add(queue, "idle", 1)
+            add(queue, lane("idle"), 1)
         device.step(1.0)
     busy_s, idle_s = device.device_s["busy"], device.device_s["idle"]
     assert busy_s > 2 * idle_s
-    add(queue, "idle", 500)
+    add(queue, lane("idle"), 500)
     for _ in range(100):
         device.step(1.0)
         ahead_s = (device.device_s["idle"] - idle_s) - (device.device_s["busy"] - busy_s)
@@ -141,7 +148,7 @@ def test_after_a_pause_of_all_tasks_nobody_is_owed_anything() -> None:
     device = SimulatedDevice(queue, 1, lambda *_: 1.0)
     device.run_empty(1.0)
     for task in ("idle", "busy"):
-        add(queue, task, 100)
+        add(queue, lane(task), 100)
     for _ in range(40):
         device.step(1.0)
     assert Counter(key.task for key, _ in device.admitted[500:])["busy"] == pytest.approx(20, abs=2)
@@ -157,3 +164,203 @@ def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
     served = [jobs[item] for _, item in queue.next(len(jobs), running={})]
     for (first, first_since_s), (second, second_since_s) in pairwise(served):
         assert first_since_s - second_since_s <= (first - second) * AGEING_S + 1e-9
+
+
+PROBE = lane(purpose="probe")
+
+
+def queue_of(lanes: dict[LaneKey, int], batch: int) -> AdmissionQueue[int]:
+    """Jobs that came lane by lane."""
+    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=batch)
+    for when, (key, num_jobs) in enumerate(lanes.items()):
+        add(queue, key, num_jobs, now=float(when))
+    return queue
+
+
+@settings(derandomize=True, deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 5))
+def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int, batch: int) -> None:
+    rng, queue = Random(seed), AdmissionQueue[int](num_slots=batch)
+    device = SimulatedDevice(queue, num_slots, lambda *_: rng.uniform(0.1, 3.0))
+    for number in range(100):
+        key = lane(rng.choice(["code", "sql"]), rng.choice(["traffic", "probe", "control"]), rng.choice(["a", "b"]))
+        is_high = rng.random() < 0.3
+        queue.add(key, number, priority=rng.randint(-1, 1), num_bytes=1, now=float(number), is_high=is_high)
+        for _ in range(rng.choice([0, 1, 2])):
+            before = set(device.running)
+            lanes = before | {key for key, _ in device.step(0.5)}
+            assert len(lanes) == 1 or not any(key.is_measured for key in lanes)
+    device.run_empty(0.5)
+    assert len(device.admitted) == 100
+    assert queue.load(is_high=True) == queue.load(is_high=False) == (0, 0)
+
+
+def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
+    queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, batch=2)
+    assert queue.next(2, running={}) == [(lane(), 0), (lane(), 1)]
+    queue.charge({"code": 0.1})
+    assert queue.next(9, running={lane(): 1}) == []
+    assert queue.next(9, running={}) == [(PROBE, 0), (PROBE, 1)]
+    queue.charge({"code": 0.1})
+    assert queue.next(9, running={PROBE: 1}) == []
+    assert queue.next(1, running={}) == [(lane("sql"), 0)]
+    assert queue.next(9, running={lane("sql"): 1}) == [(lane("sql"), 1)]
+    assert queue.next(9, running={lane("sql"): 1}) == []
+    assert queue.next(9, running={}) == [(PROBE, 2)]
+
+
+def test_a_flood_of_probes_leaves_others_their_share() -> None:
+    queue = queue_of({lane(purpose="probe", drafter="lookup"): 50, lane(purpose="probe", drafter="draft"): 50}, batch=4)
+    add(queue, lane("sql"), 40, now=9.0)
+    device = SimulatedDevice(queue, 4, lambda *_: 1.0)
+    for _ in range(60):
+        device.step(1.0)
+    assert device.device_s["sql"] == pytest.approx(30, abs=9)
+
+
+def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
+    queue = queue_of({PROBE: 12, lane(): 12}, batch=4)
+    device = SimulatedDevice(queue, 4, lambda *_: 1.0)
+    device.run_empty(0.5)
+    runs = [(purpose, len(list(run))) for purpose, run in groupby(key.purpose for key, _ in device.admitted)]
+    assert runs == [("probe", 4), ("traffic", 4)] * 3
+
+
+def test_discarded_jobs_end_their_lanes_turn() -> None:
+    queue = queue_of({PROBE: 2, lane(): 1}, batch=4)
+    assert queue.next(4, running={lane("sql"): 1}) == []
+    queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
+    queue.discard(lambda number: number < 9)
+    assert queue.next(4, running={}) == [(lane("sql"), 9)]
+
+
+def lane_with(temperature: float = 0.0, switched_off: str = "", **fields: Any) -> LaneKey:
+    """The lane of a job that differs from a plain one in these fields."""
+    job = Job.model_construct(**{"job_id": "j", "task": "code", "body": Body(prompt="x"), **fields})
+    return lane_of(job, Sampling(max_tokens=8, temperature=temperature), switched_off)
+
+
+def test_what_changes_the_decision_changes_the_lane_and_nothing_else_does() -> None:
+    assert lane_with() == lane_with(custom_id="other", priority=3, segment="gold")
+    lanes = {
+        lane_with(),
+        lane_with(temperature=0.7),
+        lane_with(switched_off="tenant-*"),
+        lane_with(task="sql"),
+        lane_with(decoding=Decoding.VANILLA),
+        lane_with(purpose=Purpose.CONTROL),
+        lane_with(probe_drafter="lookup"),
+        lane_with(probe_drafter="lookup", probe_num_draft_tokens=3),
+    }
+    assert len(lanes) == 8
+
+
+READ_S = 0.001  #: a token of a prompt
+JOB_S = 0.5  #: a job whose beginning is copied
+NUM_TOKENS = 512  #: of a beginning; reading it takes a job's time, and its slack is the most: 10.24 s of 10
+
+
+def text_of(number: int) -> tuple[Beginning, ...]:
+    return (Beginning(NUM_TOKENS, number),)
+
+
+def slack_s(read_s: float) -> float:
+    """For a beginning whose tokens take so long each."""
+    return min(MOST_SLACK_S, read_s * NUM_TOKENS / READING_SHARE)
+
+
+def a_queue(num_slots: int = 4, read_s: float = READ_S) -> AdmissionQueue[int]:
+    return AdmissionQueue(num_slots=num_slots, read_s=lambda num_tokens: read_s * num_tokens)
+
+
+def with_texts(read_s: float, texts: dict[int, int], tasks: dict[int, str]) -> float:
+    """Device seconds of jobs whose texts are `texts`, by number."""
+    queue = a_queue(read_s=read_s)
+    for number, text in texts.items():
+        queue.add(lane(tasks[number]), number, priority=0, num_bytes=1, now=0.0, beginnings=text_of(text))
+    device: SimulatedDevice[int]
+
+    def job_s(_: LaneKey, number: int) -> float:
+        is_held = any(texts[other] == texts[number] for other in device.running_items)
+        return JOB_S if is_held else JOB_S + READ_S * NUM_TOKENS
+
+    device = SimulatedDevice(queue, 4, job_s)
+    device.run_empty(0.1)
+    return sum(device.device_s.values())
+
+
+def test_prompts_of_one_task_that_begin_alike_run_together() -> None:
+    rng = Random(5)
+    texts = {number: rng.randrange(5) for number in range(400)}
+    tasks = dict.fromkeys(texts, "rag")
+    assert with_texts(READ_S, texts, tasks) < 0.85 * with_texts(0.0, texts, tasks)
+
+
+def test_tasks_whose_prompts_begin_alike_take_longer_turns() -> None:
+    tasks = {number: f"task-{number % 12}" for number in range(480)}
+    texts = {number: number % 12 for number in range(480)}
+    assert with_texts(READ_S, texts, tasks) < 0.85 * with_texts(0.0, texts, tasks)
+
+
+def test_a_beginning_that_is_cheap_to_read_changes_no_order() -> None:
+    """32 ms of reading are worth .64 s, which is less than a job is expected to take."""
+    orders = []
+    for read_s in (0.0, READ_S):
+        rng, queue = Random(2), a_queue(read_s=read_s)
+        for number in range(200):
+            alike = (Beginning(32, rng.randrange(9)),)
+            queue.add(lane(), number, priority=0, num_bytes=1, now=0.0, beginnings=alike)
+        device = SimulatedDevice(queue, 4, lambda *_: 2.0)
+        device.run_empty(0.5)
+        orders.append([item for _, item in device.admitted])
+    assert orders[0] == orders[1] == sorted(orders[0])
+
+
+def test_a_step_of_priority_is_worth_more_than_a_shared_beginning() -> None:
+    """A step is worth 10 s of waiting, and the slack is no longer than that by default."""
+    queue = a_queue(num_slots=2)
+    for number, (priority, text) in enumerate([(1, 1), (0, 1), (0, 2), (1, 2)]):
+        queue.add(lane(), number, priority=priority, num_bytes=1, now=0.0, beginnings=text_of(text))
+    assert [item for _, item in queue.next(4, running={})] == [0, 3, 1, 2]
+
+
+@seeded
+@given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([0.0, READ_S / 5, READ_S]))
+def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_slots: int, read_s: float) -> None:
+    """Whatever a producer floods the task with: later jobs go first for at most the slack, by what jobs take."""
+    rng, queue = Random(seed), a_queue(num_slots, read_s)
+    device = SimulatedDevice(queue, num_slots, lambda *_: JOB_S)
+    place: dict[int, tuple[float, int]] = {}
+    overtaken_s: dict[int, float] = {}
+    for number in range(250):
+        text = 0 if rng.random() < 0.5 else rng.randrange(1, 6)
+        priority, now = rng.choice([0, 0, 0, 1]), number / 20
+        queue.add(lane(), number, priority=priority, num_bytes=1, now=now, beginnings=text_of(text))
+        place[number], overtaken_s[number] = (now - priority * 10.0, number), 0.0
+        for _, taken in device.step(0.2) if rng.random() < 0.3 else []:
+            at = place.pop(taken)
+            del overtaken_s[taken]
+            for other in place:
+                if place[other] < at:
+                    overtaken_s[other] += JOB_S
+                    assert overtaken_s[other] <= slack_s(read_s) + 1e-9
+                    assert at[0] - place[other][0] < slack_s(read_s)
+    device.run_empty(0.2)
+    assert len(device.admitted) == 250
+
+
+@settings(derandomize=True, deadline=None, max_examples=15)
+@given(st.integers(0, 2**32))
+def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) -> None:
+    """The other tasks share one beginning each, so that their turns are as long as they may become."""
+    rng, queue = Random(seed), a_queue()
+    tasks = ("alike", "many", "rare")
+    device = SimulatedDevice(queue, 4, lambda *_: rng.uniform(0, 2 * JOB_S))
+    for number in range(1200):
+        task = tasks[number % 3]
+        alike = () if task == "rare" else text_of(number % 3)
+        queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0, beginnings=alike)
+    ahead_s = MOST_SLACK_S + 2 * 4 * 2 * JOB_S
+    for _ in range(300):
+        device.step(0.5)
+        assert max(device.device_s.values()) - min(device.device_s[task] for task in tasks) <= ahead_s

@@ -147,17 +147,6 @@ def test_a_wake_before_the_take_is_not_lost_and_counts_once() -> None:
     assert queue.take(9, 0.0) == []
 
 
-def test_what_was_taken_is_unsettled_until_the_next_take() -> None:
-    queue = queue_of(["a", "b"])
-    assert queue.num_unsettled == 2
-    queue.take(1, 0.0)
-    assert (len(queue), queue.num_unsettled) == (1, 2)
-    queue.take(9, 0.0)
-    assert queue.num_unsettled == 1
-    queue.take(9, 0.0)
-    assert queue.num_unsettled == 0
-
-
 SIZES = st.integers(0, 7)
 ACTS = st.one_of(
     st.tuples(st.just("put"), st.lists(SIZES, max_size=3)),
@@ -173,6 +162,7 @@ def test_it_is_a_list_that_never_grows_past_its_bounds(acts: list, max_items: in
     queue = queue_of(max_items=max_items, max_bytes=max_bytes)
     expected: list[str] = []
     taken: list[str] = []
+    num_in_hand = 0
     for name, *given_to in acts:
         if name == "put":
             for size in given_to[0]:
@@ -189,15 +179,16 @@ def test_it_is_a_list_that_never_grows_past_its_bounds(acts: list, max_items: in
                 num_fitting += 1
             taken = expected[: limit if most is None else num_fitting]
             assert queue.take(limit, 0.0, max_bytes=most) == taken
-            expected = expected[len(taken) :]
+            expected, num_in_hand = expected[len(taken) :], len(taken)
         elif name == "put_back":
             queue.put_back(taken)
             expected, taken = taken + expected, []
         else:
             assert queue.take_all() == expected
-            expected, taken = [], []
+            expected, taken, num_in_hand = [], [], len(expected)
         num_bytes = sum(map(len, expected))
         assert (len(queue), queue.num_bytes) == (len(expected), num_bytes)
+        assert queue.num_unsettled == len(expected) + num_in_hand, "what was taken counts until the next take"
         is_full = bool(expected) and num_bytes >= max_bytes
         assert queue.num_free == (0 if is_full else max(0, max_items - len(expected)))
 
@@ -215,21 +206,6 @@ def test_a_missing_server_is_waited_for(error: type[Exception]) -> None:
     assert len(hurry.waits) == 9
     assert hurry.waits == sorted(hurry.waits)
     assert hurry.waits[-1] == retry.LONGEST_WAIT_S
-
-
-@pytest.mark.parametrize(("error", "is_hurried"), [(StoreUnavailable(), True), (StoreError("no column"), False)])
-def test_in_a_hurry_or_where_a_server_refuses_the_error_comes_out(error: StoreError, is_hurried: bool) -> None:
-    hurry, calls = InstantEvent(), []
-    if is_hurried:
-        hurry.set()
-
-    def act() -> None:
-        calls.append(1)
-        raise error
-
-    with pytest.raises(type(error)):
-        Retry(hurry).until_done("record", act)
-    assert (calls, hurry.waits) == ([1], [])
 
 
 def test_for_a_while_a_hurry_changes_nothing_and_the_limit_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:

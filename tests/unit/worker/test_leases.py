@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
@@ -10,8 +9,8 @@ import pytest
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
-from tests.fixtures.publishing import claimed_job
-from worker.background import FIRST_WAIT_S, Retry
+from tests.fixtures.publishing import InstantEvent, claimed_job
+from worker.background import Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
 
 
@@ -112,8 +111,7 @@ class Claims:
         self.asked: list[str] = []
         self.released: list[dict[str, int]] = []
         self._state, self._num_errors = state, num_errors
-        self.hurry = threading.Event()
-        self.hurry.wait = lambda timeout=None: timeout == FIRST_WAIT_S  # type: ignore[method-assign]
+        self.hurry = InstantEvent()
         self.claiming = Claiming(self, self, owner="w", lease_s=30.0, max_attempts=3, retry=Retry(self.hurry))  # type: ignore[arg-type]
 
     def claim(

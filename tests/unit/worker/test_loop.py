@@ -53,18 +53,12 @@ def test_a_request_is_decided_for_what_will_run_beside_it(engine: type[FakeEngin
     assert turning.decided_beside == [min(num, 6) for num in beside], "no more run than there are slots"
 
 
-def test_a_job_that_has_no_room_in_an_empty_engine_fails() -> None:
-    turning = Turning(MemoryEngine(20), claimed_job("large", max_tokens=21), claimed_job("small", max_tokens=2))
-    turning.turn(2)
-    assert turning.outcomes() == {"large": "failed", "small": "succeeded"}
-
-
-def test_a_job_that_the_engine_refuses_fails_alone() -> None:
-    jobs = [claimed_job(name, max_tokens=2) for name in "abc"]
-    turning = Turning(MemoryEngine(refused="b"), *jobs)
-    turning.turn(4)
-    assert turning.outcomes() == {"a": "succeeded", "b": "failed", "c": "succeeded"}
-    assert turning.feed.lanes.total() == 3, "each made room for one claim"
+def test_a_job_that_the_engine_refuses_or_that_has_no_room_when_it_is_empty_fails_alone() -> None:
+    jobs = [claimed_job("large", max_tokens=21), *(claimed_job(name, max_tokens=2) for name in "abc")]
+    turning = Turning(MemoryEngine(20, refused="b"), *jobs)
+    turning.turn(5)
+    assert turning.outcomes() == {"large": "failed", "a": "succeeded", "b": "failed", "c": "succeeded"}
+    assert turning.feed.lanes.total() == 4, "each made room for one claim"
 
 
 @pytest.mark.parametrize("why", [{"num_crashes": 1}, {"num_failures": 1}])
@@ -215,7 +209,7 @@ def test_what_waits_is_given_back_where_a_suspect_waits_until_this_worker_has_no
     turning = Turning(WaitingEngine("a", "gone"), claimed_job("a"), gone)
     turning.turn(2)
     assert (turning.released, turning.feed.aside.keys()) == ([], {"a", "gone"})
-    turning.intake.leaving = {gone.ready.delivery}
+    turning.intake.revoked = [gone.ready.delivery]
     turning.feed.suspects = ["a suspect"]
     turning.turn()
     assert [*map(sorted, turning.released)] == [["a", "gone"]]

@@ -1,60 +1,86 @@
-"""The outcome of a decoded job: its result is written without the model, but is what the model would write."""
+"""The outcome of a decoded job: its result, and what counts where it drafted in some rounds only or with several."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import pytest
 
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.messages import Mode, Result, Status
+from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.messages import Purpose, Result, Status
+from alphaloop.store.decode_runs import CountSource
+from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
-from tests.fixtures.publishing import VANILLA, claimed_job
-from worker.engine import DrafterCounts, Generation
+from tests.fixtures.models import VANILLA, decision, make_job
+from tests.fixtures.publishing import claimed_job
+from worker.admission import lane_of
+from worker.decoding.counts import RoundCounts
+from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from worker.recording import succeeded
 
-NOW = datetime(2026, 11, 23, 12, 0, 0, 250_000, tzinfo=UTC)
-LOOKUP = Decision(Mode.SPECULATIVE, "lookup", "rev-1", 3, Reason.FASTER, "1.3 times as fast")
+NOW = datetime(2026, 1, 1, 12, 0, 0, 250_000, tzinfo=UTC)
+ENGINE = FakeEngine(
+    num_slots=1,
+    acceptance=(0.8, 0.6),
+    drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
+)
+SAMPLING = Sampling(max_tokens=64, temperature=0.0)
+CLAIMED = claimed_job("a")
+
+
+def outcome_of(generation: Generation, prepared: PreparedJob, decided: Decision = VANILLA) -> Outcome:
+    ready = replace(CLAIMED.ready, prepared=prepared, lane=lane_of(prepared.job, prepared.sampling))
+    claimed = replace(CLAIMED, ready=ready)
+    return succeeded(claimed, generation, decided, ENGINE.identity, queue_s=0.0, now=NOW)
+
+
+def decode(
+    number: int, schedule: Sequence[tuple[str | None, int]] = (), purpose: Purpose = Purpose.TRAFFIC
+) -> tuple[Generation, PreparedJob]:
+    """A job of which round i is drafted as schedule[i % len] says; it begins vanilla."""
+    job = make_job(f"prompt {number}", number).model_copy(update={"purpose": purpose})
+    prepared = ENGINE.prepare(job, SAMPLING)
+    ENGINE.admit(prepared, VANILLA)
+    num_rounds = 0
+    while True:
+        if schedule:
+            ENGINE.redraft(job.job_id, *schedule[num_rounds % len(schedule)])
+        step = ENGINE.step()
+        num_rounds += 1
+        if step.finished:
+            return step.finished[0], prepared
+
+
 LABELS = {"custom_id": "row-1", "batch_id": "night", "segment": "gold", "redrive_of": "failed-1"}
-
-
-def generation(text: str, *, is_drafted: bool, draft_revision: str = "rev-1") -> Generation:
-    counts = AcceptanceCounts(4, 1, 0, (3, 2), (3, 2), (2, 1)) if is_drafted else AcceptanceCounts(7, 7)
-    drafted = DrafterCounts("lookup", draft_revision, 3, AcceptanceCounts(3, 0, 0, (3, 2), (3, 2), (2, 1)), (3, 2))
-    return Generation(
-        "a",
-        text,
-        tuple(range(7)),
-        "stop",
-        12,
-        counts,
-        0.25,
-        1.5,
-        1e-05,
-        4,
-        chances=(3, 2) if is_drafted else (),
-        drafted=(drafted,) if is_drafted else (),
-        num_vanilla_rounds=1 if is_drafted else 7,
-    )
 
 
 @pytest.mark.parametrize("text", ["", 'one\ntwo\t"three" \\ \x00', "naïve 東京 🙂"])
 @pytest.mark.parametrize("labels", [{}, LABELS])
-@pytest.mark.parametrize(("is_drafted", "decision"), [(False, VANILLA), (True, LOOKUP)])
+@pytest.mark.parametrize(
+    "draft_revision", [None, "", "rev-1"], ids=["vanilla", "drafter without a revision", "drafted"]
+)
 @pytest.mark.parametrize("fields", [{}, {"stream": True}])
 def test_a_result_is_what_its_model_writes(
-    text: str, labels: dict[str, str], is_drafted: bool, decision: Decision, fields: dict[str, Any]
+    text: str, labels: dict[str, str], draft_revision: str | None, fields: dict[str, Any]
 ) -> None:
-    claimed = claimed_job("a", attempt=2, **labels, **fields)
+    """It is written without the model."""
+    is_drafted = draft_revision is not None
+    decoded, _ = decode(1, [("lookup", 3)] if is_drafted else ())
+    drafted = tuple(replace(one, draft_revision=draft_revision or "") for one in decoded.drafted)
     outcome = succeeded(
-        claimed,
-        generation(text, is_drafted=is_drafted),
-        decision,
-        FakeEngine().identity,
-        queue_s=0.0,
+        claimed_job("a", attempt=2, **labels, **fields),
+        replace(decoded, text=text, drafted=drafted, device_s=1e-05),
+        decision("lookup", 3) if is_drafted else VANILLA,
+        ENGINE.identity,
+        queue_s=0.5,
         now=NOW,
         decode_batch_id=UUID(int=1),
     )
@@ -67,12 +93,141 @@ def test_a_result_is_what_its_model_writes(
     assert result.num_chunks == (0 if fields else None)
     assert result.recorded_at == NOW
     assert result.decoding.drafter == ("lookup" if is_drafted else None)
-    assert result.decoding.accepts == ((2, 1) if is_drafted else ())
+    assert result.decoding.draft_revision == (draft_revision or None)
+    assert result.decoding.accepts == decoded.counts.accepts
+    assert any(decoded.counts.accepts) == is_drafted
 
 
-def test_a_drafter_without_a_revision_is_named_alone() -> None:
-    decoded = generation("x", is_drafted=True, draft_revision="")
-    outcome = succeeded(claimed_job("a"), decoded, LOOKUP, FakeEngine().identity, queue_s=0.5, now=NOW)
-    result = Result.decode(outcome.result)
-    assert outcome.result == result.encode()
-    assert (result.decoding.drafter, result.decoding.draft_revision) == ("lookup", None)
+def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:
+    found = {key.drafter: sums for key, sums in outcome.counted.evidence}
+    assert len(found) == len(outcome.counted.evidence), "a job counts once under each key"
+    return found
+
+
+def check_own_rounds(sums: EvidenceSums, one: DrafterCounts) -> None:
+    counts = one.counts
+    assert (sums.jobs, sums.rounds, sums.tokens) == (1, counts.rounds, counts.num_tokens)
+    assert (sums.offered, sums.trials, sums.accepts) == (
+        counts.rounds - counts.num_empty_rounds,
+        counts.trials,
+        counts.accepts,
+    )
+    padding = (0,) * (len(counts.trials) - len(one.chances))
+    assert sums.chances == (*one.chances, *padding), "behind its reach nothing was possible"
+
+
+def test_each_drafter_of_a_job_counts_with_its_own_rounds_alone() -> None:
+    schedule = [("lookup", 2), ("lookup", 2), ("lookup", 4), (None, 0), ("lookup", 0), ("model", 1)]
+    for number in range(20):
+        generation, prepared = decode(number, schedule)
+        outcome = outcome_of(generation, prepared)
+        sums = sums_by_drafter(outcome)
+        assert sums.keys() == {one.drafter for one in generation.drafted}
+        for one in generation.drafted:
+            check_own_rounds(sums[one.drafter], one)
+        lengths = [its.output_tokens for its in sums.values() if its.texts]
+        assert lengths == [len(generation.token_ids)], "a job's length is that of its whole text, and counts once"
+        assert outcome.run.key.drafter == "lookup", "most rounds are"
+        assert outcome.run.num_draft_tokens == 4
+        assert outcome.run.counts == generation.counts
+        assert {outcome.counted.source(shadow) for shadow in outcome.shadows} == {CountSource.DRAFTED}
+        assert all(shadow.chances for shadow in outcome.shadows), "parts of rounds are no whole scores"
+
+
+def test_a_job_that_one_drafter_decoded_throughout_counts_as_its_run_says() -> None:
+    generation, prepared = decode(1, [("lookup", 3)])
+    outcome = outcome_of(generation, prepared)
+    assert outcome.shadows == ()
+    assert (outcome.run.key.drafter, outcome.run.key.draft_revision, outcome.run.mode) == (
+        "lookup",
+        "look-1",
+        "speculative",
+    )
+    check_own_rounds(sums_by_drafter(outcome)["lookup"], generation.drafted[0])
+
+
+def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
+    generation, prepared = decode(1, [("lookup", 0)])
+    outcome = outcome_of(generation, prepared, decision("lookup", 3))
+    assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
+    assert outcome.shadows == ()
+
+
+def test_a_score_of_the_whole_text_takes_the_place_of_some_of_its_rounds() -> None:
+    generation, prepared = decode(1, [("lookup", 2), (None, 0), ("model", 2)])
+    score = ShadowCounts("lookup", "look-1", 8, PREFILL + AcceptanceCounts(40, 0, 0, (40,), (40,), (20,)))
+    sums = sums_by_drafter(outcome_of(replace(generation, shadows=(score,)), prepared))
+    assert sums["lookup"].rounds == 40
+    (of_model,) = (one for one in generation.drafted if one.drafter == "model")
+    check_own_rounds(sums["model"], of_model)
+
+
+def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_round(seed: int) -> None:
+    """Many jobs that change drafters by lot, the last round of each censored, beside jobs that draft throughout."""
+    rng = random.Random(seed)
+    alphas = (0.7, 0.4)
+    total: dict[str, EvidenceSums] = {}
+    generation, prepared = decode(0)
+    for kind in ("throughout", "by lot"):
+        sums = EvidenceSums(NOW)
+        for _ in range(700):
+            counts = RoundCounts()
+            counts.num_vanilla_rounds += 1
+            num_tokens, is_drafted, length = 1, True, rng.randint(10, 40)
+            while num_tokens < length:
+                if kind == "by lot" and rng.random() < 0.3:
+                    is_drafted = not is_drafted
+                if not is_drafted:
+                    counts.num_vanilla_rounds += 1
+                    num_tokens += 1
+                    continue
+                accepted = next((i for i, alpha in enumerate(alphas) if rng.random() > alpha), len(alphas))
+                # The text ends by itself at `length`, which may lie inside the accepted tokens.
+                num_emitted = min(accepted + 1, length - num_tokens)
+                counts.take_drafted(
+                    ENGINE.drafters[0], 2, num_asked=2, num_proposed=2, num_accepted=accepted, num_emitted=num_emitted
+                )
+                num_tokens += num_emitted
+            job = replace(
+                generation,
+                counts=counts.total,
+                chances=counts.chances,
+                drafted=counts.drafted,
+                num_vanilla_rounds=counts.num_vanilla_rounds,
+            )
+            sums += sums_by_drafter(outcome_of(job, prepared)).get("lookup", EvidenceSums(NOW))
+        total[kind] = sums
+    for sums in total.values():
+        for alpha, accepts, chances in zip(alphas, sums.accepts, sums.chances, strict=True):
+            # Rounds are independent here. Six standard errors.
+            assert abs(accepts / chances - alpha) < 6 * (alpha * (1 - alpha) / chances) ** 0.5
+    rate = {kind: sums.tokens / sums.rounds for kind, sums in total.items()}
+    assert rate["by lot"] == pytest.approx(rate["throughout"], rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("told", "purpose", "num_rows"),
+    [
+        ((100, 40), Purpose.TRAFFIC, 1),
+        ((100, 40), Purpose.PROBE, 1),
+        ((100, 40), Purpose.CONTROL, 0),
+        ((0, 0), Purpose.TRAFFIC, 0),
+        ((3, 40), Purpose.TRAFFIC, 0),
+    ],
+)
+def test_sums_that_a_server_told_are_evidence_beside_the_run(
+    told: tuple[int, int], purpose: Purpose, num_rows: int
+) -> None:
+    """The run keeps what is known of it, its tokens; the row has as many accepted tokens as the server said."""
+    generation, prepared = decode(1, purpose=purpose)
+    served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
+    counts = AcceptanceCounts(81, 81)
+    outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
+    assert not outcome.run.is_evidence
+    assert outcome.run.counts == counts
+    assert len(outcome.shadows) == len(outcome.counted.evidence) == num_rows
+    for row, (key, sums) in zip(outcome.shadows, outcome.counted.evidence, strict=True):
+        assert (key.drafter, key.draft_revision, row.num_draft_tokens) == ("lookup", "llama_cpp-1", 4)
+        assert row.is_drafted
+        assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
+        assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)

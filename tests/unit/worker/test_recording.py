@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +14,14 @@ from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
-from tests.fixtures.publishing import NOW, FinishedDeliveries, claimed_job, ended_job, publishing_queue
+from tests.fixtures.publishing import (
+    NOW,
+    FinishedDeliveries,
+    InstantEvent,
+    claimed_job,
+    ended_job,
+    publishing_queue,
+)
 from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
@@ -58,24 +64,11 @@ class Ledger:
         return won
 
 
-class Hurry(threading.Event):
-    """Nobody waits for it: what is to pass meanwhile is told to `pause`."""
-
-    def __init__(self, pause: Callable[[float], None]) -> None:
-        super().__init__()
-        self._pause_for = pause
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._pause_for(timeout or 0.0)
-        return self.is_set()
-
-
 class Recording:
-    """A recorder with everything around it."""
+    """A recorder with everything around it. Its pauses pass at once."""
 
     def __init__(self) -> None:
-        self.store, self.hurry = Ledger(), Hurry(self._pause)
-        self.now, self.pauses = 100.0, list[float]()
+        self.store, self.hurry, self.now = Ledger(), InstantEvent(), 100.0
         self.leases = LeaseKeeper(ClaimTable(), owner="w", lease_s=30)
         self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
@@ -89,12 +82,8 @@ class Recording:
             retry=Retry(self.hurry),
             max_bytes=1 << 20,
             now=lambda: NOW,
-            clock=lambda: self.now,
+            clock=lambda: self.now + sum(self.hurry.waits),
         )
-
-    def _pause(self, seconds: float) -> None:
-        self.pauses.append(seconds)
-        self.now += seconds
 
     def record(self, *jobs: EndedJob) -> int:
         """One turn over these."""
@@ -112,13 +101,13 @@ def ended(*job_ids: str, num_bytes: int = 0) -> list[EndedJob]:
 def test_transactions_do_not_begin_at_once_after_each_other_and_a_lone_job_does_not_wait() -> None:
     one = Recording()
     one.record(*ended("j1"))
-    assert one.pauses == []
+    assert one.hurry.waits == []
     one.now += 0.005
     one.record(*ended("j2"))
-    assert one.pauses == [pytest.approx(GATHER_S - 0.005)]
+    assert one.hurry.waits == [pytest.approx(GATHER_S - 0.005)]
     one.now += 1
     one.record(*ended("j3"))
-    assert len(one.pauses) == 1
+    assert len(one.hurry.waits) == 1
     assert one.store.transactions == [["j1"], ["j2"], ["j3"]]
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
-from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -20,14 +17,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import ConfigError
-from alphaloop.kafka.offsets import Record
-from alphaloop.messages import Body, Job
 from alphaloop.settings import Settings, TracingSettings
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
+from tests.fixtures.publishing import claimed_job
 from tests.fixtures.runs import decode_run
 from worker.assembly import open_tracing
-from worker.intake.partitions import Delivery
 from worker.recording import EndedJob
 from worker.tracing import Tracing
 
@@ -37,7 +32,7 @@ SECRET = "the quick brown fox"
 
 
 def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob:
-    job = Job(job_id="j1", task="code", body=Body(prompt=SECRET, max_tokens=20, temperature=0.5))
+    body = json.dumps({"job_id": "j1", "body": {"prompt": SECRET, "max_tokens": 20, "temperature": 0.5}})
     counts = AcceptanceCounts(rounds=4, proposed=(4, 4), trials=(4, 3), accepts=(3, 2))
     run = replace(
         decode_run(counts, device_s=1.5, at=DECODED), num_prompt_tokens=5, num_tokens=9, queue_s=3.0, wall_s=2.0
@@ -45,11 +40,8 @@ def traced(*, sampled: str | None = "01", status: str = "succeeded") -> EndedJob
     succeeded = status == "succeeded"
     result = {"text": SECRET, "finish_reason": "stop"} if succeeded else {"error": {"code": "engine_failed"}}
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-{sampled}"} if sampled else {}
-    delivery = Delivery(Record("jobs.code", 1, 42, None, b"", (), None), epoch=1)
-    return EndedJob(
-        SimpleNamespace(ready=SimpleNamespace(job=job, delivery=delivery)),  # type: ignore[arg-type]
-        Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None),
-    )
+    outcome = Outcome("j1", 3, status, json.dumps(result).encode(), "results", headers, run if succeeded else None)
+    return EndedJob(claimed_job("j1", attempt=3, value=body.encode()), outcome)
 
 
 class Clock:
@@ -131,46 +123,29 @@ def test_a_job_with_a_trace_does_as_its_trace_says_and_the_share_holds_for_other
     assert len(spans_of(traced(sampled=sampled), sample_share=sample_share)) == num_spans
 
 
-@pytest.fixture
-def collector() -> Iterator[tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]]]:
-    """An HTTP server that takes OTLP: its address, and the credentials and spans that came."""
-    came: list[tuple[str | None, ExportTraceServiceRequest]] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            came.append((self.headers["Authorization"], ExportTraceServiceRequest.FromString(body)))
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *args: Any) -> None:
-            """Silent."""
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/v1/traces", came
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
 def settings_with(endpoint: str) -> Settings:
     return Settings.model_validate({"tracing": {"endpoint": endpoint, "headers": {"Authorization": "Bearer t0k3n"}}})
 
 
-def test_a_collector_gets_the_spans_over_http(
-    collector: tuple[str, list[tuple[str | None, ExportTraceServiceRequest]]],
-) -> None:
-    address, came = collector
-    settings = settings_with(address)
-    assert "t0k3n" not in repr(settings)
-    spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
-    for trace in spans.recorded([traced()]):
-        trace.published()
-    spans.close()
-    credentials, request = came[0]
-    (resource,) = request.resource_spans
+def test_a_collector_gets_the_spans_over_http() -> None:
+    came: list[tuple[str | None, bytes]] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            came.append((self.headers["Authorization"], self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(server.handle_request)
+        settings = settings_with(f"http://127.0.0.1:{server.server_port}/v1/traces")
+        assert "t0k3n" not in repr(settings)
+        spans = open_tracing(settings, FakeEngine().identity, owner="w1", now=Clock())
+        for trace in spans.recorded([traced()]):
+            trace.published()
+        spans.close()
+    ((credentials, body),) = came
+    (resource,) = ExportTraceServiceRequest.FromString(body).resource_spans
     named = {one.key: one.value.string_value for one in resource.resource.attributes}
     assert (named["service.name"], named["service.instance.id"]) == ("alphaloop-worker", "w1")
     assert len(resource.scope_spans[0].spans) == 5

@@ -13,10 +13,8 @@ from alphaloop.acceptance import Z95
 from alphaloop.costs import PRIOR_SD, CostKind, CostPoint
 from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import ServerLaw, Store, answered, step_of
-from tests.fixtures.deciding import context_of, inferred
+from tests.fixtures.deciding import choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.learning import ASSUMED_RATIO, RequestCosts
 
@@ -68,9 +66,7 @@ def test_before_any_request_nothing_is_known(store: Store, clock: Clock) -> None
     assert costs.parts == (None, "ngram")
     assert (costs.level(None), costs.level("ngram"), costs.read_s(100)) == (1.0, 1.0, 0.0)
     assert not costs.save()
-    context = context_of(1, 1, 200.0)
-    decision = decide({"ngram": inferred(0.7, k=4)}, [NGRAM], costs.table, context, PolicyLimits())
-    assert decision.reason is Reason.NO_COSTS
+    assert choose({"ngram": inferred(0.7, k=4)}, drafters=[NGRAM], costs=costs.table).reason is Reason.NO_COSTS
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -161,8 +157,8 @@ def test_after_some_traffic_the_better_route_is_chosen_at_every_load(store: Stor
     tokens = posteriors["ngram"].tokens[4]
     chosen = []
     for num_running in range(1, 17):
-        context = context_of(num_running, num_running, 80.0, prompt_tokens=400.0)
-        decision = decide(posteriors, [NGRAM], costs.table, context, PolicyLimits())
+        asked = {"num_running": num_running, "expected_tokens": 80.0, "prompt_tokens": 400.0}
+        decision = choose(posteriors, drafters=[NGRAM], costs=costs.table, **asked)
 
         def job_ms(law: ServerLaw, tokens_per_round: float, load: int = num_running) -> float:
             return law.prompt_ms * 400 + 80 * law.round_ms(load, 440) / tokens_per_round

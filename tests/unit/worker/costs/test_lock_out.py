@@ -12,10 +12,8 @@ import pytest
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import Decision, DraftSetting, decide
-from alphaloop.deciding.posterior import Posterior, Profile
-from tests.fixtures.deciding import context_of
+from alphaloop.deciding.policy import Decision, DraftSetting
+from tests.fixtures.deciding import LIMITS, choose, inferred
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
@@ -25,17 +23,10 @@ DRAFT_MS: Final = 0.3 * VANILLA_MS
 POSITION_MS: Final = 0.05 * VANILLA_MS
 ALPHA: Final = 0.8
 LONGEST: Final = 5
-NUM_SLOW_ROUNDS: Final = 40
-LIMITS: Final = PolicyLimits()
 DRAFTER: Final = DrafterState("draft", "r1", LONGEST)
+#: What a task with a thousand jobs says of the drafter.
+KNOWN: Final = inferred(ALPHA, k=LONGEST, jobs=1000.0)
 MEAN_TOKENS: Final = 60
-
-
-def known_alpha(jobs: float) -> Posterior:
-    """What a task with so many jobs says of the drafter."""
-    logit = math.log(ALPHA / (1 - ALPHA))
-    own = (1e-4,) * LONGEST
-    return Posterior(Profile((logit,) * LONGEST, 0.05**2, own, (1.0,) * LONGEST), (1.0,) * LONGEST, jobs, 1.0)
 
 
 def target_ms(width: int) -> float:
@@ -47,7 +38,6 @@ class Worker:
     """Decides job by job, alone on the device; the draft's rounds take `slowness` times their time, with 5 % noise."""
 
     rng: random.Random
-    posterior: Posterior
     slowness: float = 1.0
     now_s: float = 0.0
     num_tokens: int = 0
@@ -62,14 +52,11 @@ class Worker:
         self.costs = LiveCosts(points, half_life=32, save=lambda points: None, clock=lambda: self.now_s)
 
     def decode_job(self) -> Decision:
-        """Decide and decode one job."""
-        context = context_of(1, 1, float(MEAN_TOKENS))
-        decision = decide(
-            {"draft": self.posterior},
-            [DRAFTER],
-            self.costs.table,
-            context,
-            LIMITS,
+        decision = choose(
+            {"draft": KNOWN},
+            drafters=[DRAFTER],
+            costs=self.costs.table,
+            expected_tokens=float(MEAN_TOKENS),
             incumbent=self.incumbent,
             budget=self.budget,
         )
@@ -101,18 +88,6 @@ class Worker:
         return 1 + next((i for i in range(k) if self.rng.random() > ALPHA), k)
 
 
-def slow_for_a_moment(seed: int, num_known_jobs: float) -> Worker:
-    """A drafter in use took 3 x its time for forty rounds, up to this moment."""
-    worker = Worker(random.Random(seed), known_alpha(num_known_jobs))
-    for _ in range(30):
-        decision = worker.decode_job()
-    worker.slowness = 3.0
-    for _ in range(NUM_SLOW_ROUNDS):
-        worker.decode_round(decision.kept.num_draft_tokens)
-    worker.slowness = 1.0
-    return worker
-
-
 def drafts(decision: Decision) -> bool:
     """Whether the policy would draft, were it not for exploration."""
     return decision.kept is not None and decision.kept.drafter is not None
@@ -120,7 +95,13 @@ def drafts(decision: Decision) -> bool:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int) -> None:
-    worker = slow_for_a_moment(seed, num_known_jobs=1000.0)
+    worker = Worker(random.Random(seed))
+    for _ in range(30):
+        decision = worker.decode_job()
+    worker.slowness = 3.0
+    for _ in range(40):
+        worker.decode_round(decision.kept.num_draft_tokens)
+    worker.slowness = 1.0
     assert not drafts(worker.decode_job()), "the forty rounds are believed"
     num_jobs = 1
     while not drafts(worker.decode_job()):
@@ -131,7 +112,7 @@ def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int)
 
 @pytest.mark.parametrize("seed", range(2))
 def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> None:
-    worker = Worker(random.Random(seed), known_alpha(1000.0), slowness=3.0)
+    worker = Worker(random.Random(seed), slowness=3.0)
     decisions = [worker.decode_job() for _ in range(300)]
     assert not any(drafts(decision) for decision in decisions[20:])
     assert 0 < sum(decision.drafter is not None for decision in decisions[20:]) < 20

@@ -100,8 +100,10 @@ class Bench:
             self.engine._drafters["tree"].truths[one.job.job_id] = truth  # type: ignore[attr-defined]
         return expected
 
-    def check(self, finished: dict[str, Generation], expected: dict[str, list[int]]) -> None:
-        """Right texts, counts that add up and are nested, and every slot of the target free."""
+    def decode_right(self, jobs: list[PreparedJob], *drafters: str) -> tuple[dict[str, Generation], Counter[str]]:
+        """The same, with right texts, counts that add up and are nested, and every slot of the target free."""
+        expected = self.know(jobs)
+        finished, failures = self.decode(jobs, *drafters)
         assert {job_id: list(generation.token_ids) for job_id, generation in finished.items()} == expected
         for one in finished.values():
             assert one.counts.num_tokens == len(one.token_ids)
@@ -111,6 +113,7 @@ class Bench:
                 assert list(its.trials) == sorted(its.trials, reverse=True)
         assert self.engine.load().num_free == 4
         assert len(self.engine._cache._free) == 4
+        return finished, failures
 
 
 @pytest.fixture
@@ -131,13 +134,10 @@ def bench(
 def test_a_drafter_that_raises_once_costs_no_text(
     bench: Bench, caplog: pytest.LogCaptureFixture, drafter: str, method: str
 ) -> None:
-    jobs = bench.prepare(8)
-    expected = bench.know(jobs)
     at = bench.rng.randint(1, 4)
     raised = bench.failing(drafter, method, lambda number: number == at)
-    finished, failures = bench.decode(jobs, drafter)
+    finished, failures = bench.decode_right(bench.prepare(8), drafter)
     assert raised["raised"] == 1
-    bench.check(finished, expected)
     # What a draft model holds of a text that it did not close is lost to it, so it may lack room for another.
     assert failures == {drafter: 1} or method == "close"
     assert bench.engine.unserved([]) == {}, "once is no reason to end it for the worker"
@@ -149,21 +149,15 @@ def test_a_drafter_that_raises_once_costs_no_text(
 
 @pytest.mark.parametrize(("drafter", "method"), [("lookup", "open"), ("model", "propose"), ("tree", "close")])
 def test_a_drafter_that_always_raises_ends_for_the_worker(bench: Bench, drafter: str, method: str) -> None:
-    jobs = bench.prepare(12)
-    expected = bench.know(jobs)
     raised = bench.failing(drafter, method, lambda number: True)
-    finished, failures = bench.decode(jobs, drafter, "lookup" if drafter != "lookup" else "model")
-    bench.check(finished, expected)
+    _, failures = bench.decode_right(bench.prepare(12), drafter, "lookup" if drafter != "lookup" else "model")
     assert raised["raised"] >= MOST_IN_A_ROW
     assert failures[drafter] >= MOST_IN_A_ROW
     why = bench.engine.unserved([])[drafter]
     assert "Fault" in why
     assert "own words" not in why
     num_before = raised["raised"]
-    more = bench.prepare(4, first=100)
-    expected = bench.know(more)
-    finished, failures = bench.decode(more, drafter)
-    bench.check(finished, expected)
+    finished, failures = bench.decode_right(bench.prepare(4, first=100), drafter)
     assert not failures
     assert raised["raised"] == num_before, "nobody asks it again"
     assert all(not one.drafted for one in finished.values())
@@ -172,7 +166,6 @@ def test_a_drafter_that_always_raises_ends_for_the_worker(bench: Bench, drafter:
 def test_a_drafter_that_serves_others_is_not_ended(bench: Bench) -> None:
     """A prompt that it cannot bear now and then, more often than a broken drafter would be borne with."""
     jobs = bench.prepare(4 * MOST_IN_A_ROW)
-    expected = bench.know(jobs)
     bad = {one.job.job_id for one in jobs[::3]}
     drafter = bench.engine._drafters["lookup"]
     propose = drafter.propose
@@ -185,9 +178,8 @@ def test_a_drafter_that_serves_others_is_not_ended(bench: Bench) -> None:
     bench.patch.setattr(drafter, "propose", picky)
     finished: dict[str, Generation] = {}
     for job in jobs:
-        found, _ = bench.decode([job], "lookup")
+        found, _ = bench.decode_right([job], "lookup")
         finished |= found
-    bench.check(finished, expected)
     assert not bench.engine.unserved([])
     assert {job_id for job_id, one in finished.items() if not one.drafted} == bad
 
@@ -207,11 +199,8 @@ def test_an_answer_that_is_no_proposal_counts_as_a_failure(bench: Bench, wrong: 
 
 @pytest.mark.parametrize("method", ["remember", "rereading", "_propose"])
 def test_what_look_up_does_beside_decoding_may_fail(bench: Bench, method: str) -> None:
-    jobs = bench.prepare(8)
-    expected = bench.know(jobs)
     raised = bench.failing("lookup", method, lambda number: True)
-    finished, failures = bench.decode(jobs, "model")
-    bench.check(finished, expected)
+    finished, failures = bench.decode_right(bench.prepare(8), "model")
     assert raised["raised"]
     assert failures["lookup"] >= 1
     assert "model" not in failures
@@ -235,15 +224,14 @@ def test_a_score_that_fails_is_left_out(bench: Bench) -> None:
 
 def test_a_drafter_that_cannot_be_emptied_leaves_the_engine_emptied(bench: Bench) -> None:
     jobs = bench.prepare(4)
-    expected = bench.know(jobs)
+    bench.know(jobs)
     for job in jobs:
         bench.engine.admit(job, decision("tree", 3))
     bench.engine.step()
     bench.failing("lookup", "clear", lambda number: True)
     bench.engine.abandon()
     assert bench.engine.load().num_running == 0
-    finished, failures = bench.decode(jobs, "tree", "model")
-    bench.check(finished, expected)
+    _, failures = bench.decode_right(jobs, "tree", "model")
     assert failures == {"lookup": 1}
 
 
@@ -298,7 +286,6 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
         replace(one, token_ids=(*bench.rng.choices(range(1, 300), k=20), bench.rng.randint(300, 383) if i % 2 else 299))
         for i, one in enumerate(bench.prepare(8))
     ]
-    expected = bench.know(jobs)
     highest: list[int] = []
     read = draft.model.read
 
@@ -307,7 +294,6 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
         return read(cache, reads)
 
     draft.model.read = watched  # type: ignore[method-assign]
-    finished, failures = bench.decode(jobs, "small")
-    bench.check(finished, expected)
+    _, failures = bench.decode_right(jobs, "small")
     assert not failures
     assert 0 <= max(highest) < 300

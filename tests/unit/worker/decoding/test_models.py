@@ -25,6 +25,7 @@ from worker.decoding.engine import load_engine
 from worker.decoding.models import end_tokens, load_target, refuse_unsupported
 from worker.decoding.network import compiled, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
+from worker.decoding.network.operations import GELU_TANH
 from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing import facts_of
 from worker.decoding.text_facts import text_facts
@@ -214,9 +215,30 @@ def turn_all_layers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_rotations", lambda inner, config, _, num: right(inner, config, "full_attention", num))
 
 
+def spoil_layers(change: Callable[[Any], None]) -> Callable[[pytest.MonkeyPatch], None]:
+    """What a fused decoder might forget or confuse."""
+    make = fused.FusedDecoder.__init__
+
+    def spoiled(self: fused.FusedDecoder, *args: Any, **named: Any) -> None:
+        make(self, *args, **named)
+        for layer in self._layers:
+            change(layer)
+
+    return lambda monkeypatch: monkeypatch.setattr(fused.FusedDecoder, "__init__", spoiled)
+
+
+def change_heads(layer: Any, **changed: Any) -> None:
+    layer.heads = replace(layer.heads, **changed)
+
+
 @pytest.mark.parametrize(
     ("family", "plant"),
     [
+        ("gemma3_text", spoil_layers(lambda layer: setattr(layer, "behind_attention", None))),
+        ("qwen3", spoil_layers(lambda layer: change_heads(layer, norms=None))),
+        ("llama", spoil_layers(lambda layer: change_heads(layer, scaling=layer.heads.scaling * 1.1))),
+        ("qwen2", spoil_layers(lambda layer: setattr(layer.qkv, "_bias", None))),
+        ("llama", spoil_layers(lambda layer: setattr(layer, "activation", GELU_TANH))),
         ("llama", shift_positions),
         ("gpt_neox", shift_positions),
         ("llama", hide_what_was_read),

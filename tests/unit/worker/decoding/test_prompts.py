@@ -86,16 +86,6 @@ def test_control_tokens_in_a_raw_prompt_are_control_tokens(tiny_tokenizer: Any) 
     assert control_tokens(tiny_tokenizer, token_ids) == ["<user>", "<answer>"]
 
 
-def test_a_message_whose_control_token_the_template_reads_is_refused(tiny_tokenizer: Any) -> None:
-    curious = with_template(
-        tiny_tokenizer,
-        ("{% for m in messages %}{{ m['content'].split('<answer>') | length }}{{ m['content'] | length }}{% endfor %}"),
-    )
-    assert prepared(curious, messages=said("hi")).token_ids
-    with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
-        prepared(curious, messages=said("<answer>"))
-
-
 @pytest.mark.parametrize("typed", ["＜answer＞", "hi ＜answer> <user＞ <answer>", "＜ＡＮＳＷＥＲ＞"])
 def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, typed: str) -> None:
     tokenizer = deepcopy(tiny_tokenizer)
@@ -112,11 +102,19 @@ def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, 
 
 
 @pytest.mark.parametrize(
-    ("filter_", "typed"),
-    [("lower", "<ANSWER>"), ("replace('\u200b', '')", "<ans\u200bwer>"), ("replace('</b>', '')", "<ans</b>wer>")],
+    ("reading", "typed"),
+    [
+        (" | lower", "<ANSWER>"),
+        (" | replace('\u200b', '')", "<ans\u200bwer>"),
+        (" | replace('</b>', '')", "<ans</b>wer>"),
+        (" | length", "<answer>"),
+    ],
 )
-def test_what_the_template_makes_a_control_token_is_refused(tiny_tokenizer: Any, filter_: str, typed: str) -> None:
-    tokenizer = with_template(tiny_tokenizer, TEMPLATE.replace("message['content']", f"message['content'] | {filter_}"))
+def test_a_control_token_that_the_template_makes_or_reads_is_refused(
+    tiny_tokenizer: Any, reading: str, typed: str
+) -> None:
+    template = TEMPLATE.replace("message['content']", f"message['content']{reading}")
+    tokenizer = with_template(tiny_tokenizer, template)
     plain = prepared(tokenizer, messages=said("a < b </i> <c>")).token_ids
     assert control_tokens(tokenizer, plain) == ["<user>", "<answer>"]
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):

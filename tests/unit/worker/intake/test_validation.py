@@ -1,20 +1,30 @@
-"""From a message and its task's settings to the sampling settings the engine gets."""
+"""From a message and its task's settings to the sampling settings the engine gets, and to the prompts not drafted for.
+
+Patterns that switch speculation off stand beside regular expressions of the same meaning. Of cancellation requests the
+right ones are read and the wrong ones named.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 import threading
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from alphaloop.errors import MessageError
+from alphaloop.messages import Purpose
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
 from worker.background import Retry
 from worker.engine import Sampling, SamplingDefaults
+from worker.intake.control import parse_cancellation
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching, Refusal
+from worker.intake.validation import Fetching, Refusal, covers
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 
@@ -109,3 +119,72 @@ def test_what_the_worker_refuses_is_named_as_it_was_sent(fields: dict[str, Any],
     reading, refused = Fetching(None, READING, retry=Retry(threading.Event()), wake=lambda: None), list[Refusal]()
     assert reading.read(sent(fields), refused) is None
     assert [error.field for _, error in refused] == [field]
+
+
+@given(st.text("abA*.\n", max_size=12), st.text("abA.\n*", max_size=30))
+def test_a_pattern_means_what_a_regular_expression_of_it_means(pattern: str, text: str) -> None:
+    expression = ".*".join(re.escape(literal) for literal in pattern.casefold().split("*"))
+    expected = re.fullmatch(expression, text.casefold(), re.DOTALL) is not None
+    assert covers(pattern, text.casefold()) == expected
+
+
+def test_no_prompt_takes_long_to_compare() -> None:
+    # A matcher that goes back on its choices tries some 10 ** 200 of them here.
+    assert not covers("*a" * 50 + "*b*", "a" * 200_000)
+
+
+LISTED = {"code": TaskSettings(vanilla_patterns=("*```diff*", "Translate *"))}
+
+
+@pytest.mark.parametrize(
+    ("body", "pattern"),
+    [
+        ({"prompt": "Review this:\n```DIFF\n+1\n```"}, "*```diff*"),
+        ({"prompt": "translate this: ```diff"}, "*```diff*"),
+        ({"prompt": "translate this"}, "Translate *"),
+        ({"prompt": "Please translate this"}, ""),
+        (
+            {"messages": [{"role": "system", "content": "Translate it."}, {"role": "user", "content": "Bonjour"}]},
+            "Translate *",
+        ),
+        ({"messages": [{"role": "user", "content": "Translate"}, {"role": "user", "content": " it"}]}, ""),
+    ],
+)
+def test_the_first_pattern_that_covers_a_prompt_or_a_message_counts_and_only_of_traffic(
+    body: dict[str, Any], pattern: str
+) -> None:
+    reading = validation(tasks=LISTED)
+    for purpose in Purpose:
+        found = reading.read(sent({"purpose": purpose, "body": body})).lane.switched_off
+        assert found == (pattern if purpose is Purpose.TRAFFIC else ""), "probes and controls measure whatever they say"
+
+
+def test_a_task_list_that_is_read_again_brings_its_patterns() -> None:
+    newer = {"code": TaskSettings(vanilla_patterns=("Bonjour",)), "sql": TaskSettings()}
+    reading, fields = validation(tasks=LISTED, reread_tasks=lambda: newer), {"body": {"prompt": "Bonjour"}}
+    found = [reading.read(sent(fields, task)).lane.switched_off for task in ("code", "sql", "code")]
+    assert found == ["", "", "Bonjour"]
+
+
+def test_a_cancellation_names_its_job() -> None:
+    assert parse_cancellation(b'{"action": "cancel", "job_id": "a-1", "why": "changed my mind"}').job_id == "a-1"
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        (None, None),
+        (b"cancel a-1", None),
+        (b"[" * 100_000, None),
+        (b"\xff", None),
+        (b'["cancel"]', None),
+        (b'{"action": "pause", "job_id": "a"}', "action"),
+        (b'{"action": "cancel"}', "job_id"),
+        (b'{"action": "cancel", "job_id": "a b"}', "job_id"),
+        (b'{"action": "cancel", "job_id": 7}', "job_id"),
+    ],
+)
+def test_a_wrong_cancellation_is_refused_with_its_field(value: bytes | None, field: str | None) -> None:
+    with pytest.raises(MessageError) as refused:
+        parse_cancellation(value)
+    assert refused.value.field == field

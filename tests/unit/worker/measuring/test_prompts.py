@@ -97,11 +97,6 @@ def test_standard_input(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> 
     assert [line.where for line in read(Path("-"), settings)] == ["standard input:1", "standard input:2"]
 
 
-def test_a_misspelt_task_is_refused(tmp_path: Path, settings: Settings) -> None:
-    with pytest.raises(ConfigError, match=r"--task: expected one of .*code.*, found 'cod'"):
-        read(written(tmp_path, [{"prompt": "a"}]), settings, task="cod")
-
-
 def lines_of(tmp_path: Path, settings: Settings, texts: Sequence[str]) -> list[JobLine]:
     return read(written(tmp_path, [{"prompt": text} for text in texts]), settings)
 

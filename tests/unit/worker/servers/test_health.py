@@ -26,8 +26,6 @@ from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import Fleet
 from worker.servers.health import FailureVerdict
 
-SAID = [ServerFailed(), ReplyInvalid()]
-LOST = [ReplyCut(), ServerSilent()]
 GONE = ServerUnreachable("no connection")
 
 
@@ -91,14 +89,14 @@ def test_nothing_is_said_against_a_job_that_no_server_worked_on(error: Alphaloop
         three.heal()
 
 
-@pytest.mark.parametrize("error", SAID)
+@pytest.mark.parametrize("error", [ServerFailed(), ReplyInvalid()])
 def test_what_a_healthy_server_says_of_a_job_is_blamed_the_second_time(error: AlphaloopError) -> None:
     three = Three()
     assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
     assert three.fail("s1", error) == FailureVerdict("blame", error)
 
 
-@pytest.mark.parametrize("error", LOST)
+@pytest.mark.parametrize("error", [ReplyCut(), ServerSilent()])
 def test_what_is_lost_though_servers_are_well_is_tried_alone_and_blamed_the_third_time(error: AlphaloopError) -> None:
     three = Three()
     assert three.fail("s0", error) == FailureVerdict("again", error, avoid=frozenset({"s0"}))
@@ -119,8 +117,11 @@ def test_a_server_that_is_wrong_for_all_says_nothing_against_a_job(test: Alphalo
 
 def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -> None:
     three = Three()
+    suspicion = three.fleet.suspicion
+    assert suspicion.standing("job") is None
     assert three.dies("s0").action == "again"
     verdict = three.dies("s1")
+    assert suspicion.standing("job").action == "alone", "also if it leaves and comes back"
     assert (verdict.action, verdict.avoid) == ("alone", frozenset()), (
         "those have just started, and are the better for it"
     )
@@ -130,17 +131,8 @@ def test_a_request_that_kills_servers_runs_alone_and_is_then_blamed_for_good() -
     assert (verdict.action, verdict.is_final) == ("blame", True)
     assert isinstance(verdict.error, RequestKillsServer)
     assert verdict.error.message == "2 times a server died while it worked on this request alone: s0, s2"
-
-
-def test_a_suspect_that_left_and_comes_back_is_a_suspect() -> None:
-    three = Three()
-    assert three.fleet.suspicion.standing("job") is None
-    three.dies("s0")
-    three.dies("s1")
-    standing = three.fleet.suspicion.standing("job")
-    assert standing.action == "alone"
-    three.fleet.suspicion.forget("job")
-    assert three.fleet.suspicion.standing("job") is None
+    suspicion.forget("job")
+    assert suspicion.standing("job") is None
 
 
 def test_a_proxy_that_answers_for_a_dead_server_does_not_hide_who_killed_it() -> None:

@@ -21,6 +21,7 @@ from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS, WINDOW, Reference
 from worker.decoding.network.fused import FusedDecoder
 from worker.decoding.network.kernels.linear import most_rows
 from worker.decoding.network.kernels.threads import openmp
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
@@ -110,12 +111,12 @@ has_program = pytest.mark.skipif(
 )
 
 
-def decoder_of(family: str, seed: int) -> FusedDecoder:
+def model_of(family: str, seed: int) -> Any:
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(MODELS[family]).to(torch.bfloat16).eval()
     for parameter in model.parameters():
         parameter.data.mul_(3)  # else attention is nearly uniform, and hides what it gets wrong
-    return FusedDecoder(model, 512)
+    return model
 
 
 def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> tuple[Tensor, Tensor]:
@@ -147,7 +148,7 @@ def test_a_pass_is_the_same_as_kernel_by_kernel(
     Logits outlive the next pass.
     """
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    decoder = decoder_of(family, seed)
+    decoder = FusedDecoder(model_of(family, seed), 512)
     cache = SlotCache(decoder.kv_shape, 5, torch.device("cpu"))
     slots = [cache.acquire() for _ in range(5)]
     before = kept = torch.empty(0)
@@ -166,6 +167,24 @@ def test_a_pass_is_the_same_as_kernel_by_kernel(
         before, kept = found, found.clone()
         for read in reads:
             cache.lengths[read.slot] += len(read.token_ids)
+
+
+@has_program
+@torch.inference_mode()
+@pytest.mark.parametrize("family", ["llama", "mistral"])
+def test_a_prompt_read_in_any_pieces_gets_the_logits_of_single_tokens(family: str, seed: int) -> None:
+    """Bit for bit: a text in bfloat16 does not depend on drafts, on what else runs, or on how its prompt was read."""
+    model, tokens = LanguageModel(model_of(family, seed), 512), torch.randint(0, VOCABULARY, (400,)).tolist()
+    cache = model.new_cache(4)
+    found = []
+    for width in (1, 7, 150, len(tokens)):
+        slot, logits = cache.acquire(), []
+        for at in range(0, len(tokens), width):
+            piece = tokens[at : at + width]
+            logits.append(model.read(cache, [Read(slot, piece, len(piece))]))
+            cache.lengths[slot] += len(piece)
+        found.append(torch.cat(logits))
+    assert all(torch.equal(other, found[0]) for other in found[1:])
 
 
 @pytest.mark.parametrize("family", FUSED)

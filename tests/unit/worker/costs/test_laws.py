@@ -1,4 +1,7 @@
-"""Rounds by draft length at servers that follow requests in it: right, sure as far as they should be, and monotone."""
+"""A law of times that is known is found again from times with errors, and its bounds hold it.
+
+Rounds by draft length at servers that follow requests in it: right, sure as far as they should be, and monotone.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +19,87 @@ from alphaloop.acceptance import Z95
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import decide
 from tests.fixtures.costs import ServerLaw, Store, answered, step_of
-from tests.fixtures.deciding import context_of, inferred
+from tests.fixtures.deciding import choose, inferred
 from tests.fixtures.simulated import Clock
-from worker.costs.laws import Time, fitted, usual
+from worker.costs.laws import Law, Time, fitted, usual
 from worker.costs.learning import RequestCosts
+
+NODES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+SHAPE = tuple(1 + 0.05 * (load - 1) for load in NODES)
+HALF_LIFE = 128
+
+
+def linear(load: float, context: float) -> float:
+    return 20.0 + 1.0 * load + 0.005 * context
+
+
+def bent(load: float, context: float) -> float:
+    """Nearly flat up to eight requests, then in proportion: a server whose device is full."""
+    return 20.0 + 0.2 * load + 3.0 * max(0.0, load - 8)
+
+
+def timed(seed: int, number: int, loads: Sequence[int], law: Callable[[float, float], float] = linear) -> list[Time]:
+    rng, found = random.Random(seed), []
+    for _ in range(number):
+        load, context = rng.choice(loads), rng.uniform(50, 1500)
+        found.append(Time(load, context, law(load, context) * math.exp(rng.gauss(0, 0.1)), (3 + load) / 4))
+    return found
+
+
+def fit(found: Sequence[Time]) -> Law:
+    return fitted(NODES, found, usual(NODES, SHAPE, found, 0.3), HALF_LIFE)
+
+
+@pytest.mark.parametrize("law", [linear, bent])
+@pytest.mark.parametrize(("number", "within"), [(150, 0.10), (400, 0.07)])
+def test_it_comes_within_a_tenth_and_its_bounds_hold_the_law(
+    law: Callable[[float, float], float], number: int, within: float
+) -> None:
+    loads, errors, covered = (1, 2, 4, 8, 16), [], []
+    for seed in range(20):
+        found = fit(timed(seed, number, loads, law))
+        for load in loads:
+            for context in (256, 1024):
+                told = found.at(load, context)
+                error = told.mean - math.log(law(load, context))
+                errors.append(abs(math.expm1(error)))
+                covered.append(abs(error) <= Z95 * math.sqrt(told.variance))
+    errors.sort()
+    assert errors[int(0.95 * len(errors))] <= within
+    assert sum(covered) / len(covered) >= 0.93
+
+
+def test_what_lies_far_from_what_was_seen_is_doubtful() -> None:
+    found = fit(timed(1, 200, (1, 2)))
+    seen, far = found.at(1), found.at(32)
+    assert math.sqrt(seen.variance) < 0.05
+    assert math.sqrt(far.variance) > 0.3
+    assert abs(far.mean - math.log(linear(32, 256))) <= Z95 * math.sqrt(far.variance)
+
+
+def test_requests_that_stall_move_little() -> None:
+    found = timed(2, 200, (1, 4, 8))
+    stalled = [time._replace(ms=50 * time.ms) if number % 20 == 0 else time for number, time in enumerate(found)]
+    for load in (1, 4, 8):
+        assert math.exp(fit(stalled).at(load).mean) == pytest.approx(linear(load, 256), rel=0.1)
+
+
+def test_with_few_times_a_law_is_that_of_its_prior() -> None:
+    leading = fit(timed(5, 300, (1, 2, 4, 8, 16, 32)))
+    own = [Time(4.0, 256.0, 2 * linear(4, 256), 4.0)] * 6
+    leaning = fitted(NODES, own, leading.as_prior(1.25, 0.4, 0.2), HALF_LIFE)
+    none = fitted(NODES, [], leading.as_prior(1.25, 0.4, 0.2), HALF_LIFE)
+    for load in (1, 8, 32):
+        assert none.at(load).mean - leading.at(load).mean == pytest.approx(math.log(1.25))
+        assert 1.6 < math.exp(leaning.at(load).mean - leading.at(load).mean) < 2.1
+    assert leaning.at(4).variance < none.at(4).variance
+
 
 FIXED = DrafterState("lookup", "r1", 4, least_draft_tokens=4)
 FREE = DrafterState("lookup", "r1", 4)
 VANILLA = ServerLaw(20.0, 1.0, 0.005)
 LOADS = (1, 2, 4, 8)
-NODES = (1.0, 2.0, 4.0, 8.0)
 
 
 def even(k: int) -> ServerLaw:
@@ -134,8 +205,8 @@ def test_what_was_stored_of_lengths_is_where_the_next_worker_begins() -> None:
 def test_tasks_of_different_acceptance_get_different_lengths(alpha: float, k: int) -> None:
     costs = made()
     serve(costs, 80, even, [1, 2, 4])
-    context = context_of(1, 1, 200.0, prompt_tokens=200.0)
-    decision = decide({"lookup": inferred(alpha, k=4, sd=1e-3)}, [FREE], costs.table, context, PolicyLimits())
+    known = {"lookup": inferred(alpha, k=4, sd=1e-3)}
+    decision = choose(known, drafters=[FREE], costs=costs.table, prompt_tokens=200.0)
     assert decision.setting == (DraftSetting("lookup", k) if k else DraftSetting())
     assert {one.num_draft_tokens for one in decision.alternatives} == {0, 1, 2, 3, 4}
     assert not decision.settings_by_running
@@ -162,12 +233,10 @@ TIMES = st.lists(
 def test_whatever_was_timed_no_longer_draft_is_faster_and_nothing_is_certain(
     vanilla: list[Time], drafted: list[Time], context: float, load: float
 ) -> None:
-    shape = tuple(1 + 0.05 * (node - 1) for node in NODES)
-    times = [time._replace(length=1.0) for time in vanilla]
-    target = fitted(NODES, times, usual(NODES, shape, times, 0.3), 128)
+    target = fit([time._replace(length=1.0) for time in vanilla])
     prior = target.as_prior(1.25, 0.4, 0.2)
     for counted in (drafted, [time._replace(length=1.0) for time in drafted], []):
-        law = fitted(NODES, counted, prior, 128, target)
+        law = fitted(NODES, counted, prior, HALF_LIFE, target)
         found = [law.at(load, context, length=k / 4) for k in (1, 2, 3, 4)]
         assert all(math.isfinite(one.mean) and one.variance > 0 for one in found)
         assert all(one.mean <= other.mean + 1e-12 for one, other in pairwise(found))
