@@ -22,6 +22,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.messages import batch_line
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
 
@@ -29,12 +30,12 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 
 NUM_GOOD = 980
 CHECKOUT = Path(__file__).resolve().parents[2]
-CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+CHAT = batch_line("")["body"]
 
 
 def line(custom_id: str, **fields: Any) -> str:
-    plain = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
-    return json.dumps({name: value for name, value in {**plain, **fields}.items() if value is not None})
+    given = {**batch_line(custom_id), **fields}
+    return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
 #: Twenty ways to be wrong: the last four are only known to the worker, which refuses them.
