@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
+from multiprocessing.process import BaseProcess
 
 import pytest
 from sqlalchemy import text
@@ -140,13 +140,13 @@ def job(number: int) -> bytes:
     return json.dumps({"job_id": f"job-{number}", "prompt": f"complete {number}", "max_tokens": 6}).encode()
 
 
-def works_until_done_or_dead(process: subprocess.Popen[str], database: Database) -> bool:
+def works_until_done_or_dead(process: BaseProcess, database: Database) -> bool:
     """Whether everything is done."""
     until(
-        lambda: process.poll() is not None or count(database, "jobs WHERE outcome IS NOT NULL") == NUM_JOBS,
+        lambda: not process.is_alive() or count(database, "jobs WHERE outcome IS NOT NULL") == NUM_JOBS,
         "all is done or the worker is dead",
     )
-    return process.poll() is None
+    return process.is_alive()
 
 
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
@@ -159,7 +159,7 @@ def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, 
     while not is_done:
         with doomed_worker(settings, "job-5") as process:
             is_done = works_until_done_or_dead(process, database)
-        assert is_done or process.returncode == DIED
+        assert is_done or process.exitcode == DIED
         num_deaths += not is_done
     assert num_deaths == 1 + settings.worker.max_attempts, "the first death may have been any job's fault"
     names = {f"job-{number}" for number in range(NUM_JOBS)}
