@@ -53,24 +53,6 @@ def num_read(memory: TaskMemory) -> int:
     return sum(int(WatchedStream.of(its.document).memory.clock[NUM_JOBS]) for its in memory.memories.values())
 
 
-def test_a_fall_and_the_recovery(store: DriftMemoryStore, history: History) -> None:
-    assert watch_traffic(store, SETTINGS, NOW) == []
-    fallen = history.traffic("code", 0.8, 300, START, STEP)
-    before = only(watch_traffic(store, SETTINGS, fallen))
-    assert before.state is State.STEADY
-    lower = history.traffic("code", 0.6, 80, fallen, STEP)
-    verdict = only(watch_traffic(store, SETTINGS, lower))
-    assert verdict.state is State.FELL
-    assert verdict.change.low < -0.2 < verdict.change.high
-    assert verdict.changed_after is not None
-    assert verdict.changed_before is not None
-    assert verdict.changed_after - 10 * STEP <= fallen <= verdict.changed_before + 10 * STEP
-    assert verdict.accepts_before / verdict.trials_before == pytest.approx(0.8, abs=0.05)
-    assert verdict.accepts_after / verdict.trials_after == pytest.approx(0.6, abs=0.05)
-    recovered = history.traffic("code", 0.8, 250, lower, STEP)
-    assert only(watch_traffic(store, SETTINGS, recovered)).state is not State.FELL
-
-
 def test_a_run_reads_what_is_new(store: DriftMemoryStore, history: History) -> None:
     for number in range(3):
         end = history.traffic("code", 0.8, 20, START + 20 * number * STEP, STEP)
