@@ -46,7 +46,8 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     # What no decision can be taken without is measured, and no more: calibration has tests of its own.
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(smollm2_engine, name, lambda *_: 1.0)
-    jobs = [_job(number) for number in range(8)]
+    asked = [{"messages": [{"role": "user", "content": one}], "max_tokens": MAX_TOKENS} for one in PROMPTS[:8]]
+    jobs = [Job(job_id=f"job-{n}", task="code", body=Body.model_validate(body)) for n, body in enumerate(asked)]
     client = Client(settings)
     client.send("code", [encode_job(job) for job in jobs])
     killed = processes(
@@ -98,11 +99,6 @@ def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings) -> Non
     assert result.text
     assert result.usage is not None
     assert result.usage.completion_tokens == 12
-
-
-def _job(number: int) -> Job:
-    body = Body(messages=({"role": "user", "content": PROMPTS[number % len(PROMPTS)]},), max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
-    return Job(job_id=f"job-{number}", task="code", body=body)
 
 
 def _statuses(database: Database) -> dict[str, int]:
