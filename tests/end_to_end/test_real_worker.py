@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.kafka.topics import RESULTS
-from alphaloop.messages import Body, Job, Mode, Result, Status, encode_job
+from alphaloop.messages import Body, Job, Result, Status, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.missing import missing
-from tests.fixtures.models import SMOLLM2
+from tests.fixtures.models import SMOLLM2, VANILLA, decode_one
 from tests.fixtures.worker import Client, by_id, running_worker, until
 from worker.decoding.engine import TransformersEngine
 from worker.engine import Sampling
@@ -47,7 +46,8 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
     # What no decision can be taken without is measured, and no more: calibration has tests of its own.
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(smollm2_engine, name, lambda *_: 1.0)
-    jobs = [_job(number) for number in range(12)]
+    asked = [{"messages": [{"role": "user", "content": one}], "max_tokens": MAX_TOKENS} for one in PROMPTS[:8]]
+    jobs = [Job(job_id=f"job-{n}", task="code", body=Body.model_validate(body)) for n, body in enumerate(asked)]
     client = Client(settings)
     client.send("code", [encode_job(job) for job in jobs])
     killed = processes(
@@ -75,8 +75,9 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
         results = by_id(client.read([RESULTS], lambda records: len(by_id(records)) >= len(jobs)))
     assert {result.status for result in results.values()} == {Status.SUCCEEDED}
     assert max(result.attempt for result in results.values()) > 1, "an interrupted job was claimed again"
-    expected = _texts_of(smollm2_engine, jobs)
-    assert {job_id: result.text for job_id, result in results.items()} == expected
+    for job in jobs:
+        prepared = smollm2_engine.prepare(job, Sampling(max_tokens=MAX_TOKENS, temperature=0.0))
+        assert results[job.job_id].text == decode_one(smollm2_engine, prepared, VANILLA).text, "decoded alone"
     assert _statuses(database) == {"succeeded": len(jobs)}
     num_runs, num_jobs = database.one(text("SELECT count(*), count(DISTINCT job_id) FROM decode_runs"))
     assert num_runs == num_jobs == len(jobs)
@@ -100,21 +101,5 @@ def test_kcat_types_a_job_and_reads_its_result(worker_settings: Settings) -> Non
     assert result.usage.completion_tokens == 12
 
 
-def _job(number: int) -> Job:
-    body = Body(messages=({"role": "user", "content": PROMPTS[number % len(PROMPTS)]},), max_tokens=MAX_TOKENS)  # type: ignore[arg-type]
-    return Job(job_id=f"job-{number}", task="code", body=body)
-
-
 def _statuses(database: Database) -> dict[str, int]:
     return {s: n for s, n in database.rows(text("SELECT status, count(*) FROM jobs GROUP BY status"))}
-
-
-def _texts_of(engine: TransformersEngine, jobs: list[Job]) -> dict[str, str]:
-    """What the target alone writes, one job at a time, never interrupted."""
-    vanilla = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "the oracle")
-    texts: dict[str, str] = {}
-    for job in jobs:
-        engine.admit(engine.prepare(job, Sampling(max_tokens=MAX_TOKENS, temperature=0.0)), vanilla)
-        while job.job_id not in texts:
-            texts |= {generation.job_id: generation.text for generation in engine.step().finished}
-    return texts

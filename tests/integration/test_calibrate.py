@@ -19,8 +19,8 @@ from tests.fixtures.cli import CarriedOut
 
 
 @pytest.fixture
-def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
-    """A tiny target and look-up, for batches of two."""
+def configs(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny target and look-up, for batches of two, as the environment names them."""
     folder = tmp_path / "configs"
     folder.mkdir()
     (folder / "models.toml").write_text(
@@ -28,17 +28,16 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path]) -> Path:
         "num_threads = 1\n[models.drafters.lookup]\n"
     )
     (folder / "worker.toml").write_text("[worker]\nbatch_size = 2\ncalibration_samples = 1\n")
-    return folder
+    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(folder))
+    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
 
 
 @pytest.mark.postgres
 @pytest.mark.timeout(300)
 def test_calibrate_measures_and_stores(
-    configs: Path, tmp_path: Path, database: Database, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
+    configs: None, database: Database, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url.get_secret_value())
-    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
     # More time than a slow machine takes: what refines is measured only while the time lasts.
     done = CarriedOut(CalibrateOrder(budget=150, no_store=False))
     assert done.code == 0, done.error
@@ -60,11 +59,7 @@ def test_calibrate_measures_and_stores(
     assert {replace(point, correction_variance=0.0) for point in stored.points} == without_doubt
 
 
-def test_without_a_database_it_says_how_to_go_on(
-    configs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
-    monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
+def test_without_a_database_it_says_how_to_go_on(configs: None) -> None:
     done = CarriedOut(CalibrateOrder(budget=20, no_store=False))
     assert done.code == 1
     assert done.error.message == "no database is configured"

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from alphaloop.cli.models import _show_findings
 from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
 from tests.fixtures import server_replies
@@ -229,21 +228,3 @@ def test_what_is_no_endpoint_is_named(configs: Callable[..., None]) -> None:
 def test_a_server_that_refuses_is_an_error_in_words() -> None:
     done = check(whole({"error": "Unauthorized"}, 401), "vllm")
     assert (done.code, done.error.message) == (1, "the server answered 401")
-
-
-def test_findings_are_a_table(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    (data,) = check(speaking(server_replies.vllm()), "vllm").reports
-    _show_findings(TypeAdapter(ServerCheck).validate_python(data).findings)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines if line[0] != " "] == [
-        ["check", "verdict"],
-        ["server", "ok"],
-        ["model", "ok"],
-        ["text", "ok"],
-        ["stream", "ok"],
-        ["counts", "ok"],
-        ["load", "warning"],
-        ["switch", "ok"],
-        ["stop", "ok"],
-    ]

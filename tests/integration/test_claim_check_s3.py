@@ -19,6 +19,7 @@ from tests.chaos.proxy import Proxy
 from tests.fakes import VerboseEngine
 from tests.fixtures.broker import Operator
 from tests.fixtures.cli import Cli
+from tests.fixtures.messages import batch_line
 from tests.fixtures.object_store import BUCKET, ObjectStore
 from tests.fixtures.worker import Client, changed, kafka_extra, running_worker, until
 
@@ -43,7 +44,6 @@ def settings(
     object_store: ObjectStore,
     proxy: Proxy,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
 ) -> Settings:
     """The worker's settings and the command line's. Both have their credentials from the environment, as AWS's own."""
     options = object_store.options(port=proxy.port)
@@ -52,9 +52,6 @@ def settings(
         "AWS_SECRET_ACCESS_KEY": options["secret"],
         "ALPHALOOP_CLAIM_CHECK__URL": URL,
         "ALPHALOOP_CLAIM_CHECK__OPTIONS": json.dumps({"endpoint_url": options["endpoint_url"]}),
-        "DATABASE_URL": worker_settings.postgres.url.get_secret_value(),
-        "KAFKA_BOOTSTRAP_SERVERS": worker_settings.kafka.bootstrap_servers or "",
-        "ALPHALOOP_DATA_DIR": str(tmp_path),
     }
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -64,21 +61,12 @@ def settings(
     return soon.model_copy(update={"claim_check": store})
 
 
-def line(custom_id: str, prompt: str) -> str:
-    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 8}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body})
-
-
 @pytest.fixture
 def batch_file(tmp_path: Path) -> Path:
     """Three lines above the limit of a message, one of them with a prompt that another has too, and a small one."""
     path = tmp_path / "requests.jsonl"
-    lines = [
-        line("large-1", "x" * LARGE),
-        line("large-2", "y" * LARGE),
-        line("large-3", "x" * LARGE),
-        line("small", "z"),
-    ]
+    prompts = {"large-1": "x" * LARGE, "large-2": "y" * LARGE, "large-3": "x" * LARGE, "small": "z"}
+    lines = [json.dumps(batch_line(name, prompt, max_tokens=8)) for name, prompt in prompts.items()]
     path.write_text("\n".join([*lines, "nonsense"]) + "\n", encoding="utf-8")
     return path
 
@@ -92,22 +80,22 @@ def text_of(row: dict[str, Any]) -> str:
 
 
 def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_the_files(
-    settings: Settings, batch_file: Path, cli: Cli, tmp_path: Path, proxy: Proxy
+    settings: Settings, batch_file: Path, stack_cli: Cli, tmp_path: Path, proxy: Proxy
 ) -> None:
     client = Client(settings)
     with running_worker(settings, VerboseEngine()):
-        told = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
+        told = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
         # A slow machine may publish a result twice, because an outcome that waits is tried again soon.
         records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= 4)
         results = [Result.decode(record.value or b"") for record in records]
-        again = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
+        again = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
     assert told.code == again.code == 1, "a line has no text"
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}
     assert again.json == told.json
     assert "0 requests sent" in again.err
     assert all(result.text is None and result.text_ref for result in results), "no text fitted into its message"
     output = tmp_path / "output.jsonl"
-    assert cli("batch", "output", batch_file, "--to", output).code == 0
+    assert stack_cli("batch", "output", batch_file, "--to", output).code == 0
     done = rows(output.read_text(encoding="utf-8"))
     assert done.keys() == {"large-1", "large-2", "large-3", "small"}
     assert all(len(text_of(row)) > LIMIT for row in done.values())
@@ -116,7 +104,7 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
     # The store is away: the file that was written stays, and the same command works later.
     before = output.read_bytes()
     proxy.cut_answers(after_bytes=0)
-    failed = cli("batch", "output", batch_file, "--to", output)
+    failed = stack_cli("batch", "output", batch_file, "--to", output)
     assert (failed.code, output.read_bytes()) == (1, before)
     assert "is the store up" in failed.err
     proxy.cut_answers(after_bytes=None)
@@ -124,26 +112,26 @@ def test_lines_and_texts_above_the_limit_go_through_the_store_and_come_back_in_t
     # A text that somebody deleted costs its own line, and no other.
     gone = next(result for result in results if result.custom_id == "large-2")
     contents.delete(gone.text_ref.url)
-    assert rows(cli("batch", "output", batch_file).out).keys() == {"large-1", "large-3", "small"}
-    errors = [json.loads(one) for one in cli("batch", "errors", batch_file).out.splitlines()]
+    assert rows(stack_cli("batch", "output", batch_file).out).keys() == {"large-1", "large-3", "small"}
+    errors = [json.loads(one) for one in stack_cli("batch", "errors", batch_file).out.splitlines()]
     assert {row["error"]["code"] for row in errors if row["custom_id"] == "large-2"} == {"content_missing"}
 
 
 def test_a_store_that_is_away_stops_a_submission_which_goes_on_later(
-    settings: Settings, batch_file: Path, cli: Cli, proxy: Proxy
+    settings: Settings, batch_file: Path, stack_cli: Cli, proxy: Proxy
 ) -> None:
     Client(settings)
     proxy.cut_answers(after_bytes=0)
-    failed = cli("batch", "submit", batch_file, "--task", "chat")
+    failed = stack_cli("batch", "submit", batch_file, "--task", "chat")
     assert failed.code == 1
     assert "is the store up" in failed.err
     proxy.cut_answers(after_bytes=None)
     with running_worker(settings, VerboseEngine()) as worker:
         proxy.cut()
         proxy.hold()
-        assert cli("batch", "status", batch_file, "--json").json["requests_by_status"]["waiting"] == 4
+        assert stack_cli("batch", "status", batch_file, "--json").json["requests_by_status"]["waiting"] == 4
         proxy.release()
-        told = cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
+        told = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "120", "--json")
         until(lambda: not worker.worker.num_unpublished, "everything is acknowledged")
     assert told.code == 1, "a line has no text"
     assert told.json["requests_by_status"] == {"succeeded": 4, "invalid": 1}

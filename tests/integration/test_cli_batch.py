@@ -22,19 +22,20 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.messages import batch_line
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 
-NUM_GOOD = 980
+NUM_GOOD = 180
 CHECKOUT = Path(__file__).resolve().parents[2]
-CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+CHAT = batch_line("")["body"]
 
 
 def line(custom_id: str, **fields: Any) -> str:
-    plain = {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
-    return json.dumps({name: value for name, value in {**plain, **fields}.items() if value is not None})
+    given = {**batch_line(custom_id), **fields}
+    return json.dumps({name: value for name, value in given.items() if value is not None})
 
 
 #: Twenty ways to be wrong: the last four are only known to the worker, which refuses them.
@@ -63,12 +64,12 @@ BAD = (
 
 
 def write_batch(path: Path, num_good: int, bad: Sequence[str]) -> Path:
-    """Good lines, every tenth for the older endpoint, and a bad one behind each forty-nine of them."""
-    lines, left = [], iter(bad)
+    """Good lines, every tenth for the older endpoint, and bad ones evenly among them."""
+    lines, left, every = [], iter(bad), num_good // len(bad)
     for number in range(num_good):
         older = {"url": "/v1/completions", "body": {"prompt": "Hello", "max_tokens": 3}} if is_older(number) else {}
         lines.append(line(f"request-{number}", **older))
-        if number % 49 == 48:
+        if number % every == every - 1:
             lines.append(next(left))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
@@ -76,12 +77,6 @@ def write_batch(path: Path, num_good: int, bad: Sequence[str]) -> Path:
 
 def is_older(number: int) -> bool:
     return number % 10 == 0
-
-
-@pytest.fixture
-def batch_file(tmp_path: Path) -> Path:
-    """A thousand lines, 980 of them good."""
-    return write_batch(tmp_path / "requests.jsonl", NUM_GOOD, BAD)
 
 
 def as_openai_reads(body: dict[str, Any]) -> ChatCompletion | Completion:
@@ -103,9 +98,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
-    stack_cli: Cli, batch_file: Path, worker_settings: Settings, database: Database, tmp_path: Path
+def test_a_batch_with_twenty_bad_lines_survives_kill_9(
+    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
 ) -> None:
+    batch_file = write_batch(tmp_path / "requests.jsonl", NUM_GOOD, BAD)
     Client(worker_settings)
     command = [sys.executable, "-m", "alphaloop.cli", "batch", "submit", str(batch_file), "--task", "chat", "--wait"]
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
@@ -138,7 +134,7 @@ def test_a_thousand_lines_with_twenty_bad_ones_survive_kill_9(
         told_why = ErrorObject.model_validate(row["response"]["body"]["error"])
         assert (told_why.type, told_why.code) == ("invalid_request_error", row["error"]["code"])
         assert BatchError.model_validate(row["error"]).message == told_why.message
-    assert sorted(row["line"] for row in wrong if "line" in row) == [50 * number + 50 for number in range(16)]
+    assert sorted(row["line"] for row in wrong if "line" in row) == [10 * number + 10 for number in range(16)]
     codes = {row["custom_id"]: row["error"]["code"] for row in wrong if "line" not in row}
     assert codes == {
         "other model": "invalid_field",

@@ -16,15 +16,11 @@ from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
+from tests.fixtures.messages import batch_line as chat
 from tests.fixtures.worker import Client, running_worker
 from tests.integration.test_worker_retries import UnluckyEngine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
-
-
-def chat(custom_id: str, prompt: str, **body: Any) -> dict[str, Any]:
-    body = {"messages": [{"role": "user", "content": prompt}], "max_tokens": 3, **body}
-    return {"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": body}
 
 
 def older(custom_id: str, prompt: str) -> dict[str, Any]:

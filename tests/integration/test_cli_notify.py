@@ -16,11 +16,9 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from tests.fixtures.cli import Cli, cli
+from tests.fixtures.cli import Cli
 from tests.fixtures.drift import content
 from tests.fixtures.hook import running_hook
-
-__all__ = ["cli"]
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -17,12 +16,12 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
-from tests.fixtures.console import PASSWORD, Visitor, console
+from tests.fixtures.console import Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.runs import claim
 from tests.fixtures.worker import read
 
-pytestmark = pytest.mark.postgres
+pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 NOW = datetime(2026, 11, 23, 7, tzinfo=UTC)
 
@@ -33,14 +32,6 @@ def event_id(database: Database) -> int:
     DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, "α_1 fell.")], datetime.now(UTC))
     (event,) = DriftEventStore(database).open_events()
     return event.id
-
-
-@pytest.fixture
-def person(console_login: SecretStr) -> Iterator[Visitor]:
-    """Somebody who signed in, at a console with the login of the Compose stack."""
-    with console(console_login, password=SecretStr(PASSWORD)) as visitor:
-        assert visitor.sign_in().status == 303
-        yield visitor
 
 
 def test_a_drift_event_is_acknowledged(person: Visitor, database: Database, event_id: int) -> None:
@@ -111,16 +102,12 @@ def test_a_form_that_is_too_large_is_refused(person: Visitor, event_id: int) -> 
     assert person.post(f"/drift/{event_id}/acknowledge", {"token": token, "by": "Ada", **many}).status == 400
 
 
-@pytest.mark.kafka
-def test_a_job_is_cancelled(database: Database, database_url: SecretStr, kafka_settings: KafkaSettings) -> None:
+def test_a_job_is_cancelled(person: Visitor, database: Database, kafka_settings: KafkaSettings) -> None:
     job_id = f"cancel-{time.time_ns()}"
     claim(database, job_id, owner="w1")
-    with console(database_url, kafka=kafka_settings, password=SecretStr(PASSWORD)) as visitor:
-        visitor.sign_in()
-        form = {"token": visitor.token(f"/job?id={job_id}"), "id": job_id}
-        answer = visitor.post("/job/cancel", form)
-        assert answer.status == 303
-        assert "The workers were asked to cancel it" in visitor.get(answer.headers["location"]).text
+    answer = person.post("/job/cancel", {"token": person.token(f"/job?id={job_id}"), "id": job_id})
+    assert answer.status == 303
+    assert "The workers were asked to cancel it" in person.get(answer.headers["location"]).text
     assert job_id in cancelled(kafka_settings, {job_id})
 
 

@@ -17,6 +17,7 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import WAIT_S, Visitor, console
+from tests.fixtures.messages import batch_line
 from tests.fixtures.runs import claim, outcome
 from tests.integration.test_console_actions import cancelled
 
@@ -25,18 +26,13 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 SECRET = "the prompt of a line"
 
 
-def line(custom_id: str, **body: object) -> str:
-    """A request of a batch file."""
-    chat = {"messages": [{"role": "user", "content": SECRET}], "max_tokens": 3, **body}
-    return json.dumps({"custom_id": custom_id, "method": "POST", "url": "/v1/chat/completions", "body": chat})
-
-
 @pytest.fixture
 def content() -> bytes:
     """Three good lines and three wrong ones, which no other test has sent."""
     unique = uuid.uuid4().hex
-    good = [line(f"{name}-{unique}") for name in ("a", "b", "c")]
-    return "\n".join([*good, "{half a line", good[0], line("hot", temperature=9), ""]).encode()
+    good = [json.dumps(batch_line(f"{name}-{unique}", SECRET)) for name in ("a", "b", "c")]
+    hot = json.dumps(batch_line("hot", SECRET, temperature=9))
+    return "\n".join([*good, "{half a line", good[0], hot, ""]).encode()
 
 
 def test_a_file_is_uploaded_watched_taken_and_cancelled(

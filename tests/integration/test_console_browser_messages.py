@@ -20,6 +20,7 @@ from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang, read_every_second
+from tests.fixtures.messages import batch_line
 from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Streamed, write_letter
 
@@ -55,10 +56,8 @@ def claimed(database: Database, job_id: str, batch_id: str | None = None) -> str
 
 def test_a_batch_is_uploaded_watched_and_taken(page: Page, database: Database, tmp_path: Path) -> None:
     names = [f"row-{uuid.uuid4().hex}" for _ in range(3)]
-    body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-    rows = [{"custom_id": one, "method": "POST", "url": "/v1/chat/completions", "body": body} for one in names]
     file = tmp_path / "haiku.jsonl"
-    file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    file.write_text("\n".join(json.dumps(batch_line(one)) for one in names), encoding="utf-8")
     (tmp_path / "large.jsonl").write_bytes(b"x" * 1_100_000)
     page.get_by_role("link", name="Batches", exact=True).click()
     chooser = page.get_by_label("Batch file in OpenAI's form")

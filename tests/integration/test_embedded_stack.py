@@ -153,12 +153,9 @@ def test_a_kafka_folder_in_use_is_told(kafka_home: Path, tmp_path: Path, monkeyp
         EmbeddedKafka(kafka_home, tmp_path).start()
 
 
-def test_a_folder_without_kafka_and_a_java_that_is_none_are_told(tmp_path: Path) -> None:
+@pytest.mark.kafka
+def test_a_folder_without_kafka_and_a_java_that_is_none_are_told(kafka_home: Path, tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="expected an unpacked Apache Kafka"):
         EmbeddedKafka(tmp_path, tmp_path / "data").start()
-
-
-@pytest.mark.kafka
-def test_an_unfit_java_is_told(kafka_home: Path, tmp_path: Path) -> None:
     with pytest.raises(StartFailed, match="expected Java 17 or newer"):
         EmbeddedKafka(kafka_home, tmp_path / "data", java=tmp_path / "nothing").start()

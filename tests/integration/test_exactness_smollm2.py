@@ -4,7 +4,6 @@ measured near-tie. `python -m benchmarks.exactness` does the same over hundreds 
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import Any, Final
@@ -12,12 +11,11 @@ from typing import Any, Final
 import pytest
 import torch
 
-from alphaloop.messages import Origin, parse_job
-from alphaloop.messages.job import Job
+from alphaloop.messages import Body, Job
 from benchmarks.exactness import BATCH, NEAR_TIE, decode, first_difference
 from benchmarks.jobs import forced
 from worker.decoding.engine import TransformersEngine
-from worker.engine import Sampling
+from worker.engine import Generation, Sampling
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,20 +60,18 @@ def jobs() -> list[Job]:
         name: {"prompt": text} if name in raw else {"messages": [{"role": "user", "content": text}]}
         for name, text in PROMPTS.items()
     }
-    return [
-        parse_job(
-            json.dumps({"job_id": name, "task": "code", "body": body}).encode(),
-            Origin("test", "jobs.code", 0, i),
-            task="code",
-        )
-        for i, (name, body) in enumerate(bodies.items())
-    ]
+    return [Job(job_id=name, task="code", body=Body.model_validate(body)) for name, body in bodies.items()]
+
+
+@pytest.fixture(scope="module")
+def vanilla(engine: TransformersEngine, jobs: list[Job]) -> dict[str, Generation]:
+    """Every text, decoded alone."""
+    return {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, forced(), batch=1)}
 
 
 def test_look_up_in_a_batch_writes_what_vanilla_writes_alone(
-    engine: TransformersEngine, reference: Any, jobs: list[Job]
+    engine: TransformersEngine, reference: Any, jobs: list[Job], vanilla: dict[str, Generation]
 ) -> None:
-    vanilla = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, forced(), batch=1)}
     lookup = forced("lookup", 5)
     drafted = {generation.job_id: generation for generation in decode(engine, jobs, GREEDY, lookup, batch=BATCH)}
     assert set(vanilla) == set(drafted) == set(PROMPTS)
@@ -92,12 +88,11 @@ def test_look_up_in_a_batch_writes_what_vanilla_writes_alone(
 
 
 def test_vanilla_writes_the_argmax_of_the_models_own_plain_pass(
-    engine: TransformersEngine, reference: Any, jobs: list[Job]
+    engine: TransformersEngine, reference: Any, jobs: list[Job], vanilla: dict[str, Generation]
 ) -> None:
     """Every token of a text is the best one under one pass over the whole text, without cache, slots or batch."""
     for job in jobs[:2]:
-        (generation,) = decode(engine, [job], GREEDY, forced(), batch=1)
-        prompt = engine.prepare(job, GREEDY).token_ids
+        generation, prompt = vanilla[job.job_id], engine.prepare(job, GREEDY).token_ids
         with torch.inference_mode():
             logits = reference(input_ids=torch.tensor([[*prompt, *generation.token_ids]]), use_cache=False).logits
         behind = logits[0, len(prompt) - 1 : -1]

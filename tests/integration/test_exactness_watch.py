@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-import torch
 
 from alphaloop.store.database import Database
 from alphaloop.store.incidents import IncidentKind, IncidentStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
-from tests.fixtures.models import VANILLA, decode_one, lookup_decision
+from tests.fixtures.models import VANILLA, Reference, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.integration.test_scored_probes import carry_out
 from worker.claims import ClaimedJob
@@ -91,7 +90,9 @@ def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
     assert IncidentStore(database).closed_since(NOW) == []
 
 
-def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., TransformersEngine]) -> None:
+def test_the_second_choices_are_the_target_s(
+    tiny_engine: Callable[..., TransformersEngine], references: Callable[[str], Reference]
+) -> None:
     engine = tiny_engine("llama")
     num_accepted = 0
     for number, prompt in enumerate(TELLING):
@@ -109,18 +110,6 @@ def test_the_second_choices_are_the_target_s(tiny_engine: Callable[..., Transfor
             assert one.gap > 0
     assert num_accepted > 0, "rounds of several tokens are among them"
     read = claimed.ready.prepared.token_ids
-    logits = whole_pass(engine, (*read, *plain.token_ids[:3]))
-    top = torch.tensor(logits).topk(2)
+    top = references("llama").logits([*read, *plain.token_ids[:3]])[-1].topk(2)
     assert (int(top.indices[0]), int(top.indices[1])) == (plain.token_ids[3], plain.second_choices[3].token_id)
     assert float(top.values[0] - top.values[1]) == pytest.approx(plain.second_choices[3].gap, abs=1e-5)
-
-
-def whole_pass(engine: TransformersEngine, token_ids: tuple[int, ...]) -> list[float]:
-    """The target's logits behind these tokens, read at once."""
-    from worker.decoding.network.passes import Read
-
-    model = engine._target.model
-    cache = model.new_cache(1)
-    with torch.inference_mode():
-        logits = model.read(cache, [Read(cache.acquire(), list(token_ids), num_logits=1)])
-    return [float(logit) for logit in logits[0]]

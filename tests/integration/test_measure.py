@@ -17,7 +17,6 @@ from alphaloop.payoff.report import Report
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import CarriedOut, measure_order
 from tests.fixtures.inference_server import ServedEngine, serving
-from tests.fixtures.models import VANILLA as VANILLA_DECISION
 from tests.fixtures.models import make_job
 from worker.engine import Sampling
 from worker.measuring import observing
@@ -136,7 +135,6 @@ def test_a_differing_text_is_a_near_tie_or_a_fault(tiny_engine: Any, monkeypatch
     limited = compared(others)
     assert (limited.num_near_ties, limited.num_unexamined) == (1, 3)
     assert engine.load().num_running == 0
-    assert VANILLA.decision.mode == VANILLA_DECISION.mode
 
 
 def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(

@@ -100,8 +100,9 @@ def test_one_that_leads_again_leads_in_another_term(two: tuple[Process, Process]
     assert not first.leadership.check()
     assert first.leadership.check(), "the first leads again"
     assert (first.terms, second.terms) == ([1, 3], [2])
-    with pytest.raises(LeadershipLost), of_first_term.begin() as connection:
-        connection.execute(text("DELETE FROM probe_sets"))
+    for connect in (of_first_term.begin, of_first_term.single):
+        with pytest.raises(LeadershipLost), connect() as connection:
+            connection.execute(text("DELETE FROM probe_sets"))
     assert first.run(NOW).claimed
 
 
@@ -117,12 +118,3 @@ def test_the_next_leader_waits_for_a_transaction_of_the_one_before(
         assert not second.leadership.check(), "the transaction goes on"
     assert second.leadership.check()
     assert ProbeSetStore(database).active() == {}
-
-
-def test_a_single_statement_is_guarded_too(two: tuple[Process, Process], database: Database) -> None:
-    first, second = two
-    first.leadership.check()
-    run_out(database)
-    second.leadership.check()
-    with pytest.raises(LeadershipLost), first.guarded.single() as connection:
-        connection.execute(text("DELETE FROM probe_sets"))

@@ -48,14 +48,6 @@ def test_one_leads_and_is_followed_when_its_lease_ran_out(two: tuple[Process, Pr
     assert not first.leadership.check()
 
 
-def test_a_resigning_leader_stops_before_the_next_starts(two: tuple[Process, Process]) -> None:
-    first, second = two
-    first.leadership.check()
-    first.leadership.resign()
-    assert first.told == ["promoted", "demoted"]
-    assert second.leadership.check()
-
-
 def test_a_run_that_is_finished_at_a_stop_keeps_the_lease(database: Database) -> None:
     """The stop takes longer than the lease, which is renewed until the run has ended."""
     second = Process(database, "second")

@@ -83,7 +83,7 @@ def test_once_sends_probes_and_reports(place: Place, database: Database, here: A
     read(kafka, [DRIFT_REPORTS], lambda found: any(json.loads(one.value or b"") == stored.content for one in found))
 
 
-def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_stops_on_sigterm(
+def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_is_followed_when_it_is_killed(
     place: Place, database: Database, processes: Any
 ) -> None:
     ensure_topics(settings_for(place.bootstrap_servers), [place.task])
@@ -108,20 +108,13 @@ def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_stops_on
     assert process.ask("/healthz") == (200, "ok")
     with urllib.request.urlopen(f"{ready['console']}/reports.json", timeout=30) as response:
         assert len(json.load(response)["reports"]) == 1
-    assert process.stop() == 0
+    second = processes("scheduler", place.environment, folder="second")
+    second.event("scheduler_ready")
+    process.process.kill()
+    second.event("leader_elected")
+    assert second.stop() == 0
+    assert "run_finished" not in {line.get("action") for line in second.events}, "it found the run of this week taken"
     (run,) = database.rows(select(schedule_runs))
     assert run.schedule_id == "measure"
     assert (run.scheduled_for.minute, run.scheduled_for.second) == (0, 0)
     assert run.finished_at is not None
-
-
-def test_the_second_takes_over_when_the_first_is_killed(place: Place, processes: Any) -> None:
-    first = processes("scheduler", place.environment)
-    first.event("run_finished")
-    second = processes("scheduler", place.environment, folder="second")
-    second.event("scheduler_ready")
-    first.process.kill()
-    second.event("leader_elected")
-    assert second.stop() == 0
-    # The run of this week was the first one's: the second one found it taken.
-    assert "run_finished" not in {line.get("action") for line in second.events}

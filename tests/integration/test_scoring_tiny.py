@@ -92,11 +92,8 @@ def test_a_control_is_scored_with_every_drafter_that_it_names(engine: Transforme
         assert of_trials(one.counts) == of_trials(real[one.drafter].counts)
     plain = decode_one(engine, engine.prepare(control(prompt, (), 3), SAMPLING), VANILLA)
     assert (plain.shadows, plain.token_ids) == ((), scored.token_ids)
-
-
-def test_a_longer_k_than_a_drafter_has_is_its_longest(engine: TransformersEngine) -> None:
-    (one,) = decode_one(engine, engine.prepare(control("one two", ["good"], 64), SAMPLING), VANILLA).shadows
-    assert one.num_draft_tokens == engine._drafters["good"].state.max_draft_tokens
+    (one,) = decode_one(engine, engine.prepare(control(prompt, ["good"], 64), SAMPLING), VANILLA).shadows
+    assert one.num_draft_tokens == engine._drafters["good"].state.max_draft_tokens, "the longest that it has"
 
 
 def test_only_a_greedy_control_is_scored(engine: TransformersEngine) -> None:

@@ -16,7 +16,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.wording import figure, reason_word, sentence
+from alphaloop.experiment.wording import reason_word
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
@@ -24,8 +24,7 @@ from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
-from alphaloop.store.task_figures import recent_tasks
-from scheduler.metrics import EXPECTATION, SPEEDUP, SchedulerMetrics
+from scheduler.metrics import EXPECTATION, SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
 from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
@@ -87,19 +86,6 @@ def metrics_of(report: DriftReport, figure: str, names: Iterable[str]) -> dict[s
     metrics, labels = SchedulerMetrics(), {"task": "code", "drafter": "lookup"}
     metrics.run_succeeded(report, SentProbes())
     return {n: metrics.registry.get_sample_value(f"alphaloop_scheduler_{figure}_{n}", labels) for n in names}
-
-
-def test_without_a_verdict_all_screens_say_what_is_missing(
-    cli: Cli, cli_environment: None, twelve_jobs: Database
-) -> None:
-    shown = shown_speedup(twelve_jobs, 3)
-    assert figure(shown) == "no verdict yet (3 of 8 blocks)"
-    (status,) = recent_tasks(twelve_jobs)
-    assert figure(status.measured) == figure(shown)
-    assert sentence("lookup", shown) in " ".join(render_text(report_of("code", shown)).split())
-    values = metrics_of(report_of("code", shown), "speedup", SPEEDUP)
-    assert {name for name, value in values.items() if value is None} == {"ratio", "low", "high"}
-    assert values["blocks"] == 3
 
 
 def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt(twelve_jobs: Database) -> None:

@@ -1,4 +1,4 @@
-"""Many jobs through one engine: nothing stays open, and memory does not grow.
+"""Many jobs through one engine: nothing stays open, memory does not grow, and no cycle of objects is left.
 
 `SOAK_JOBS=10000 pytest tests/integration/test_soak.py -s` is the long run.
 """
@@ -10,12 +10,13 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import torch
 
 from alphaloop.deciding.policy import Decision
 from tests.fixtures.drafting import draft_model
@@ -32,6 +33,13 @@ NUM_SLOTS: Final = 8
 MOST_GROWTH_BYTES: Final = 12 * 2**20
 #: Objects that may be left over: counters and caches of the interpreter, not one a job.
 MOST_GROWTH_OBJECTS: Final = NUM_JOBS // 10
+
+
+@pytest.fixture(autouse=True)
+def search_again() -> Iterator[None]:
+    """What comes later is searched for cycles as before."""
+    yield
+    gc.enable()
 
 
 def resident_bytes() -> int:
@@ -52,6 +60,16 @@ def some_job(engine: TransformersEngine, number: int, rng: random.Random) -> tup
 def measure() -> tuple[int, int]:
     gc.collect()
     return resident_bytes(), len(gc.get_objects())
+
+
+def kinds_in_cycles() -> list[type]:
+    """Of what only a search for cycles frees: a worker may search seldom."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    kinds = [type(one) for one in gc.garbage]
+    gc.set_debug(0)
+    gc.garbage.clear()
+    return kinds
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
@@ -82,7 +100,11 @@ def test_memory_does_not_grow_with_the_jobs(
             assert generation.counts.num_tokens == len(generation.token_ids)
         if before is None and num_finished >= NUM_JOBS // 10:
             before = measure()
+            gc.disable()
     assert before is not None
+    kinds = kinds_in_cycles()
+    assert not [kind for kind in kinds if issubclass(kind, torch.Tensor)]
+    assert len(kinds) < NUM_JOBS
     grown_bytes, grown_objects = (now - then for now, then in zip(measure(), before, strict=True))
     print(
         f"{num_finished} jobs, {num_cancelled} cancelled, {num_tokens} tokens in {time.perf_counter() - began:.0f} s; "

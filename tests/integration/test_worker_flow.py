@@ -60,6 +60,9 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
         results = client.results(50)
         client.send_to("jobs.code", job(0, max_tokens=7))  # the same job_id with another payload
         letters = client.read(["jobs.code.dlq"], lambda r: len(r) >= len(BAD) + 1)
+        ensure_topics(worker_settings.kafka, ["nobody-knows"])
+        client.send("nobody-knows", [b'{"prompt": "x"}'])
+        (unknown,) = client.read(["jobs.nobody-knows.dlq"], bool)
         client.send("code", [job(3)])  # the same job_id with the same payload
         everything = client.read([RESULTS], lambda r: len(r) >= 51)
     assert sorted(r.job_id for r in results) == sorted(f"job-{i}" for i in range(50))
@@ -70,6 +73,8 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
         assert reasons[value]["__dlq.errors.topic"] == "jobs.code"
         assert reasons[value]["__dlq.errors.message"]
     assert reasons[job(0, max_tokens=7)]["__dlq.errors.exception"] == "job_conflict"
+    why = headers_of(unknown)
+    assert (why["__dlq.errors.exception"], why["__dlq.errors.field"]) == ("unknown_task", "task")
     first, again = (r.value for r in everything if Result.decode(r.value or b"").job_id == "job-3")
     assert first == again
     assert_counts_add_up(database, num_jobs=50)
@@ -90,16 +95,6 @@ def assert_counts_add_up(database: Database, *, num_jobs: int) -> None:
     assert tuple(whole) == tuple(rolled)
     tokens, rounds, accepted, cropped = whole
     assert tokens == rounds + accepted - cropped
-
-
-def test_an_unknown_task_is_refused_even_where_no_dead_letter_topic_stands(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        ensure_topics(worker_settings.kafka, ["nobody-knows"])
-        client.send("nobody-knows", [b'{"prompt": "x"}'])
-        (letter,) = client.read(["jobs.nobody-knows.dlq"], lambda r: len(r) >= 1)
-    assert headers_of(letter)["__dlq.errors.exception"] == "unknown_task"
-    assert headers_of(letter)["__dlq.errors.field"] == "task"
 
 
 def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, database: Database) -> None:

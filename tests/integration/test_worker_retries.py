@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
 
 import pytest
@@ -140,27 +139,18 @@ def job(number: int) -> bytes:
     return json.dumps({"job_id": f"job-{number}", "prompt": f"complete {number}", "max_tokens": 6}).encode()
 
 
-def works_until_done_or_dead(process: subprocess.Popen[str], database: Database) -> bool:
-    """Whether everything is done."""
-    until(
-        lambda: process.poll() is not None or count(database, "jobs WHERE outcome IS NOT NULL") == NUM_JOBS,
-        "all is done or the worker is dead",
-    )
-    return process.poll() is None
-
-
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
     """Slots and claims ahead hold a dozen jobs whenever the poison strikes. They are suspects, and run alone."""
     leases = {"lease_s": 1.0, "suspect_delay_s": 0.2, "max_attempts": 2}
     settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=leases)
     client = Client(settings)
     client.send("code", [job(number) for number in range(NUM_JOBS)], partition=0)
-    num_deaths, is_done = 0, False
-    while not is_done:
+    num_deaths, ended = 0, "jobs WHERE outcome IS NOT NULL"
+    while count(database, ended) < NUM_JOBS:
         with doomed_worker(settings, "job-5") as process:
-            is_done = works_until_done_or_dead(process, database)
-        assert is_done or process.returncode == DIED
-        num_deaths += not is_done
+            until(lambda its=process: not its.is_alive() or count(database, ended) == NUM_JOBS, "it is done or dead")  # type: ignore[misc]
+            num_deaths += not process.is_alive()
+        assert process.exitcode in (0, DIED)
     assert num_deaths == 1 + settings.worker.max_attempts, "the first death may have been any job's fault"
     names = {f"job-{number}" for number in range(NUM_JOBS)}
     records = client.read([RESULTS], lambda found: {(record.key or b"").decode() for record in found} == names)

@@ -201,17 +201,25 @@ def test_cancelled_failed_and_expired_jobs_end_their_streams_as_their_results_sa
 
 
 def test_everything_that_is_sent_is_as_the_contract_says(worker_settings: Settings) -> None:
-    """Headers of a trace and of a CloudEvent on the job; its result, its chunks, and its answer when it comes again."""
+    """Headers of a trace and of a CloudEvent on the job; its result, its chunks, and its answer when it comes again.
+
+    An event's envelope is refused with a way out.
+    """
     client = Client(worker_settings)
     event = {"ce_specversion": "1.0", "ce_type": "order", "ce_source": "/shop", "ce_id": "order-7", **TRACE}
     sent = [(name, value.encode()) for name, value in event.items()]
+    envelope = [("content-type", b"application/cloudevents+json; charset=utf-8")]
     with running_worker(worker_settings, FakeEngine()):
+        client.send("code", [b'{"specversion": "1.0", "data": {"prompt": "x"}}'], headers=envelope)
         client.send("code", [job(1)], headers=sent)
         client.results(1)
         client.send("code", [job(1)], headers=[("traceparent", f"00-{9:032x}-{9:016x}-00".encode())])
         client.send("code", [job(2, stream=False)])
         results = client.read([RESULTS], lambda r: len(r) >= 3)
         chunks = client.read([TOKENS], lambda r: sum(headers_of(x)["final"] == "1" for x in r) == 2)
+        (letter,) = client.read(["jobs.code.dlq"], bool)
+    assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"
+    assert "binary mode" in headers_of(letter)["__dlq.errors.message"]
     for record in results:
         jsonschema.validate(json.loads(record.value or b""), result_schema())
         jsonschema.validate(dict(headers_of(record)), described("result_headers"))
@@ -228,16 +236,6 @@ def test_everything_that_is_sent_is_as_the_contract_says(worker_settings: Settin
     assert ends[0].value == ends[1].value
     events = {(headers_of(r)["ce_type"], headers_of(r)["ce_id"], r.value) for r in (*results, *chunks)}
     assert len({event_id for _, event_id, _ in events}) == len(events), "two events have one id"
-
-
-def test_an_envelope_is_refused_with_a_way_out(worker_settings: Settings) -> None:
-    client = Client(worker_settings)
-    envelope = [("content-type", b"application/cloudevents+json; charset=utf-8")]
-    with running_worker(worker_settings, FakeEngine()):
-        client.send("code", [b'{"specversion": "1.0", "data": {"prompt": "x"}}'], headers=envelope)
-        (letter,) = client.read(["jobs.code.dlq"], lambda r: len(r) >= 1)
-    assert headers_of(letter)["__dlq.errors.exception"] == "malformed_message"
-    assert "binary mode" in headers_of(letter)["__dlq.errors.message"]
 
 
 def test_the_relay_ends_the_stream_of_a_worker_that_died_before_it_could(

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from PIL import Image
 
 from benchmarks.console.pictures import chromium, find_chromium
 
 _COLOURS: Final = 32  # of a picture, which keeps it small
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    name: str
-    width: int
-    is_dark: bool = False
-
-
-_LOOKS: Final = (_Look("light", 1000), _Look("dark", 1000, is_dark=True), _Look("phone", 390))
+#: Name of the picture, width of the window, and the light.
+_LOOKS: Final[tuple[tuple[str, int, Literal["light", "dark"]], ...]] = (
+    ("light", 1000, "light"),
+    ("dark", 1000, "dark"),
+    ("phone", 390, "light"),
+)
 
 
 def take_pictures(page: Path, folder: Path) -> list[Path]:
@@ -31,14 +26,11 @@ def take_pictures(page: Path, folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     found = []
     with chromium() as browser:
-        for look in _LOOKS:
-            shown = browser.new_page(
-                viewport={"width": look.width, "height": 900}, color_scheme="dark" if look.is_dark else "light"
-            )
+        for name, width, light in _LOOKS:
+            shown = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=light)
             shown.goto(page.as_uri())
             picture = Image.open(io.BytesIO(shown.screenshot(full_page=True)))
-            path = folder / f"{look.name}.png"
-            picture.convert("RGB").quantize(_COLOURS).save(path, optimize=True)
-            found.append(path)
+            found.append(folder / f"{name}.png")
+            picture.convert("RGB").quantize(_COLOURS).save(found[-1], optimize=True)
             shown.close()
     return found

@@ -39,12 +39,9 @@ def judged(*named: tuple[str, str, str], wrong: tuple[str, ...] = (DROPPED,), st
     return judge_stories([event(*one) for one in named], [incident(task) for task in wrong], [draft], report, TARGET)
 
 
-def test_four_rightly_named_stories_are_right() -> None:
-    assert all(story.is_right for story in judged(*RIGHT))
-
-
-def test_the_new_target_may_fit_the_draft_less_in_other_tasks_too() -> None:
-    assert all(story.is_right for story in judged(*RIGHT, (WORN, SMALL, "draft_stale")))
+@pytest.mark.parametrize("also", [(), ((WORN, SMALL, "draft_stale"),)], ids=["alone", "in other tasks too"])
+def test_four_rightly_named_stories_are_right(also: tuple[tuple[str, str, str], ...]) -> None:
+    assert all(story.is_right for story in judged(*RIGHT, *also))
 
 
 @pytest.mark.parametrize("number", range(3))
