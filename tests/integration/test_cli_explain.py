@@ -72,24 +72,22 @@ def worker_says(database: Database, **changes: object) -> WorkerLoad:
     return load
 
 
-def other_machine(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings with other drafters and another batch, and a newer calibration of an engine that runs no more."""
+def test_explain_says_what_the_workers_run(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what the settings beside the command say: they may be those of another machine.
+
+    They have other drafters and another batch here, and there is a newer calibration of an engine that runs no more.
+    """
     configs = tmp_path / "other"
     configs.mkdir()
     (configs / "models.toml").write_text('[models.drafters.of_this_machine]\nmethod = "lookup"\n')
     (configs / "worker.toml").write_text("[worker]\nbatch_size = 61\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(configs))
-    DraftRegistry(database).register("of_this_machine", "draft-2", "old-target")
+    DraftRegistry(twelve_jobs).register("of_this_machine", "draft-2", "old-target")
     old = CostSubject("b-host", "old device", "old engine", "old-target", {})
-    CostStore(database).save(old, [CostPoint(None, 1, 1, 9.0, 5)])
-
-
-def test_explain_says_what_the_workers_run(
-    cli: Cli, cli_environment: None, twelve_jobs: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not what the settings beside the command say: they may be those of another machine."""
-    other_machine(twelve_jobs, tmp_path, monkeypatch)
-    elsewhere = load_settings(tmp_path / "other")
+    CostStore(twelve_jobs).save(old, [CostPoint(None, 1, 1, 9.0, 5)])
+    elsewhere = load_settings(configs)
     told = cli("explain", "code", "--json").json
     assert told["engine"]["device"] == "old device", "no worker runs: the last engine and the settings here"
     assert (told["batch"], told["workers"]["num_alike"]) == (2, 0), "the usual load of the day"

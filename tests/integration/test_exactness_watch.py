@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,9 +15,9 @@ from scheduler.probing import Watched, compare_new
 from tests.fixtures.models import VANILLA, Reference, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.integration.test_scored_probes import carry_out
+from tests.stories.faults import Dropped, Faults, inject
 from worker.claims import ClaimedJob
 from worker.decoding.engine import TransformersEngine
-from worker.engine import Generation
 
 pytestmark = pytest.mark.postgres
 
@@ -27,25 +26,6 @@ HOUR = timedelta(hours=1)
 #: Look-up hits and misses in what the tiny model says to these.
 TELLING = ("cd one", "cd ab", "ab one", "one ab one", "ab cd ab")
 PROMPTS = ("ab one two ab one two ab", "cd cd ab cd cd ab cd", "one two one two one")
-
-
-class DroppingEngine:
-    """Loses one token in the middle of every speculative text that is long enough."""
-
-    def __init__(self, engine: TransformersEngine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def step(self) -> Any:
-        step = self._engine.step()
-        return replace(step, finished=tuple(_with_a_token_lost(one) for one in step.finished))
-
-
-def _with_a_token_lost(one: Generation) -> Generation:
-    middle = len(one.token_ids) // 2
-    return replace(one, token_ids=one.token_ids[:middle] + one.token_ids[middle + 1 :]) if one.drafted else one
 
 
 def compared(database: Database, now: datetime) -> Watched:
@@ -67,12 +47,13 @@ def probe(database: Database, engine: Any, at: datetime) -> None:
 def test_a_dropped_token_opens_an_incident_that_a_right_run_closes(
     database: Database, tiny_engine: Callable[..., TransformersEngine]
 ) -> None:
-    engine = tiny_engine("llama")
+    engine, dropping = tiny_engine("llama"), tiny_engine("llama")
+    inject(dropping, Faults(seed=1, dropped=Dropped(task="code", sound=0)))
     probe(database, engine, NOW - 3 * HOUR)
     assert compared(database, NOW - 2 * HOUR) == Watched(num_pairs=3, num_equal=3)
     assert compared(database, NOW - 2 * HOUR) == Watched(), "each pair is compared once"
 
-    probe(database, DroppingEngine(engine), NOW - 2 * HOUR)
+    probe(database, dropping, NOW - 2 * HOUR)
     found = compared(database, NOW - HOUR)
     assert (found.num_pairs, found.num_equal, found.num_near_ties) == (3, 0, 0)
     incidents = {one.found.kind: one.found for one in IncidentStore(database).open_incidents()}

@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
-from alphaloop.messages import Result, Status
+from alphaloop.messages import Purpose, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from tests.fakes import FakeEngine
+from tests.fixtures.drift import record_probes
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -140,3 +141,39 @@ def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(
     # The other worker has the second attempt. The third counts its crash, and the fourth is claimed alone.
     assert result.attempt == 4
     assert_counts_add_up(database, num_jobs=1)
+
+
+PROBE_ID = "probe-code-20261122T000000Z-0-lookup"
+GENUINE = {
+    "job_id": PROBE_ID,
+    "purpose": "probe",
+    "probe_drafter": "lookup",
+    "probe_num_draft_tokens": 3,
+    "body": {"prompt": "amber basil cedar", "max_tokens": 8, "temperature": 0.0},
+}
+
+
+def test_a_forged_probe_is_refused_and_does_not_take_the_genuine_ones_id(
+    worker_settings: Settings, database: Database
+) -> None:
+    """Probes steer what a task is measured by, so only those that the scheduler recorded are taken for probes."""
+    forged = [
+        {**GENUINE, "body": {"prompt": "made to look good", "max_tokens": 500}},
+        {**GENUINE, "job_id": "probe-code-20261123T000000Z-0-lookup"},
+        {"job_id": PROBE_ID, "purpose": "control", "prompt": "amber"},
+    ]
+    genuine = json.dumps(GENUINE).encode()
+    record_probes(database, [("code", genuine)])
+    client = Client(worker_settings)
+    client.send("code", [json.dumps(one).encode() for one in forged], partition=0)
+    client.send("code", [genuine], partition=0)
+    with running_worker(worker_settings, FakeEngine(num_slots=4)):
+        (result,) = client.results(1)
+        letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= len(forged))
+    assert (result.job_id, result.purpose, result.status) == (PROBE_ID, Purpose.PROBE, Status.SUCCEEDED)
+    refused = [json.loads(letter.value or b"") for letter in letters]
+    assert sorted(map(forged.index, refused)) == [0, 1, 2]
+    reasons = [headers_of(letter) for letter in letters]
+    assert {(one["__dlq.errors.exception"], one["__dlq.errors.field"]) for one in reasons} == {
+        ("invalid_field", "purpose")
+    }

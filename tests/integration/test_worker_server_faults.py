@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Final
 
 import pytest
@@ -60,28 +59,14 @@ FAULTS: Final[tuple[Answer, ...]] = (
 )
 
 
-@dataclass
-class Faults:
-    """Spoils one server after the other: each fault lasts for some jobs, and until a request has met it."""
+def noting(number: int, met: set[int]) -> Answer:
+    """A fault whose number is among those that were met once a request has met it."""
 
-    servers: list[ServedEngine]
-    met: set[int] = field(default_factory=set)  #: numbers of the faults that a request met
+    async def answer(connection: Connection) -> None:
+        met.add(number)
+        await FAULTS[number](connection)
 
-    def begin(self, number: int) -> None:
-        """Spoil a server."""
-        self.servers[number % len(self.servers)].answer = self._counted(number)
-
-    def end(self) -> None:
-        """Have every server answer well."""
-        for server in self.servers:
-            server.answer = None
-
-    def _counted(self, number: int) -> Answer:
-        async def answer(connection: Connection) -> None:
-            self.met.add(number)
-            await FAULTS[number](connection)
-
-        return answer
+    return answer
 
 
 def prompt(number: int) -> str:
@@ -96,13 +81,13 @@ def expected_texts() -> dict[int, str]:
 
 
 def test_every_job_ends_once_with_its_text_while_servers_fail(worker_settings: Settings, database: Database) -> None:
+    """One server after the other is spoilt: each fault lasts for some jobs, and until a request has met it."""
     servers = {
         "plain-1": ServedEngine(FakeEngine(num_slots=8)),
         "plain-2": ServedEngine(FakeEngine(num_slots=8)),
         "speculative": ServedEngine(FakeEngine(num_slots=8), "lookup", 4),
     }
-    client = Client(worker_settings)
-    faults = Faults(list(servers.values()))
+    client, met = Client(worker_settings), set[int]()
     jobs = [
         json.dumps(
             {"job_id": f"job-{n}", "prompt": prompt(n), "max_tokens": MAX_TOKENS, "stream": n % 10 == 0}
@@ -112,19 +97,20 @@ def test_every_job_ends_once_with_its_text_while_servers_fail(worker_settings: S
     portion = -(-NUM_JOBS // len(FAULTS))
     with engine_over(servers, answer_s=5.0, silence_s=5.0) as engine, running_worker(worker_settings, engine):
         for number, first in enumerate(range(0, NUM_JOBS, portion)):
-            faults.begin(number)
+            spoilt = [*servers.values()][number % len(servers)]
+            spoilt.answer = noting(number, met)
             client.send("code", jobs[first : first + portion])
             until(
                 lambda half=first + portion // 2: count(database, "jobs WHERE outcome IS NOT NULL") >= half,
                 "half of these jobs ended",
             )  # type: ignore[misc]
-            until(lambda number=number: number in faults.met, f"a request met fault {number}")  # type: ignore[misc]
-            faults.end()
+            until(lambda number=number: number in met, f"a request met fault {number}")  # type: ignore[misc]
+            spoilt.answer = None
         records = client.read([RESULTS], lambda found: len({record.key for record in found}) >= NUM_JOBS)
     results = [Result.decode(record.value or b"") for record in records]
     assert sorted({result.job_id for result in results}) == sorted(f"job-{n}" for n in range(NUM_JOBS))
     assert len(results) == NUM_JOBS, "no result is published twice while no process dies"
-    assert faults.met == set(range(len(FAULTS)))
+    assert met == set(range(len(FAULTS)))
     texts = expected_texts()
     for result in results:
         assert result.status is Status.SUCCEEDED, (result.job_id, result.error)
