@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tests.fixtures.drafting import language_model
 from tests.fixtures.models import FAMILIES, FUSED, NUM_TOKENS, WINDOW, Reference
+from worker.decoding.measuring import measure_pass_ms
 from worker.decoding.network.compiled import CompiledOperations
 from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.kernels.linear import LinearArguments, arranged, arranged_bias, linear_kernel, most_rows
@@ -379,3 +380,22 @@ def test_in_bfloat16_a_token_gets_the_same_logits_alone_and_among_others(
     if most_rows() is None:
         together = read_on(model, cache, *(Read(slot, tokens[2:], num) for slot in others[2:]))
         assert torch.equal(together, single.repeat(3, 1))
+
+
+def test_a_pass_is_timed_over_keys_that_were_written(
+    tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that nothing was written to is read in no time: attention would look free."""
+    model = language_model(tiny_models["llama"], dtype="float32")
+    read, are_written = model.read, []
+
+    def watched(cache: SlotCache, reads: Sequence[Read]) -> Tensor:
+        are_written.append(not any(layer[:4, :, :102].isnan().any() for layer in cache.layers))
+        return read(cache, reads)
+
+    monkeypatch.setattr(
+        "worker.decoding.network.slots.zeros", lambda shape, dtype, _, **__: torch.full(shape, torch.nan, dtype=dtype)
+    )
+    monkeypatch.setattr(model, "read", watched)
+    measure_pass_ms(model, 4, 2, 100, 1)
+    assert are_written == [True, True]
