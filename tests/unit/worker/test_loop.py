@@ -289,8 +289,6 @@ def test_every_job_leaves_exactly_once_whatever_happens(acts: list[str], failing
 
 def test_a_job_that_a_server_refuses_leaves_alone() -> None:
     class Server(FakeEngine):
-        """Refuses one job."""
-
         def step(self) -> Step:
             step = super().step()
             if not self.cancel("one"):

@@ -54,7 +54,6 @@ def lookup(name: str = "lookup", **settings: object) -> LookupDrafter:
 
 
 def decode(shadows: Shadows, text: Any) -> tuple[ShadowCounts, ...]:
-    """A whole sequence."""
     shadows.begin(text)
     text.finish_reason = "stop"
     return shadows.end(text)

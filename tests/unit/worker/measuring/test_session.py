@@ -50,11 +50,9 @@ class Timed(FakeEngine):
         self.now = 0.0
 
     def clock(self) -> float:
-        """Seconds that steps have taken so far."""
         return self.now
 
     def step(self) -> Step:
-        """With its times."""
         step = super().step()
         draft_s, verify_s = 0.0005 * (step.width - 1), 0.01 + 0.0001 * (step.width - 1)
         wall_s = 0.02 if step.num_prefill_tokens else draft_s + verify_s
@@ -255,7 +253,6 @@ def test_every_block_is_decoded_in_every_way_and_nobody_is_always_first(seed: in
 
 @pytest.fixture(scope="module")
 def settings() -> Settings:
-    """As they are shipped."""
     return load_settings(Path(__file__).resolve().parents[4] / "configs")
 
 

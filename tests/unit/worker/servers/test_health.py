@@ -54,7 +54,6 @@ class Three:
             self.fleet.tested(name, errors.get(name))
 
     def heal(self) -> None:
-        """Every endpoint is up."""
         for _ in range(3):
             self.clock.pass_s(31.0)
             self.test()
