@@ -35,7 +35,6 @@ def add(queue: AdmissionQueue[int], key: LaneKey, num_jobs: int, now: float = 0.
 def filled(
     num_jobs_by_task: dict[str, int], quantum_s: float = 1.0, weight_of: Callable[[str], float] = lambda _: 1.0
 ) -> AdmissionQueue[int]:
-    """A queue in which jobs of several tasks wait."""
     queue: AdmissionQueue[int] = AdmissionQueue(num_slots=8, quantum_s=quantum_s, weight_of=weight_of)
     for task, num_jobs in num_jobs_by_task.items():
         add(queue, lane(task), num_jobs)

@@ -134,7 +134,6 @@ class Claims:
 
 
 def streamed_job() -> ClaimedJob:
-    """A job with a chunk out."""
     claimed = claimed_job("a", stream=True)
     claimed.stream.add("some text", created=0, model="target")
     return claimed

@@ -86,7 +86,6 @@ class Recording:
         )
 
     def record(self, *jobs: EndedJob) -> int:
-        """One turn over these."""
         self.recorder.put(jobs)
         return self.recorder.turn(0.0)
 

@@ -319,8 +319,6 @@ NOON = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 class Store:
-    """Keeps what it was called with."""
-
     def __init__(self) -> None:
         self.rows: list[SliceRow] = []
         self.refreshed: list[set[str]] = []

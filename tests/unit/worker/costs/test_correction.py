@@ -39,7 +39,6 @@ def calibrated() -> OfTheTarget:
 
 
 def factor(correction: Correction[str], shape: str) -> float:
-    """How much slower than calibrated this shape is."""
     return math.exp(correction.log_level + correction.deviation(shape).mean)
 
 

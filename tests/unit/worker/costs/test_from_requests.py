@@ -48,7 +48,6 @@ def serve(
     routes: Sequence[str | None] = (None, "ngram"),
     slower: float = 1.0,
 ) -> None:
-    """`number` requests to each of the routes."""
     rng = random.Random(seed)
     for _ in range(number):
         for route in routes:

@@ -52,7 +52,6 @@ class ShortEngine(FakeEngine):
         return CacheMemory(self._free, 0, 1 << 40, 4 << 10, {"small": 1 << 10}, 128, 1 << 10)
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
-        """By the shortest prompt."""
         shortest = min(len(job.token_ids) for job in jobs)
         return {"small": f"prompts of {shortest} tokens"} if shortest >= self._context else {}
 

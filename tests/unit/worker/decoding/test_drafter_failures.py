@@ -16,10 +16,13 @@ import transformers
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Purpose
+from alphaloop.settings.models import LookupDrafterSettings
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
+from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
 from worker.decoding.open_drafters import MOST_IN_A_ROW
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Generation, PreparedJob, Sampling
@@ -297,3 +300,17 @@ def test_a_draft_with_too_few_rows_never_reads_a_token_that_it_has_no_row_for(
     _, failures = bench.decode_right(jobs, "small")
     assert not failures
     assert 0 <= max(highest) < 300
+
+
+def test_a_drafter_that_fails_is_named_and_left_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(asks: Sequence[Ask]) -> None:
+        raise RuntimeError("out of memory")
+
+    drafter = LookupDrafter("recording", LookupDrafterSettings())
+    monkeypatch.setattr(drafter, "propose", fail)
+    with pytest.raises(DecodeFailed, match=r"by recording failed: RuntimeError: out of memory"):
+        measure_draft_ms(drafter, 2, 5, 16, 1)
+    assert drafter._open == {}
+    with pytest.raises(DecodeFailed, match=r"recording reads 16 tokens failed"):
+        measure_draft_prefill_ms(drafter, 16, 1)
+    assert drafter._open == {}

@@ -22,7 +22,6 @@ from worker.decoding.sources import find_weights
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A cache of this test's own."""
     monkeypatch.setattr(sources, "_cache", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 

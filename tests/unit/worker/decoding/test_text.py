@@ -89,7 +89,6 @@ def tokenizers() -> dict[str, Any]:
 
 
 def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
-    """All at once."""
     return str(tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 

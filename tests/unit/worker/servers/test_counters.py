@@ -207,7 +207,6 @@ class World:
             check(found, its)
 
     def step(self, tasks: str, strangers: float) -> None:
-        """Something happens."""
         match self.rng.choice("bbbeeeeerrrlo"):
             case "b" if len(self.ours) < 4:
                 self.begin(self.rng.choice(tasks))

@@ -82,21 +82,16 @@ STREAM = (
 FOUND = [b'{"a":1}', b'{"b":\n2}', b'{"c":3}']
 
 
-def read(chunks: list[bytes]) -> list[bytes]:
+@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
+def test_it_does_not_matter_where_chunks_end(cuts: list[int]) -> None:
     async def sent() -> AsyncIterator[bytes]:
-        for chunk in chunks:
-            yield chunk
+        for begin, end in pairwise([0, *sorted(cuts), len(STREAM)]):
+            yield STREAM[begin:end]
 
     async def gather() -> list[bytes]:
         return [data async for data in events(sent())]
 
-    return asyncio.run(gather())
-
-
-@given(st.lists(st.integers(0, len(STREAM)), max_size=8))
-def test_it_does_not_matter_where_chunks_end(cuts: list[int]) -> None:
-    places = [0, *sorted(cuts), len(STREAM)]
-    assert read([STREAM[a:b] for a, b in pairwise(places)]) == FOUND
+    assert asyncio.run(gather()) == FOUND
 
 
 PLAIN = Sampling(max_tokens=7, temperature=0.0)

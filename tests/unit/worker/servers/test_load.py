@@ -79,8 +79,6 @@ class World:
         self.told("ngram", ngram)
 
     def turn(self) -> None:
-        """Watch for some turns of the loop."""
-
         async def watch() -> None:
             watching = asyncio.create_task(self.watch.run())
             for _ in range(20):

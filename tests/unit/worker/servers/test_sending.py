@@ -63,12 +63,6 @@ class Servers:
         self.fleet.tested(name, ServerUnreachable())
         return ServerUnreachable()
 
-    def come_back(self) -> None:
-        for _ in range(3):
-            self.clock.pass_s(31.0)
-            for name in self.fleet.due_tests():
-                self.fleet.tested(name, None)
-
 
 def request(
     number: int, *, stream: bool = False, is_bound: bool = False, barred: frozenset[str] = frozenset()
@@ -86,7 +80,10 @@ def test_a_stream_that_ends_with_its_server_is_a_suspect_when_it_comes_back() ->
             servers.sending.put(streamed)
             await streamed.task
             assert servers.events[-1].what is None
-            servers.come_back()
+            for _ in range(3):
+                servers.clock.pass_s(31.0)
+                for name in servers.fleet.due_tests():
+                    servers.fleet.tested(name, None)
             was_alone.append(streamed.must_be_alone)
         again = request(1, stream=True)
         servers.sending.put(again)

@@ -98,15 +98,6 @@ def test_two_n_grams_with_one_hash_are_told_apart() -> None:
     assert index.matches([-1, 3]) == [(2, 2)]
 
 
-def test_each_ask_is_answered_from_its_own_text() -> None:
-    drafter = lookup()
-    one, two = [1, 2, 3, 1, 2], [1, 2, 4, 1, 2]
-    drafter.open("one", one, GREEDY, "code")
-    drafter.open("two", two, GREEDY, "code")
-    answers = drafter.propose([Ask("two", two, 1, NO_CHOICE), Ask("one", one, 1, NO_CHOICE)])
-    assert [answer.tokens for answer in answers] == [(4,), (3,)]
-
-
 @pytest.mark.parametrize(
     "changed",
     [{"max_ngram": 8}, {"min_ngram": 2}, {"min_probability": 0.2}, {"num_branches": 2}, {"remember_tasks": ("sql",)}],

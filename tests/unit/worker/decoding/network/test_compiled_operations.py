@@ -181,7 +181,6 @@ def attended(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: in
 
 
 def in_float32(qkv: Tensor, held: Tensor, heads: Heads, *, length: int, window: int | None) -> Tensor:
-    """The same by torch in float32."""
     cache = SlotCache(KvShape(1, heads.num_keys, heads.head_dim, torch.float32), 2, CPU)
     cache.lengths = [0, length]
     group = plan_pass(cache, [Read(1, [1] * len(qkv))], window).groups[0]
@@ -218,7 +217,6 @@ def test_long_reads_are_as_in_float32(
 def test_a_token_attends_alike_however_its_text_is_cut(
     num_threads: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit: read in one piece and in two."""
     heads = Heads(6, 2, 64, 0.125, "some", False, None, 1e-6)
     width, length = 150, rng.randint(0, 100)
     qkv, held = drawn(rng, heads, width, length)
