@@ -106,8 +106,8 @@ def redrive(
 ) -> None:
     """Resend dead letters to their topics.
 
-    A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
-    in redrive_of. The exit code is 1 if a letter could not be sent.
+    Each becomes a new job, JOB_ID~1, because a result stands for ever; the new one names the old one in redrive_of. The
+    exit code is 1 if a letter could not be sent.
     """
     corrections = corrections_of(correct, "--set")
     choice = _choice(task, code, job_id, at, since, until)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from alphaloop.errors import MalformedMessage
+from alphaloop.messages.topics import task_of
 
 #: W3C asks that at least so much of `tracestate` is passed on. We pass on no more.
 MAX_TRACESTATE_CHARS: Final = 512
@@ -148,7 +149,7 @@ class RetryHeaders:
 
     @classmethod
     def read(cls, headers: Headers) -> Self | None:
-        """What headers say; None if they are not those of a waiting job."""
+        """What headers say; None if they are not those of a waiting job, which was sent to a topic of jobs."""
         said = {name: value for name, value in headers if name.startswith(RETRY_PREFIX)}
         said.setdefault(_RETRY["timestamp_ms"], b"")
         try:
@@ -174,9 +175,17 @@ def _number(digits: bytes) -> int:
     return int(digits)
 
 
+def _topic(name: bytes) -> str:
+    if len(name) > _MAX_TOPIC_CHARS or task_of(topic := name.decode()) is None:
+        raise ValueError
+    return topic
+
+
+_MAX_TOPIC_CHARS: Final = 249  #: Kafka's own limit
+
 #: How fields are read that are no number in digits.
 _READ: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "topic": bytes.decode,
+    "topic": _topic,
     "reason": bytes.decode,
     "timestamp_ms": lambda digits: _number(digits) if digits else None,
 }

@@ -247,7 +247,7 @@ def test_the_limits_are_the_last_allowed_values() -> None:
     assert read(value, max_bytes=len(value)).task == "code"
     with pytest.raises(MalformedMessage, match=f"at most {len(value) - 1} bytes, found {len(value)}"):
         read(value, max_bytes=len(value) - 1)
-    with pytest.raises(MalformedMessage, match="at most 32 levels of nesting, found 33"):
+    with pytest.raises(MalformedMessage, match="at most 32 levels of nesting, found more"):
         read(value.replace(b"[]", b"[[]]"))
 
 
