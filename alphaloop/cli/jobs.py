@@ -107,10 +107,8 @@ def wait(
         stack.callback(lambda: _write(target, wanted, found))
         with _going_on(context, wanted, found, batch_id, file):
             for result in _ends(settings, database, wanted, timeout_s=timeout):
-                job_id = result.sent_job_id
-                found[job_id] = texts_of(result, contents)
-                is_single = len(wanted) == 1 and str(output) != STANDARD
-                _show_result(found[job_id], is_single=is_single, as_json=as_json)
+                found[result.sent_job_id] = shown = texts_of(result, contents)
+                _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
             f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
