@@ -11,7 +11,8 @@ from confluent_kafka import Message
 
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.messages import read_chunk
-from tests.chaos.ledger import ChunkRecord, Letter, Row
+from alphaloop.messages.dead_letter import PREFIX
+from tests.chaos.ledger import ChunkRecord, Letter, Place, Row
 from tests.chaos.reading import TopicReader, key_of
 
 if TYPE_CHECKING:
@@ -26,11 +27,17 @@ _ROWS = """
 def letters_of(reader: TopicReader) -> list[Letter]:
     """Every dead letter."""
     return [
-        Letter(key_of(message), headers_of(message).get("__dlq.errors.exception", ""))
+        _letter(key_of(message), headers_of(message), message.timestamp()[1])
         for topic in reader.topics()
         if topic.endswith(".dlq")
         for message in reader.read(topic)
     ]
+
+
+def _letter(key: str, headers: Mapping[str, str], written_at_ms: int) -> Letter:
+    numbers = [headers.get(PREFIX + name, "") for name in ("partition", "offset", "timestamp")]
+    place = Place(headers[PREFIX + "topic"], *map(int, numbers)) if all(numbers) else None
+    return Letter(key, headers[PREFIX + "exception"], place, written_at_ms)
 
 
 def _ask(database_url: str, query: str, *given: Any) -> list[Any]:
@@ -86,7 +93,9 @@ def send_lost_again(world: World, reader: TopicReader) -> int:
 
     Only what was sent before the topics were made anew may be missing: later messages have to be read of the new ones.
     """
-    ended = ended_by(world.servers.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
-    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
-    world.feeder.send_again(again)
+    letters, feeder = letters_of(reader), world.feeder
+    feeder.may_be_gone |= feeder.refused_before_anew - {letter.place for letter in letters}
+    ended = ended_by(world.servers.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters}
+    again = [job for job in feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
+    feeder.send_again(again)
     return len(again)
