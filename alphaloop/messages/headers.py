@@ -175,6 +175,16 @@ def _number(digits: bytes) -> int:
     return int(digits)
 
 
+def _timestamp_ms(digits: bytes) -> int:
+    # A sender may give its message any time that 64 bits hold.
+    if not _INT64.fullmatch(digits):
+        raise ValueError
+    return int(digits)
+
+
+_INT64: Final = re.compile(rb"-?[0-9]{1,19}")
+
+
 def _topic(name: bytes) -> str:
     if len(name) > _MAX_TOPIC_CHARS or task_of(topic := name.decode()) is None:
         raise ValueError
@@ -187,5 +197,5 @@ _MAX_TOPIC_CHARS: Final = 249  #: Kafka's own limit
 _READ: Final[Mapping[str, Callable[[bytes], Any]]] = {
     "topic": _topic,
     "reason": bytes.decode,
-    "timestamp_ms": lambda digits: _number(digits) if digits else None,
+    "timestamp_ms": lambda digits: _timestamp_ms(digits) if digits else None,
 }

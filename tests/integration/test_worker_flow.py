@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
+from alphaloop.kafka.topics import CONTROL, ensure_topics
 from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -61,7 +61,8 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
         client.send_to("jobs.code", job(0, max_tokens=7))  # the same job_id with another payload
         letters = client.read(["jobs.code.dlq"], lambda r: len(r) >= len(BAD) + 1)
         client.send("code", [job(3)])  # the same job_id with the same payload
-        everything = client.read([RESULTS], lambda r: len(r) >= 51)
+        again = client.results(51)
+        refused = [Result.decode(record.value or b"") for record in client.refusals(len(letters))]
     assert sorted(r.job_id for r in results) == sorted(f"job-{i}" for i in range(50))
     assert {r.status for r in results} == {Status.SUCCEEDED}
     reasons = {letter.value: headers_of(letter) for letter in letters}
@@ -70,8 +71,13 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
         assert reasons[value]["__dlq.errors.topic"] == "jobs.code"
         assert reasons[value]["__dlq.errors.message"]
     assert reasons[job(0, max_tokens=7)]["__dlq.errors.exception"] == "job_conflict"
-    first, again = (r.value for r in everything if Result.decode(r.value or b"").job_id == "job-3")
-    assert first == again
+    places = {(said["__dlq.errors.partition"], said["__dlq.errors.offset"]): said for said in reasons.values()}
+    for result in refused:
+        said = places.pop((str(result.origin.partition), str(result.origin.offset)))
+        assert (result.job_id, result.error.code) == (said["alphaloop-job-id"], said["__dlq.errors.exception"])
+        assert result.claimed_job_id == ("job-0" if result.error.code == "job_conflict" else None)
+    assert places == {}
+    assert len({result.encode() for result in again}) == 50, "job-3 was answered with the same bytes"
     assert_counts_add_up(database, num_jobs=50)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from alphaloop.messages import Purpose, Status
+from alphaloop.messages import Purpose, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
@@ -41,7 +41,10 @@ def test_a_forged_probe_is_refused_and_does_not_take_the_genuine_ones_id(
     with running_worker(worker_settings, FakeEngine()):
         (result,) = client.results(1)
         letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= len(forged))
+        answers = [Result.decode(record.value or b"") for record in client.refusals(len(forged))]
     assert (result.job_id, result.purpose, result.status) == (ID, Purpose.PROBE, Status.SUCCEEDED)
+    assert sorted(answer.claimed_job_id for answer in answers) == sorted(one["job_id"] for one in forged)
+    assert ID not in {answer.job_id for answer in answers}
     refused = [json.loads(letter.value or b"") for letter in letters]
     assert sorted(map(forged.index, refused)) == [0, 1, 2]
     reasons = [headers_of(letter) for letter in letters]
