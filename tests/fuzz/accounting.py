@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pydantic import SecretStr
 
 from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics
@@ -141,7 +141,7 @@ class _Run:
             thread.join()  # while nobody is in the group
         fleet.start()
         moved_s, last, deadline_s = time.monotonic(), -1, SHORT.settle_s
-        while thread.is_alive() or sum(self.reader.lag(GROUP).values()) or num_in_outbox(self._servers.database_url):
+        while thread.is_alive() or not self._is_settled():
             if (now := self.num_results) != last:
                 last, moved_s = now, time.monotonic()
             assert time.monotonic() - moved_s < deadline_s, f"nothing moved for {deadline_s:.0f} s"
@@ -152,6 +152,13 @@ class _Run:
             time.sleep(_LOOK_S)
         assert not failures, failures
         assert fleet.stop() == {}
+
+    def _is_settled(self) -> bool:
+        try:
+            left = sum(self.reader.lag(GROUP).values())
+        except KafkaException:
+            return False  # a coordinator is being elected
+        return not left and not num_in_outbox(self._servers.database_url)
 
     def send(self) -> None:
         """Send all of them, and note their places."""
