@@ -44,6 +44,7 @@ from alphaloop.messages import (
     Status,
     carried_headers,
     dead_letter,
+    derived_job_id,
     refused_result,
 )
 from alphaloop.messages.dead_letter import shortened
@@ -101,9 +102,9 @@ def letter_of(dead: DeadMessage, validation: Validation, group: str) -> Forwarde
     if job_id is None and task_read_from(record.topic) is not None:
         result = refused_result(dead.reason, origin, record.value)
         job_id, key = result.job_id, result.job_id.encode()
-        answer = KafkaMessage(
-            RESULTS, key, result.encode(), encoded_result_headers(key, carried_headers(record.headers))
-        )
+        event_id = derived_job_id(origin, record.value or b"").encode()
+        headers = encoded_result_headers(key, carried_headers(record.headers), event_id=event_id)
+        answer = KafkaMessage(RESULTS, key, result.encode(), headers)
     letter = dead_letter(
         dead.reason,
         origin,

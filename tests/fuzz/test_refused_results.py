@@ -95,6 +95,9 @@ def check(found: Forwarded, record: Record) -> None:
     RESULT.validate(result.model_dump(mode="json", exclude_none=True))
     assert (result.status, found.answer.key) == (Status.REFUSED, result.job_id.encode())
     assert result.origin == RecordPlace(topic=record.topic, partition=record.partition, offset=record.offset)
+    origin = Origin("cluster", record.topic, record.partition, record.offset, record.timestamp_ms)
+    derived = derived_job_id(origin, record.value or b"")
+    assert dict(found.answer.headers)["ce_id"].decode() == derived, "no two records are one event"
     said = dict(found.letter.headers)
     assert said[JOB_ID].decode() == result.job_id
     if len(said[PREFIX + "message"]) < MAX_REASON_CHARS:
