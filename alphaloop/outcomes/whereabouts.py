@@ -25,7 +25,7 @@ class JobPlace(StrEnum):
     RUNNING = "running"  #: a worker decodes it
     LEFT = "left"  #: its worker died or lost the lease: the next one takes it over
     ENDED = "ended"  #: its outcome is recorded
-    REFUSED = "refused"  #: its message became a dead letter
+    REFUSED = "refused"  #: its message became no job
     UNKNOWN = "unknown"  #: none of these
 
 
