@@ -183,7 +183,8 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
     _line(Text("  ".join(map(str.ljust, head, widths)), style="bold"))
     for row, letter in zip(shown, letters, strict=True):
         _line(Text("  ".join(map(str.ljust, row, widths))))
-        job, field = one_line(letter["job_id"] or "no job_id"), letter["field"]
+        job, sent, field = letter["job_id"] or "no job_id", letter["sent_job_id"], letter["field"]
+        job = one_line(job if sent in (None, job) else f"{job} (sent as {sent})")
         paragraph(f"{job}: " + one_line(f"{field}: {letter['message']}" if field else letter["message"]), indent=2)
         if value := letter.get("value"):
             paragraph(one_line(value), indent=2, style="dim")

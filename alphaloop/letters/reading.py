@@ -98,6 +98,7 @@ class Letter:
             "partition": self.reason.get("partition", "?"),
             "offset": self.reason.get("offset", "?"),
             "job_id": self.job_id,
+            "sent_job_id": self.sent_job_id,
             "code": self.code,
             "field": self.reason.get("field"),
             "message": self.reason.get("message", "").split("\nhint: ")[0],
