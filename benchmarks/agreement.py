@@ -230,7 +230,7 @@ class Deployed:
                     producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
                 producer.flush(_FLUSH_S)
                 for outcome in reader.outcomes(names, timeout_s=86_400.0, alive=alive):
-                    if not isinstance(outcome, Result) or outcome.usage is None or outcome.timings is None:
+                    if outcome.usage is None or outcome.timings is None:
                         raise RuntimeError(f"job {outcome.job_id} ended without a text")
                     results[outcome.job_id], since = outcome, time.monotonic()
         finally:

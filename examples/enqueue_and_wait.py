@@ -37,6 +37,6 @@ while result is None:
         result = json.loads(message.value())
 consumer.close()
 
-# succeeded, failed, expired or cancelled: every job ends with a result.
+# succeeded, failed, expired, cancelled or refused: every message ends with a result.
 print(result["status"])
 print(result["text"] if result["status"] == "succeeded" else result["error"]["message"])

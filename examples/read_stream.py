@@ -14,11 +14,11 @@ servers = {"bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"]}
 job_id = f"example-{uuid.uuid4()}"
 
 consumer = Consumer({**servers, "group.id": job_id, "enable.auto.commit": False})
-partitions = consumer.list_topics("tokens", timeout=30).topics["tokens"].partitions
 ends = []
-for partition in partitions:
-    end = consumer.get_watermark_offsets(TopicPartition("tokens", partition), timeout=30)[1]
-    ends.append(TopicPartition("tokens", partition, end))
+for topic in ("tokens", "results"):
+    for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+        end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)[1]
+        ends.append(TopicPartition(topic, partition, end))
 consumer.assign(ends)
 
 producer = Producer({**servers, "enable.idempotence": True})
@@ -31,6 +31,13 @@ attempt, is_open = 0, True
 while is_open:
     message = consumer.poll(1.0)
     if message is None or message.error() is not None or message.key() != job_id.encode():
+        continue
+    if message.topic() == "results":
+        # A message that is no job has no stream: only its result says so.
+        result = json.loads(message.value())
+        if result["status"] == "refused":
+            is_open = False
+            print(f"-- refused: {result['error']['message']} --")
         continue
     headers = {name: content.decode() for name, content in message.headers()}
     if int(headers["attempt"]) > attempt:

@@ -1,8 +1,11 @@
-"""What becomes of messages that lead to no result: dead letters, and jobs that are tried again.
+"""What becomes of messages that lead to no text: dead letters, refused results, and jobs that are tried again.
 
-A dead letter is of a message that is no job, or of a job that failed. A failed job has a result and a dead letter: the
-result answers its sender, and the letter keeps its message for an operator. A job whose outcome was recorded earlier
-gets its letter, too, because a worker may die after recording it. So there is at least one letter, and perhaps two.
+A dead letter is of a message that is no job, or of a job that failed. Both have a result and a dead letter: the result
+answers the sender, and the letter keeps the message for an operator. A job whose outcome was recorded earlier gets its
+letter, too, because a worker may die after recording it. So there is at least one letter, and perhaps two.
+
+The result of a failed job is an outcome, which others publish. That of a refused message follows from the message
+alone, so nothing is recorded: it is sent when its letter is acknowledged, and a copy of it is the same, byte for byte.
 
 A job that failed and has a try left goes to a retry topic instead:
 
@@ -14,9 +17,9 @@ A worker that dies after 1 or 2 leaves the delivery unfinished. So it is deliver
 delay is over, but each failure is counted once, and the job ends once.
 
 The `Forwarder` publishes both. It has a thread and a producer of its own, so neither a slow message nor a missing topic
-holds up a result. A delivery is finished only when its message on the other topic is acknowledged. Messages whose topic
-is unavailable wait in memory. When many wait, the intake reads no more of the topic that they came from, and every
-other topic goes on.
+holds up the result of a job. A delivery is finished only when all that it becomes on other topics is acknowledged.
+Messages whose topic is unavailable wait in memory. When many wait, the intake reads no more of the topic that they came
+from, and every other topic goes on.
 """
 
 from __future__ import annotations
@@ -24,18 +27,29 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable, FatalBrokerError, MessageError, MessageRefused
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import DeadLetter, Failure, Purpose, Result, Status, dead_letter
+from alphaloop.kafka.topics import RESULTS
+from alphaloop.messages import (
+    DeadLetter,
+    Failure,
+    Purpose,
+    Result,
+    Status,
+    carried_headers,
+    dead_letter,
+    derived_job_id,
+    refused_result,
+)
 from alphaloop.messages.dead_letter import shortened
-from alphaloop.messages.headers import RetryHeaders
-from alphaloop.messages.topics import retry_topic
+from alphaloop.messages.headers import RetryHeaders, encoded_result_headers
+from alphaloop.messages.topics import retry_topic, task_read_from
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.intake.partitions import JITTER, Delivery
@@ -47,7 +61,7 @@ from worker.sending import KafkaMessage, UnavailableTopics, deliver
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 10.0  #: between two tries to publish on an unavailable topic
-#: Waiting messages for one topic from which on no more is read of the topics that they came from.
+#: Waiting messages of one topic from which on no more of it is read.
 MOST_WAITING: Final = 256
 MOST_WAITING_BYTES: Final = 8 << 20
 MOST_AT_ONCE: Final = 256
@@ -79,19 +93,29 @@ def failed_job(delivery: Delivery, outcome: bytes, intake: Intake) -> DeadMessag
 
 
 def letter_of(dead: DeadMessage, validation: Validation, group: str) -> Forwarded:
-    """A message as dead letter; `group` is the consumer group that refuses it."""
-    record = dead.delivery.record
+    """A message as dead letter, with the result that follows it; `group` is the consumer group that refuses it.
+
+    A failed job has its result already, and a message of `control` is no job's.
+    """
+    record, origin = dead.delivery.record, validation.origin(dead.delivery)
+    job_id, answer = dead.job_id, None
+    if job_id is None and task_read_from(record.topic) is not None:
+        result = refused_result(dead.reason, origin, record.value)
+        job_id, key = result.job_id, result.job_id.encode()
+        event_id = derived_job_id(origin, record.value or b"").encode()
+        headers = encoded_result_headers(key, carried_headers(record.headers), event_id=event_id)
+        answer = KafkaMessage(RESULTS, key, result.encode(), headers)
     letter = dead_letter(
         dead.reason,
-        validation.origin(dead.delivery),
+        origin,
         group=group,
         num_deliveries=dead.attempt,
         key=record.key,
         value=record.value,
         headers=record.headers,
-        job_id=dead.job_id,
+        job_id=job_id,
     )
-    return Forwarded(dead.delivery, dead.intake, dead.reason.code, letter)
+    return Forwarded(dead.delivery, dead.intake, dead.reason.code, letter, answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,12 +232,13 @@ class JobRetries:
 
 @dataclass(frozen=True, slots=True)
 class Forwarded:
-    """A message on its way to another topic: as a dead letter, or as it was, to be tried again."""
+    """A message on its way to another topic: as a dead letter, as a result, or as it was, to be tried again."""
 
     delivery: Delivery
     intake: Intake
     code: str  #: of what was wrong
     letter: DeadLetter | KafkaMessage  #: as it is to be sent
+    answer: KafkaMessage | None = None  #: the result that is sent behind it
 
 
 @dataclass(eq=False)
@@ -260,7 +285,7 @@ class Forwarder:
                 self._waiting[topic] = messages
             else:
                 self._publish(topic, messages)
-            self._balance(messages, self._waiting.get(topic, []))
+            self._balance(messages)
 
     def close(self) -> None:
         """Close the producer. Messages that wait are dropped here, and are delivered again."""
@@ -314,15 +339,21 @@ class Forwarder:
             record = one.delivery.record
             where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
             log.warning("dead letter: %s", one.code, extra={"action": "dead_letter", **where})
-        else:
+        elif one.letter.topic != RESULTS:
             self.metrics.retried.labels(one.code).inc()
-        one.intake.finish([one.delivery])
+        if one.answer is not None:
+            self._queue.put([replace(one, letter=one.answer, answer=None)])
+        else:
+            one.intake.finish([one.delivery])
 
-    def _balance(self, before: Sequence[Forwarded], waiting: Sequence[Forwarded]) -> None:
-        """Have the intake read no more of the topics that many waiting messages came from, or go on with them."""
-        num_bytes = sum(one.delivery.num_bytes for one in waiting)
-        is_full = len(waiting) >= MOST_WAITING or num_bytes >= MOST_WAITING_BYTES
-        for intake, topic in {(one.intake, one.delivery.record.topic) for one in (*before, *waiting)}:
+    def _balance(self, moved: Iterable[Forwarded]) -> None:
+        """Have the intake read no more of the topics that these came from and many that wait, or go on with them."""
+        num_waiting, num_bytes = Counter[str](), Counter[str]()
+        for one in (one for waiting in self._waiting.values() for one in waiting):
+            num_waiting[one.delivery.record.topic] += 1
+            num_bytes[one.delivery.record.topic] += one.delivery.num_bytes
+        for intake, topic in {(one.intake, one.delivery.record.topic) for one in moved}:
+            is_full = num_waiting[topic] >= MOST_WAITING or num_bytes[topic] >= MOST_WAITING_BYTES
             (intake.hold if is_full else intake.release)(topic)
 
 

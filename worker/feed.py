@@ -299,7 +299,7 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
 
 @dataclass(eq=False)
 class UndecodedJobs:
-    """Where jobs go that are not decoded here: to the dead letters, to the recorder, or out as recorded before."""
+    """Where messages go that are not decoded here: they are refused, go to the recorder, or out as recorded before."""
 
     intake: Intake
     publishing: BoundedQueue[Publication]

@@ -19,7 +19,7 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.letters.redriving import next_job_id
 from alphaloop.messages import Failure, Result, Status, encode_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import refusals, standing_refusals
+from alphaloop.outcomes.reading import refusals, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
@@ -86,14 +86,12 @@ def rows_of(
                 yield RequestRow("open", "running", now.job_id)
             else:
                 open_later[now.job_id] = one
-    refused = standing_refusals(settings.kafka, database, open_later)
+    refused = refusals_of(settings.kafka, open_later)
     for job_id, one in open_later.items():
-        why = refused.get(job_id)
-        if why is None:
-            yield RequestRow("open", "waiting", job_id)
+        if job_id in refused:
+            yield _ended(refused[job_id], one, settings, contents)
         else:
-            row = refused_row(job_id, why.code, why.message, why.field, custom_id=one.custom_id)
-            yield RequestRow("error", "refused", job_id, row)
+            yield RequestRow("open", "waiting", job_id)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
@@ -156,17 +154,17 @@ class LatestJob:
     job_id: str
     is_claimed: bool
     result: Result | None
-    made_of: tuple[str, ...] = ()  #: the failed jobs before it, the request's own first
+    made_of: tuple[str, ...] = ()  #: the failed and refused ones before it, the request's own first
 
 
 def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
     """Of each job the last one that redrives have made of it, itself where it was not redriven. Raises StoreError."""
     found = {job_id: job_id for job_id in job_ids}
     latest = _looked_up(database, job_ids)
-    while failed := {first: latest[first] for first in found if _has_failed(latest[first])}:
+    while ended := {first: latest[first] for first in found if _may_be_redriven(latest[first])}:
         following = {
-            first: next_job_id(job.job_id, is_redriven=job.result is not None and job.result.redrive_of is not None)
-            for first, job in failed.items()
+            first: next_job_id(job.job_id, is_redriven=bool(job.made_of) or _is_redriven(job))
+            for first, job in ended.items()
         }
         jobs = _looked_up(database, following.values())
         sent = RedriveStore(database).among(following.values())
@@ -174,9 +172,9 @@ def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, Lates
         for first, job_id in following.items():
             job = jobs[job_id]
             # A job of this name that ended is the next one only where it says so itself.
-            is_next = job_id in sent if job.result is None else job.result.redrive_of == failed[first].job_id
+            before = ended[first]
+            is_next = job_id in sent if job.result is None else job.result.redrive_of == before.job_id
             if is_next:
-                before = failed[first]
                 latest[first] = replace(job, made_of=(*before.made_of, before.job_id))
                 found[first] = job_id
     return latest
@@ -200,11 +198,14 @@ def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bo
 
 
 def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
-    """A request that failed, expired or was cancelled."""
+    """A request that failed, expired, was cancelled or refused."""
     code = result.error.code if result.error else result.status.value
     message = result.error.message if result.error else result.status.value
     if result.status is Status.FAILED:
         return refused_row(result.job_id, code, message, None, custom_id=custom_id, by=_BY_SERVER)
+    if result.status is Status.REFUSED:
+        field = result.error.field if result.error else None
+        return refused_row(result.job_id, code, message, field, custom_id=custom_id)
     error = {"code": f"batch_{result.status.value}", "message": message}
     return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
 
@@ -277,15 +278,18 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
 
 
 def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
-    """What a worker has claimed, then what waits in Kafka or was refused there."""
-    claimed = set[str]()
-    for page in pages_of_batch(database, batch_id):
-        claimed |= {job_id for job_id, _ in page}
-        yield [_Asked(job_id, custom_id) for job_id, custom_id in page]
-    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    """What was refused, then what a worker has claimed, then what waits in Kafka.
+
+    In this order, and by their ids, each comes before the job that a redrive made of it.
+    """
     refused = refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
-    left = {message.job_id: None for message in waiting} | {job_id: one.custom_id for job_id, one in refused.items()}
-    yield [_Asked(job_id, custom_id) for job_id, custom_id in left.items() if job_id not in claimed]
+    yield [_Asked(job_id, refused[job_id].custom_id) for job_id in sorted(refused)]
+    known = set(refused)
+    for page in pages_of_batch(database, batch_id):
+        yield [_Asked(job_id, custom_id) for job_id, custom_id in page if job_id not in known]
+        known |= {job_id for job_id, _ in page}
+    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    yield [_Asked(job_id, None) for job_id in {message.job_id: None for message in waiting} if job_id not in known]
 
 
 def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
@@ -296,8 +300,13 @@ def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, Latest
     return found
 
 
-def _has_failed(job: LatestJob) -> bool:
-    return job.result is not None and job.result.status is Status.FAILED
+def _may_be_redriven(job: LatestJob) -> bool:
+    """Whether it has failed, or may have been refused: that one has no row."""
+    return not job.is_claimed if job.result is None else job.result.status is Status.FAILED
+
+
+def _is_redriven(job: LatestJob) -> bool:
+    return job.result is not None and job.result.redrive_of is not None
 
 
 def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> RequestRow:

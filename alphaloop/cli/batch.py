@@ -109,8 +109,8 @@ def errors(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -
 
 def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    for outcome in reader.outcomes(waiting, timeout_s=timeout_s):
-        waiting.pop(outcome.job_id, None)
+    for result in reader.outcomes(waiting, timeout_s=timeout_s):
+        waiting.pop(result.sent_job_id, None)
     if waiting and time.monotonic() >= deadline:
         raise AlphaloopError(
             f"{len(waiting)} requests have not ended within {timeout_s:g} s",

@@ -28,9 +28,9 @@ from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError, InstallFailed
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job, encode_job
+from alphaloop.messages import Job, Result, Status, encode_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import Outcome, OutcomeReader, is_success
+from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -204,7 +204,7 @@ class _Demo:
     def _send_traffic(self, running: Settings, worker: ChildProcess, prompts: DemoPrompts) -> None:
         self.step = "decoding the jobs"
         batch_id = f"demo-{uuid.uuid4().hex[:8]}"
-        ended: list[Outcome] = []
+        ended: list[Result] = []
         check = _stall_check("jobs", worker)
 
         def alive() -> None:
@@ -222,10 +222,10 @@ class _Demo:
                 for job_id, job in jobs.items():
                     producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
                 producer.flush(_SCHEDULER_TIMEOUT_S)
-                for outcome in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
-                    ended.append(outcome)
+                for result in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
+                    ended.append(result)
                     bar.update(shown, advance=1)
-        if failed := sum(not is_success(outcome) for outcome in ended):
+        if failed := sum(result.status is not Status.SUCCEEDED for result in ended):
             raise AlphaloopError(
                 f"expected {prompts.num_traffic} texts, found {failed} jobs that ended without one",
                 hint=f"see {worker.log}",

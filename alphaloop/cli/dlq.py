@@ -106,8 +106,8 @@ def redrive(
 ) -> None:
     """Resend dead letters to their topics.
 
-    A job that failed becomes a new job, JOB_ID~1, because a job has one outcome for ever; the result names the old one
-    in redrive_of. The exit code is 1 if a letter could not be sent.
+    Each becomes a new job, JOB_ID~1, because a result stands for ever; the new one names the old one in redrive_of. The
+    exit code is 1 if a letter could not be sent.
     """
     corrections = corrections_of(correct, "--set")
     choice = _choice(task, code, job_id, at, since, until)
@@ -183,7 +183,8 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
     _line(Text("  ".join(map(str.ljust, head, widths)), style="bold"))
     for row, letter in zip(shown, letters, strict=True):
         _line(Text("  ".join(map(str.ljust, row, widths))))
-        job, field = one_line(letter["job_id"] or "no job_id"), letter["field"]
+        job, sent, field = letter["job_id"] or "no job_id", letter["sent_job_id"], letter["field"]
+        job = one_line(job if sent in (None, job) else f"{job} (sent as {sent})")
         paragraph(f"{job}: " + one_line(f"{field}: {letter['message']}" if field else letter["message"]), indent=2)
         if value := letter.get("value"):
             paragraph(one_line(value), indent=2, style="dim")

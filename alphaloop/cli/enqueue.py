@@ -27,7 +27,7 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Decoding, Result, encode_job
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.moments import FORMS_AHEAD, moment_ahead
-from alphaloop.outcomes.reading import Outcome, OutcomeReader, RefusedJob, reason_of, status_of
+from alphaloop.outcomes.reading import OutcomeReader, reason_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.wording import counts, json_text, one_line, rate
 
@@ -202,7 +202,7 @@ def _send_and_wait(
     With `streams`, texts are printed while they are decoded.
     """
     by_id = {item.job.job_id: item for item in items if isinstance(item, JobLine)}
-    outcomes: dict[str, Outcome] = {}
+    results: dict[str, Result] = {}
     texts = {job_id: GrowingText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
     on_text = (lambda job_id, text: texts[job_id].show(text)) if streams else None
     try:
@@ -214,40 +214,39 @@ def _send_and_wait(
             send(kafka, items, summary, show_id=False, topic_of=topic_of)
             bar = stack.enter_context(progress(is_shown=not streams))
             shown = bar.add_task("results", total=len(by_id), note="")
-            for outcome in reader.outcomes(by_id, timeout_s=timeout_s) if reader else ():
-                outcomes[outcome.job_id] = _named_in_line(outcome, by_id[outcome.job_id])
-                if text := texts.get(outcome.job_id):
-                    text.end(outcome.text if isinstance(outcome, Result) else None)
+            for result in reader.outcomes(by_id, timeout_s=timeout_s) if reader else ():
+                job_id = result.sent_job_id
+                results[job_id] = _named_in_line(result, by_id[job_id])
+                if text := texts.get(job_id):
+                    text.end(result.text)
                 summary.wall_s = time.monotonic() - started
-                bar.update(shown, advance=1, note=counts(Counter(map(status_of, outcomes.values()))))
+                bar.update(shown, advance=1, note=counts(Counter(one.status.value for one in results.values())))
     except KeyboardInterrupt:
         summary.interrupted = True  # the results so far are still written
     finally:
         for text in texts.values():
             text.end()
-    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in outcomes]
-    failed = ((one, why) for one in outcomes.values() if (why := reason_of(one)) is not None)
-    _note_first([f"{one.job_id}: {status_of(one)}, {why}" for one, why in failed], "jobs without a text")
+    summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in results]
+    failed = ((one, why) for one in results.values() if (why := reason_of(one)) is not None)
+    _note_first([f"{one.sent_job_id}: {one.status.value}, {why}" for one, why in failed], "jobs without a text")
     for item in items:
         if isinstance(item, BadLine):
             named = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
             yield {"line": item.where, "status": "invalid", "error": _given(named)}
             continue
-        end = outcomes.get(item.job.job_id)
-        summary.by_status["missing" if end is None else status_of(end)] += 1
-        if isinstance(end, Result) and end.usage:
+        end = results.get(item.job.job_id)
+        summary.by_status["missing" if end is None else end.status.value] += 1
+        if end is not None and end.usage:
             summary.completion_tokens += end.usage.completion_tokens
         yield row_of(item.job, end and texts_of(end, contents))
 
 
-def _named_in_line(outcome: Outcome, line: JobLine) -> Outcome:
-    """The outcome with its error's field named as in the line: the message has the body that was read from it."""
-    if isinstance(outcome, RefusedJob):
-        return replace(outcome, field=line.named_in_line(outcome.field))
-    if outcome.error is None:
-        return outcome
-    error = outcome.error.model_copy(update={"field": line.named_in_line(outcome.error.field)})
-    return outcome.model_copy(update={"error": error})
+def _named_in_line(result: Result, line: JobLine) -> Result:
+    """The result with its error's field named as in the line: the message has the body that was read from it."""
+    if result.error is None:
+        return result
+    error = result.error.model_copy(update={"field": line.named_in_line(result.error.field)})
+    return result.model_copy(update={"error": error})
 
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:

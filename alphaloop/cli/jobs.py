@@ -26,15 +26,12 @@ from alphaloop.messages import Job, Result, Status
 from alphaloop.outcomes.reading import (
     Ended,
     Event,
-    Outcome,
     OutcomeReader,
     TextSoFar,
     Waits,
     follow,
-    is_success,
     reason_of,
-    standing_refusals,
-    status_of,
+    refusals_of,
 )
 from alphaloop.outcomes.whereabouts import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings
@@ -106,19 +103,18 @@ def wait(
         if not wanted:
             raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
         contents = ContentStore.of(settings.claim_check)
-        found: dict[str, Outcome] = {}
+        found: dict[str, Result] = {}
         stack.callback(lambda: _write(target, wanted, found))
         with _going_on(context, wanted, found, batch_id, file):
-            for outcome in _ends(settings, database, wanted, timeout_s=timeout):
-                found[outcome.job_id] = texts_of(outcome, contents)
-                is_single = len(wanted) == 1 and str(output) != STANDARD
-                _show_outcome(found[outcome.job_id], is_single=is_single, as_json=as_json)
+            for result in _ends(settings, database, wanted, timeout_s=timeout):
+                found[result.sent_job_id] = shown = texts_of(result, contents)
+                _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
             f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
-    if not all(map(is_success, found.values())):
+    if any(result.status is not Status.SUCCEEDED for result in found.values()):
         raise typer.Exit(1)
 
 
@@ -154,7 +150,7 @@ def cancel(
         ended: dict[str, str] = {}
         with _going_on(context, awaited, ended):
             for end in _ends(settings, database, awaited, timeout_s=timeout) if wait else ():
-                ended[end.job_id] = status_of(end)
+                ended[end.sent_job_id] = end.status.value
     if as_json:
         how = {job_id: {"ended": status} for job_id, status in ended.items()}
         print_json([{**one.as_json(), **how.get(one.job_id, {})} for one in found])
@@ -192,14 +188,14 @@ def tail(
     if missing := [one for one in wanted if one not in ended]:
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {', '.join(missing)}",
-            hint="is a worker running? `alphaloop status` shows it, and `alphaloop dlq list` shows refused messages",
+            hint="is a worker running? `alphaloop status` shows it, and `alphaloop job JOB_ID` says where a job is",
         )
     if any(end.status is not Status.SUCCEEDED for end in ended.values()):
         raise typer.Exit(1)
 
 
-def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Outcome]:
-    """The outcome of each of the jobs, once: of those that have ended at once, of others as they end.
+def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, timeout_s: float) -> Iterator[Result]:
+    """The result of each of the jobs, once: of those that have ended at once, of others as they end.
 
     Ends when all are there or the time is up. Raises BrokerError and StoreError.
     """
@@ -207,12 +203,12 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
     with OutcomeReader(settings.kafka, settings.tasks) as reader:
         # Nothing is missed: what ends from here on the reader sees, and what ended before is recorded.
         yield from _recorded(database, left)
-        for job_id, refusal in standing_refusals(settings.kafka, database, left).items():
+        for job_id, refusal in refusals_of(settings.kafka, left).items():
             del left[job_id]
             yield refusal
-        for outcome in reader.outcomes(left, timeout_s=timeout_s):
-            del left[outcome.job_id]
-            yield outcome
+        for result in reader.outcomes(left, timeout_s=timeout_s):
+            del left[result.sent_job_id]
+            yield result
     yield from _recorded(database, left)  # a result that Kafka refused is recorded and never published
 
 
@@ -231,33 +227,31 @@ def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batc
     return list(dict.fromkeys([*job_ids, *claimed, *waiting]))
 
 
-def _recorded(database: Database, left: dict[str, None]) -> Iterator[Outcome]:
+def _recorded(database: Database, left: dict[str, None]) -> Iterator[Result]:
     for job in known_jobs(database, list(left)).values():
         if job.outcome is not None:
             del left[job.job_id]
             yield Result.decode(job.outcome)
 
 
-def row_of(job: Job | str, outcome: Outcome | None) -> dict[str, Any]:
+def row_of(job: Job | str, result: Result | None) -> dict[str, Any]:
     """What became of a job, as one object; of a job that is known by its job_id alone, less."""
-    if isinstance(outcome, Result):
-        found: dict[str, Any] = json.loads(outcome.encode())
+    if result is not None:
+        found: dict[str, Any] = json.loads(result.encode())
         return found
     named: dict[str, Any] = {"job_id": job}
     if isinstance(job, Job):
         named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
-    return {**named, **(outcome.as_json() if outcome is not None else {"status": "missing"})}
+    return {**named, "status": "missing"}
 
 
-def texts_of(outcome: Outcome, contents: ContentStore | None) -> Outcome:
-    """The outcome with its text. One whose text cannot be read keeps the reference."""
-    if not isinstance(outcome, Result):
-        return outcome
+def texts_of(result: Result, contents: ContentStore | None) -> Result:
+    """The result with its text. One whose text cannot be read keeps the reference."""
     try:
-        return with_text(outcome, contents)
+        return with_text(result, contents)
     except (ContentError, MessageError) as error:
-        note(f"{outcome.job_id}: {error.message}")
-        return outcome
+        note(f"{result.job_id}: {error.message}")
+        return result
 
 
 def wait_again(
@@ -295,17 +289,17 @@ def _job_ids(file: Path | None) -> list[str]:
     return [row["job_id"] for row in rows if isinstance(row, dict) and isinstance(row.get("job_id"), str)]
 
 
-def _show_outcome(outcome: Outcome, *, is_single: bool, as_json: bool) -> None:
-    row = row_of(outcome.job_id, outcome)
+def _show_result(result: Result, *, is_single: bool, as_json: bool) -> None:
+    row = row_of(result.job_id, result)
     if as_json:
         print_json_line(row)
     elif is_single and isinstance(text := row.get("text"), str):
         sys.stdout.write(f"{as_shown(text)}\n")
-    why = reason_of(outcome)
-    note(one_line(f"{outcome.job_id}: {status_of(outcome)}" + (f", {why}" if why else "")))
+    why = reason_of(result)
+    note(one_line(f"{result.job_id}: {result.status.value}" + (f", {why}" if why else "")))
 
 
-def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, Outcome]) -> None:
+def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, Result]) -> None:
     """The rows so far, also after Ctrl-C."""
     if target is None:
         return

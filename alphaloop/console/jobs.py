@@ -25,7 +25,8 @@ from alphaloop.store.known_jobs import JobPages, ListedJob, PageStart, Wanted, k
 _PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.
 _FILTERS: Final = ("task", "status", "since", "until", "batch")
-_STATUSES: Final = ("running", *(one.value for one in Status))
+#: Of rows: a refused message has none.
+_STATUSES: Final = ("running", *(one.value for one in Status if one is not Status.REFUSED))
 #: Longest reading of the text so far.
 _SO_FAR_S: Final = 10.0
 log = logging.getLogger(__name__)

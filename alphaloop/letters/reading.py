@@ -73,10 +73,20 @@ class Letter:
         return any(name == OUTCOME for name, _ in self.record.headers)
 
     @cached_property
-    def job_id(self) -> str | None:
-        """The job's; of a message that became no job, what it or its key names."""
+    def answered_job_id(self) -> str | None:
+        """That of the result that answers the message. An earlier release sent none for a refused one."""
         named = next((content for name, content in self.record.headers if name == JOB_ID), None)
-        return job_id_of(self.record) if named is None else named.decode("utf-8", "replace")
+        return None if named is None else named.decode("utf-8", "replace")
+
+    @property
+    def job_id(self) -> str | None:
+        """That of its result; where it has none, what the message or its key names."""
+        return self.answered_job_id or self.sent_job_id
+
+    @cached_property
+    def sent_job_id(self) -> str | None:
+        """What the message or its key names: of a conflict and of a forged probe the job_id of another."""
+        return job_id_of(self.record)
 
     def as_json(self, *, show_value: bool = False) -> dict[str, Any]:
         """For machines; with its size and, with `show_value`, the start of its value."""
@@ -88,6 +98,7 @@ class Letter:
             "partition": self.reason.get("partition", "?"),
             "offset": self.reason.get("offset", "?"),
             "job_id": self.job_id,
+            "sent_job_id": self.sent_job_id,
             "code": self.code,
             "field": self.reason.get("field"),
             "message": self.reason.get("message", "").split("\nhint: ")[0],
@@ -119,7 +130,7 @@ class LetterFilter:
         written_at = letter.written_at
         return (
             (not self.codes or letter.code in self.codes)
-            and (not self.job_ids or letter.job_id in self.job_ids)
+            and (not self.job_ids or not self.job_ids.isdisjoint({letter.job_id, letter.sent_job_id}))
             and (not self.places or letter.place in self.places)
             and (self.since is None or (written_at is not None and written_at >= self.since))
             and (self.until is None or (written_at is not None and written_at < self.until))

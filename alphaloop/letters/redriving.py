@@ -1,6 +1,6 @@
 """Dead letters sent again as new messages, and old ones deleted.
 
-Why a failed job gets a new job_id: docs/decisions/0014-retries.md.
+Why a message that was answered gets a new job_id: docs/decisions/0014-retries.md.
 """
 
 from __future__ import annotations
@@ -163,9 +163,10 @@ class Redriven:
 def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     """The letter's message, corrected, to the topic it was sent to.
 
-    A job that failed is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. Another
-    message keeps its job_id, or gets one that depends on where it was refused. So a letter that is redriven twice is
-    one job. Raises MessageError if it would be refused again.
+    A message that was answered is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. So
+    a letter that is redriven twice is one job. So is that of a message which an earlier release refused without an
+    answer: it keeps its job_id, or gets one that depends on where it lay. Raises MessageError if it would be refused
+    again.
     """
     record = letter.record
     if any(name == SHORTENED for name, _ in record.headers):
@@ -175,10 +176,10 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     task = task_of(letter.sent_to) or task_of(record.topic.removesuffix(".dlq")) or ""
     topic = letter.sent_to if task_of(letter.sent_to) else jobs_topic(task)
     fields = _fields(record.value)
-    if letter.is_failed_job and letter.job_id:
+    if (answered := letter.answered_job_id) is not None:
         fields |= {
-            "job_id": next_job_id(letter.job_id, is_redriven="redrive_of" in fields),
-            "redrive_of": letter.job_id,
+            "job_id": next_job_id(answered, is_redriven="redrive_of" in fields),
+            "redrive_of": answered,
         }
     elif "job_id" not in fields:
         partition, offset = _number(letter.reason.get("partition")), _number(letter.reason.get("offset"))
@@ -211,7 +212,7 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def next_job_id(job_id: str, *, is_redriven: bool) -> str:
-    """The job that a failed one becomes; `is_redriven` says whether it was itself made of a failed one."""
+    """The job that a failed or refused one becomes; `is_redriven` says whether it was itself made of one."""
     match = _AGAIN.fullmatch(job_id) if is_redriven else None
     found = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
     return found if len(found) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"

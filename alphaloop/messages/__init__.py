@@ -11,6 +11,7 @@ from alphaloop.messages.codec import (
     fields_of as fields_of,
     parse_job as parse_job,
     payload_digest as payload_digest,
+    refused_result as refused_result,
     with_prompt as with_prompt,
 )
 from alphaloop.messages.dead_letter import DeadLetter as DeadLetter, Origin as Origin, dead_letter as dead_letter
@@ -28,6 +29,7 @@ from alphaloop.messages.result import (
     DecodingReport as DecodingReport,
     Failure as Failure,
     Mode as Mode,
+    RecordPlace as RecordPlace,
     Result as Result,
     Status as Status,
     StreamReader as StreamReader,

@@ -1,4 +1,4 @@
-"""From a Kafka message's bytes to a Job, or to the error that explains the refusal."""
+"""From a Kafka message's bytes to a Job, or to the error that explains the refusal and the result that says so."""
 
 from __future__ import annotations
 
@@ -7,14 +7,28 @@ import json
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from alphaloop.errors import InvalidField, MalformedMessage
-from alphaloop.messages.dead_letter import Origin
-from alphaloop.messages.job import HARMLESS, PROMPT_ELSEWHERE, WRONG_WITHIN, Body, Job, refuse_unknown, without_nulls
+from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError
+from alphaloop.messages.dead_letter import MAX_FIELD_CHARS, MAX_REASON_CHARS, Origin
+from alphaloop.messages.job import (
+    HARMLESS,
+    PROMPT_ELSEWHERE,
+    WRONG_WITHIN,
+    Body,
+    Identifier,
+    Job,
+    Label,
+    Purpose,
+    refuse_unknown,
+    without_nulls,
+)
+from alphaloop.messages.result import Failure, RecordPlace, Result, Status
+from alphaloop.messages.topics import task_read_from
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 32
@@ -111,6 +125,67 @@ def derived_job_id(origin: Origin, value: bytes) -> str:
     return str(uuid.uuid5(_NAMESPACE, "/".join((*map(str, where), hashlib.sha256(value).hexdigest()))))
 
 
+def refused_result(
+    error: MessageError | Failure, origin: Origin, value: bytes | None, *, job_id: str | None = None
+) -> Result:
+    """The answer to a record that became no job. The same record and error give the same bytes, whoever makes it.
+
+    What the record says of itself is repeated as far as it can be read and is valid, so no sender makes the answer
+    large. It is answered under its own job_id, unless it has none that can be read, or that id is another's: the job's
+    with which it is in conflict, or the scheduler's, which alone sends probes. Then its id is the derived one, or
+    `job_id`, where the letter of the record names that.
+    """
+    try:
+        fields = _read_object(value, len(value or b""))
+    except MalformedMessage:
+        fields = {}
+    own = _valid(_IDENTIFIER, fields.get("job_id"))
+    is_anothers = error.code == JobConflict.code or fields.get("purpose") not in (None, Purpose.TRAFFIC.value)
+    answered = job_id or (derived_job_id(origin, value or b"") if own is None or is_anothers else own)
+    labels = {name: _valid(_LABEL, fields.get(name)) for name in ("custom_id", "batch_id", "segment")}
+    return Result(
+        job_id=answered,
+        status=Status.REFUSED,
+        origin=RecordPlace(topic=origin.topic, partition=origin.partition, offset=origin.offset),
+        claimed_job_id=None if own == answered else own,
+        task=task_read_from(origin.topic) or origin.topic,
+        redrive_of=_valid(_IDENTIFIER, fields.get("redrive_of")),
+        error=Failure(
+            code=error.code,
+            message=_bounded(error.message, MAX_REASON_CHARS) or "",
+            field=_bounded(error.field, MAX_FIELD_CHARS),
+            hint=_bounded(error.hint, MAX_REASON_CHARS),
+        ),
+        attempt=1,
+        recorded_at=_moment(origin.timestamp_ms),
+        **labels,
+    )
+
+
+_IDENTIFIER: Final = TypeAdapter[str](Identifier)
+_LABEL: Final = TypeAdapter[str](Label)
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _valid(kind: TypeAdapter[str], value: object) -> str | None:
+    try:
+        return kind.validate_python(value, strict=True)
+    except ValidationError:
+        return None
+
+
+def _bounded(text: str | None, max_chars: int) -> str | None:
+    """The beginning of a text, without what UTF-8 cannot encode: an error may name a field as its sender wrote it."""
+    return text and text[:max_chars].encode("utf-8", "replace").decode()
+
+
+def _moment(timestamp_ms: int | None) -> datetime:
+    try:
+        return _EPOCH + timedelta(milliseconds=timestamp_ms or 0)
+    except OverflowError:
+        return _EPOCH
+
+
 def payload_digest(job: Job) -> bytes:
     """SHA-256 over everything the sender asked for. Equal digests of one job_id are a redelivery, others a conflict.
 
@@ -170,8 +245,8 @@ def _read_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
         raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
     # Every level opens a bracket, so most messages need no count.
     is_flat = value.count(b"{") + value.count(b"[") <= _MAX_DEPTH
-    if not is_flat and (depth := max(_depths(fields))) > _MAX_DEPTH:
-        raise MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found {depth}")
+    if not is_flat and max(_depths(fields)) > _MAX_DEPTH:
+        raise _too_deep()
     return fields
 
 
@@ -185,7 +260,7 @@ def _read_again(value: bytes) -> Any:
     except UnicodeDecodeError as error:
         raise MalformedMessage(f"expected UTF-8, found byte 0x{value[error.start]:02x} at {error.start}") from None
     except RecursionError:
-        raise MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found far more") from None
+        raise _too_deep() from None
     except json.JSONDecodeError as error:
         raise MalformedMessage(
             f"expected JSON, found none at character {error.pos}: {error.msg}",
@@ -193,6 +268,11 @@ def _read_again(value: bytes) -> Any:
         ) from None
     except ValueError as error:
         raise MalformedMessage(f"expected JSON numbers, found {error}") from None
+
+
+def _too_deep() -> MalformedMessage:
+    # Not how deep: whether a parser gives up before the end depends on how deep its caller stands.
+    return MalformedMessage(f"expected at most {_MAX_DEPTH} levels of nesting, found more")
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,7 +1,7 @@
 """A dead letter: a message that cannot become a job, or whose job failed, with the reason in its headers.
 
 Key, value and original headers are kept byte for byte, so that they can be sent again. The added headers have Kafka's
-names for share groups (KIP-1191); ours start with `alphaloop-`. Those name the job when its failure is recorded, too.
+names for share groups (KIP-1191); ours start with `alphaloop-`. Those name the result that answers the message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alphaloop.messages.result import Failure, Status
 from alphaloop.messages.topics import dlq_topic
 
 PREFIX: Final = "__dlq.errors."
-JOB_ID: Final = "alphaloop-job-id"  #: header of a job that failed
+JOB_ID: Final = "alphaloop-job-id"  #: header with the job_id of the result that answers the message, if one does
 OUTCOME: Final = "alphaloop-outcome"  #: header with the job's recorded status; absent from a message that is no job
 MAX_REASON_CHARS: Final = 2000
 MAX_FIELD_CHARS: Final = 200  #: a field's path holds names that the sender chose
@@ -59,7 +59,9 @@ def dead_letter(
     headers: Headers,
     job_id: str | None = None,
 ) -> DeadLetter:
-    """Build the dead letter of a refused message, or of a job that failed: then with its `job_id`.
+    """Build the dead letter of a refused message, or of a job that failed.
+
+    `job_id` is that of its result. A message has none that was sent to another topic than those of jobs.
 
     Headers of an earlier refusal are replaced, so a letter sent back and refused again carries its latest reason.
     """
@@ -74,10 +76,14 @@ def dead_letter(
     }
     if error.field:
         reason["field"] = error.field[:MAX_FIELD_CHARS]
+    if origin.timestamp_ms is not None:
+        reason["timestamp"] = str(origin.timestamp_ms)
     kept = [(name, content) for name, content in headers if not is_reason(name)]
     added = [(PREFIX + name, text.encode("utf-8", "replace")) for name, text in reason.items()]
     if job_id is not None:
-        added += [(JOB_ID, job_id.encode()), (OUTCOME, Status.FAILED.value.encode())]
+        added.append((JOB_ID, job_id.encode()))
+        if isinstance(error, Failure):
+            added.append((OUTCOME, Status.FAILED.value.encode()))
     return DeadLetter(topic=dlq_topic(origin.topic), key=key, value=value, headers=(*kept, *added))
 
 

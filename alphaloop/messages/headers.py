@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
 from alphaloop.errors import MalformedMessage
+from alphaloop.messages.topics import task_of
 
 #: W3C asks that at least so much of `tracestate` is passed on. We pass on no more.
 MAX_TRACESTATE_CHARS: Final = 512
@@ -119,9 +120,14 @@ _OF_ALL_RESULTS: Final = tuple(
 )
 
 
-def encoded_result_headers(job_id: bytes, carried: Mapping[str, str]) -> tuple[tuple[str, bytes], ...]:
-    """`encoded(result_headers(…))`, in another order and in a third of the time."""
-    return (*_OF_ALL_RESULTS, ("ce_id", job_id), ("ce_subject", job_id), *encoded(carried))
+def encoded_result_headers(
+    job_id: bytes, carried: Mapping[str, str], *, event_id: bytes | None = None
+) -> tuple[tuple[str, bytes], ...]:
+    """`encoded(result_headers(…))`, in another order and in a third of the time.
+
+    `event_id`: of a refused record, because another record may be answered under the same job_id.
+    """
+    return (*_OF_ALL_RESULTS, ("ce_id", event_id or job_id), ("ce_subject", job_id), *encoded(carried))
 
 
 RETRY_PREFIX: Final = "alphaloop-retry-"
@@ -148,7 +154,7 @@ class RetryHeaders:
 
     @classmethod
     def read(cls, headers: Headers) -> Self | None:
-        """What headers say; None if they are not those of a waiting job."""
+        """What headers say; None if they are not those of a waiting job, which was sent to a topic of jobs."""
         said = {name: value for name, value in headers if name.startswith(RETRY_PREFIX)}
         said.setdefault(_RETRY["timestamp_ms"], b"")
         try:
@@ -174,9 +180,27 @@ def _number(digits: bytes) -> int:
     return int(digits)
 
 
+def _timestamp_ms(digits: bytes) -> int:
+    # A sender may give its message any time that 64 bits hold.
+    if not _INT64.fullmatch(digits):
+        raise ValueError
+    return int(digits)
+
+
+_INT64: Final = re.compile(rb"-?[0-9]{1,19}")
+
+
+def _topic(name: bytes) -> str:
+    if len(name) > _MAX_TOPIC_CHARS or task_of(topic := name.decode()) is None:
+        raise ValueError
+    return topic
+
+
+_MAX_TOPIC_CHARS: Final = 249  #: Kafka's own limit
+
 #: How fields are read that are no number in digits.
 _READ: Final[Mapping[str, Callable[[bytes], Any]]] = {
-    "topic": bytes.decode,
+    "topic": _topic,
     "reason": bytes.decode,
-    "timestamp_ms": lambda digits: _number(digits) if digits else None,
+    "timestamp_ms": lambda digits: _timestamp_ms(digits) if digits else None,
 }

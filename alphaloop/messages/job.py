@@ -322,7 +322,7 @@ class Job(BaseModel):
     custom_id: Label | None = Field(None, description="The caller's own name for the job, echoed in the result.")
     batch_id: Label | None = Field(None, description="The caller's group of jobs, echoed in the result.")
     redrive_of: Identifier | None = Field(
-        None, description="The failed job that this one tries again; set by `alphaloop dlq redrive`, echoed."
+        None, description="The failed or refused one that this job tries again; set by `alphaloop dlq redrive`, echoed."
     )
     segment: Label | None = Field(None, description="Label that may split a task's history (customer tier, product).")
     priority: int = Field(

@@ -1,4 +1,4 @@
-"""A result: how a job ended, on the `results` topic and in `jobs.outcome`.
+"""A result: how a job ended, on the `results` topic and in `jobs.outcome`; or why a record became no job.
 
 Counts are reported, not rates: α_i is `accepts[i] / trials[i]`.
 """
@@ -20,12 +20,13 @@ from alphaloop.messages.job import ContentReference, Purpose
 
 
 class Status(StrEnum):
-    """How a job ended. Every job ends in exactly one of these."""
+    """How a job ended, or that a record became none. Every record on a topic of jobs ends in exactly one of these."""
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    REFUSED = "refused"  #: of a record that became no job: the answer has no row in `jobs`
 
 
 class Mode(StrEnum):
@@ -90,12 +91,24 @@ class Failure(_Part):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+class RecordPlace(_Part):
+    """Where a record lies on Kafka; of one on a retry topic, where it was first sent to."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
 class Result(_Part):
-    """What became of a job."""
+    """What became of a job, or of a record that became none: `refused`."""
 
     object: Literal["alphaloop.result"] = "alphaloop.result"
     job_id: str
     status: Status
+    origin: RecordPlace | None = Field(None, description="Of a refused record: where it lies.")
+    claimed_job_id: str | None = Field(
+        None, description="Of a refused record whose job_id is another's: that id. `job_id` is derived from the record."
+    )
     task: str
     custom_id: str | None = None
     batch_id: str | None = None
@@ -116,7 +129,7 @@ class Result(_Part):
     timings: Timings | None = None
     decoding: DecodingReport | None = None
     error: Failure | None = None
-    attempt: int = Field(ge=1)
+    attempt: int = Field(ge=1, description="The claim that ended the job; of a refused record 1.")
     num_chunks: int | None = Field(
         None, ge=0, description="Of a streamed job: chunks of this attempt on `tokens` before the final one."
     )
@@ -126,7 +139,14 @@ class Result(_Part):
         description="Of these, chunks that Kafka had not acknowledged when the outcome was recorded, if any. The final "
         "chunk then has the whole text.",
     )
-    recorded_at: AwareDatetime
+    recorded_at: AwareDatetime = Field(
+        description="When the outcome was recorded; of a refused record its timestamp, or 1970 if that is no date."
+    )
+
+    @property
+    def sent_job_id(self) -> str:
+        """The job_id that its sender knows."""
+        return self.claimed_job_id or self.job_id
 
     def encode(self) -> bytes:
         """The result as UTF-8 JSON; the recorded bytes are the bytes that are sent."""

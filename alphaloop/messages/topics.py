@@ -40,8 +40,14 @@ def retry_topic(task: str, delay_s: int) -> str:
 
 def dlq_topic(topic: str) -> str:
     """The dead-letter topic of `topic`; all topics of a task share one."""
+    task = task_read_from(topic)
+    return f"{topic if task is None else jobs_topic(task)}.dlq"
+
+
+def task_read_from(topic: str) -> str | None:
+    """The task of a topic that workers read jobs from, a retry topic included; None for every other topic."""
     match = _JOBS.fullmatch(topic) or _RETRY.fullmatch(topic)
-    return f"{jobs_topic(match[1]) if match else topic}.dlq"
+    return match[1] if match else None
 
 
 @lru_cache(maxsize=_MOST_TOPICS)

@@ -1,14 +1,16 @@
-"""The ends of jobs, read from Kafka: results, the dead letters of refused jobs, and texts while they grow.
+"""The ends of jobs, read from Kafka: results, earlier refusals, and texts while they grow.
 
-A refused job has no row in the database, so its dead letter is looked for. `follow` takes whichever comes first, the
-final chunk from `tokens`, the result from `results`, or the row of the database: a job need not be streamed, and a
-chunk or a result may be older than its topic keeps it.
+A refused message has no row in the database. Of one that was refused before anybody listened the dead letter is looked
+for, because there are few of these and many results. `follow` takes whichever comes first, the final chunk from
+`tokens`, the result from `results`, or the row of the database: a job need not be streamed, and a chunk or a result may
+be older than its topic keeps it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -22,43 +24,30 @@ from alphaloop.errors import BrokerUnavailable, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
-from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
-from alphaloop.messages.dead_letter import OUTCOME, PREFIX
-from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
+from alphaloop.messages import (
+    Chunk,
+    Failure,
+    Origin,
+    Result,
+    Status,
+    StreamReader,
+    StreamReaders,
+    read_chunk,
+    refused_result,
+)
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
+from alphaloop.messages.topics import dlq_topic, task_of
 from alphaloop.settings import KafkaSettings
-from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import KnownJob, LetterKey, RedriveStore
-
-
-@dataclass(frozen=True, slots=True)
-class RefusedJob:
-    """A job that ended in the dead-letter topic."""
-
-    job_id: str
-    code: str
-    message: str
-    field: str | None = None
-    hint: str | None = None
-    custom_id: str | None = None
-    batch_id: str | None = None
-    letter: LetterKey | None = None  #: where it lies
-
-    def as_json(self) -> dict[str, Any]:
-        """The same form as a failed result's."""
-        error = {"code": self.code, "message": self.message, "field": self.field, "hint": self.hint}
-        return {"job_id": self.job_id, "status": "refused", "error": {k: v for k, v in error.items() if v is not None}}
-
-
-Outcome = Result | RefusedJob
+from alphaloop.store.known_jobs import KnownJob
 
 
 class OutcomeReader:
-    """Reads `results` and the dead letters of some tasks from its construction on: construct it before you produce."""
+    """Reads `results` from its construction on: construct it before you produce."""
 
     def __init__(
         self, kafka: KafkaSettings, tasks: Collection[str], *, on_text: Callable[[str, str], None] | None = None
     ) -> None:
-        """Creates missing topics first. Raises BrokerError.
+        """Creates missing topics first, also those of `tasks`. Raises BrokerError.
 
         `on_text` is called with a job_id and its text so far, for streamed jobs whose outcomes are read.
         """
@@ -66,18 +55,18 @@ class OutcomeReader:
         ensure_topics(kafka, tasks)
         self._consumer = _consumer(kafka)
         try:
-            topics = [RESULTS, *([TOKENS] if on_text else []), *(dlq_topic(jobs_topic(task)) for task in sorted(tasks))]
-            self._consumer.assign_from(topics, at="latest")
+            self._consumer.assign_from([RESULTS, *([TOKENS] if on_text else [])], at="latest")
         except BaseException:
             self._consumer.close()
             raise
 
     def outcomes(
         self, job_ids: Collection[str], *, timeout_s: float, alive: Callable[[], None] = lambda: None
-    ) -> Iterator[Outcome]:
-        """The first outcome of each of these jobs as they arrive; ends when all are there or time is up.
+    ) -> Iterator[Result]:
+        """The first result of each of these jobs as they arrive; ends when all are there or time is up.
 
-        `alive` is called between two polls and may raise to end the wait.
+        A message that was refused because one of these job_ids is another's counts, too. `alive` is called between two
+        polls and may raise to end the wait.
         """
         waiting = set(job_ids)
         texts = StreamReaders(waiting)
@@ -88,10 +77,10 @@ class OutcomeReader:
             if record is not None and record.topic == TOKENS:
                 self._tell_text(record, waiting, texts)
                 continue
-            outcome = read_outcome(record) if record is not None else None
-            if outcome is not None and outcome.job_id in waiting:
-                waiting.remove(outcome.job_id)
-                yield outcome
+            result = read_result(record) if record is not None else None
+            if result is not None and result.sent_job_id in waiting:
+                waiting.remove(result.sent_job_id)
+                yield result
 
     def _tell_text(self, record: Record, waiting: set[str], texts: StreamReaders) -> None:
         chunk = _chunk_of(record, waiting)
@@ -109,34 +98,21 @@ class OutcomeReader:
         self.close()
 
 
-def read_outcome(record: Record) -> Outcome | None:
-    """A record of `results` or of a dead-letter topic; None for one that names no job, or a job with a result."""
-    if record.topic != RESULTS:
-        return _refusal(record)
+def read_result(record: Record) -> Result | None:
+    """A record of `results`; None for one that is no result."""
     try:
         return Result.decode(record.value or b"")
     except ValidationError:
         return None
 
 
-def status_of(outcome: Outcome) -> str:
-    """`succeeded`, `failed`, `expired`, `cancelled` or `refused`."""
-    return outcome.status.value if isinstance(outcome, Result) else "refused"
-
-
-def reason_of(outcome: Outcome) -> str | None:
+def reason_of(result: Result) -> str | None:
     """Why there is no text, in one line with the error's code, field and hint; None for one that succeeded."""
-    error = outcome.error if isinstance(outcome, Result) else outcome
-    if error is None:
+    if (error := result.error) is None:
         return None
     told = f"{error.field}: {error.message}" if error.field else error.message
     code = "" if told.startswith(error.code) else f"{error.code}: "  # not "cancelled: cancelled on request"
     return f"{code}{told}" + (f" (hint: {error.hint})" if error.hint else "")
-
-
-def is_success(outcome: Outcome | None) -> bool:
-    """Whether there is a text."""
-    return isinstance(outcome, Result) and outcome.status is Status.SUCCEEDED
 
 
 def dead_letter_reason(record: Record) -> dict[str, str]:
@@ -156,17 +132,17 @@ def job_id_of(record: Record) -> str | None:
     return record.key.decode("utf-8", "replace") if record.key else None
 
 
-def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, RefusedJob]:
-    """Those of the jobs that lie in a dead-letter topic now. Raises BrokerError."""
+def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Result]:
+    """The results of refused messages with these job_ids, from the dead letters there are now. Raises BrokerError."""
     wanted = frozenset(job_ids)
     return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
 
 
-def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> dict[str, RefusedJob]:
-    """The newest wanted refusal of each job, by job_id. Raises BrokerError."""
+def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[str, Result]:
+    """The newest wanted refusal of each job_id. Raises BrokerError."""
     suffix = dlq_topic("")
     topics = [name for name in list_topics(kafka) if name.endswith(suffix) and task_of(name.removesuffix(suffix))]
-    found: dict[str, RefusedJob] = {}
+    found: dict[str, Result] = {}
     if not topics:
         return found
     with contextlib.closing(_consumer(kafka)) as consumer:
@@ -176,22 +152,38 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[RefusedJob], bool]) -> d
         for record in consumer.read_until(unread):
             if record is not None:
                 deadline = time.monotonic() + kafka.request_timeout_s
-                refusal = read_outcome(record)
-                if isinstance(refusal, RefusedJob) and is_wanted(refusal):
+                refusal = refusal_of(record)
+                if refusal is not None and is_wanted(refusal):
                     found[refusal.job_id] = refusal
             elif time.monotonic() >= deadline:
                 break
     return found
 
 
-def standing_refusals(kafka: KafkaSettings, database: Database, job_ids: Collection[str]) -> dict[str, RefusedJob]:
-    """Those of them whose letter was not sent again: one that was waits like any other message.
+def refusal_of(letter: Record) -> Result | None:
+    """The result of the message of a dead letter; None where that is a failed job, or a message without any id.
 
-    Raises BrokerError and StoreError.
+    It is the one on `results`, but for what a shortened letter does not have.
     """
-    found = refusals_of(kafka, job_ids)
-    sent_again = RedriveStore(database).of([why.letter for why in found.values() if why.letter is not None])
-    return {job_id: why for job_id, why in found.items() if why.letter not in sent_again}
+    headers = dict(letter.headers)
+    named = headers.get(JOB_ID, b"").decode("utf-8", "replace") or job_id_of(letter)
+    if OUTCOME in headers or named is None:
+        return None
+    reason = dead_letter_reason(letter)
+    field = reason.get("field")
+    # The header holds the error as a log shows it: field, message and hint in one text.
+    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
+    error = Failure(
+        code=reason.get("exception", "unknown"),
+        message=message.removeprefix(f"{field}: "),
+        field=field,
+        hint=hint or None,
+    )
+    sent_to = reason.get("topic", letter.topic.removesuffix(dlq_topic("")))
+    partition, offset, timestamp_ms = (_number(reason.get(name)) for name in ("partition", "offset", "timestamp"))
+    return refused_result(
+        error, Origin("", sent_to, partition or 0, offset or 0, timestamp_ms), letter.value, job_id=named
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,24 +271,11 @@ def _consumer(kafka: KafkaSettings) -> Consumer:
 
 
 _POLL_S: Final = 0.2
-_LABELS: Final = ("custom_id", "batch_id")
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
 
 
-def _refusal(record: Record) -> RefusedJob | None:
-    if any(name == OUTCOME for name, _ in record.headers):
-        return None  # its result says more
-    job_id = job_id_of(record)
-    if job_id is None:
-        return None
-    reason = dead_letter_reason(record)
-    field = reason.get("field")
-    # The header holds the error as a log shows it: field, message and hint in one text.
-    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
-    sent = _fields(record)
-    custom_id, batch_id = (found if isinstance(found := sent.get(name), str) else None for name in _LABELS)
-    letter = LetterKey(*record.topic_partition, record.offset, record.timestamp_ms or 0)
-    code, message = reason.get("exception", "unknown"), message.removeprefix(f"{field}: ")
-    return RefusedJob(job_id, code, message, field, hint or None, custom_id, batch_id, letter)
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
 
 
 def _fields(record: Record) -> dict[str, Any]:
@@ -336,8 +315,8 @@ def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[
     """What a result or a chunk says of a job that is waited for."""
     found: list[Event] = []
     if record.topic == RESULTS:
-        outcome = read_outcome(record) if _is_of(record, waiting) else None
-        return [_recorded(outcome)] if isinstance(outcome, Result) and outcome.job_id in waiting else found
+        result = read_result(record) if _is_of(record, waiting) else None
+        return [_recorded(result)] if result is not None and result.job_id in waiting else found
     if (chunk := _chunk_of(record, waiting)) is None:
         return found
     reader = readers[chunk.job_id]

@@ -11,7 +11,7 @@ from typing import Any, Final
 from alphaloop.kafka.backlog import Message, Search, search
 from alphaloop.messages import Result
 from alphaloop.messages.topics import retry_delay_s
-from alphaloop.outcomes.reading import RefusedJob, reason_of, refusals_of
+from alphaloop.outcomes.reading import reason_of, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, known_jobs
@@ -25,7 +25,7 @@ class JobPlace(StrEnum):
     RUNNING = "running"  #: a worker decodes it
     LEFT = "left"  #: its worker died or lost the lease: the next one takes it over
     ENDED = "ended"  #: its outcome is recorded
-    REFUSED = "refused"  #: its message became a dead letter
+    REFUSED = "refused"  #: its message became no job
     UNKNOWN = "unknown"  #: none of these
 
 
@@ -41,7 +41,7 @@ class Whereabouts:
     place: JobPlace
     claimed: KnownJob | None = None
     message: Message | None = None
-    refusal: RefusedJob | None = None
+    refusal: Result | None = None
     is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
 
     @property
@@ -83,8 +83,10 @@ class Whereabouts:
             found |= {"num_failures": claimed.num_failures, "is_cancelling": claimed.is_cancelling}
         if (result := self.result) is not None:
             found |= {"num_tokens": result.usage.completion_tokens if result.usage else None}
+        if (result := self.refusal or result) is not None:
+            found |= {"status": result.status.value}
             found |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
-        return found | (self.refusal.as_json() if self.refusal else {})
+        return found
 
 
 def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
@@ -110,7 +112,7 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
 
 
 def _place(
-    job_id: str, claimed: KnownJob | None, message: Message | None, refusal: RefusedJob | None, is_complete: bool
+    job_id: str, claimed: KnownJob | None, message: Message | None, refusal: Result | None, is_complete: bool
 ) -> Whereabouts:
     if claimed is not None and not _waits_again(claimed):
         return Whereabouts(job_id, _place_of(claimed), claimed)

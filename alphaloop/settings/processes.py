@@ -140,7 +140,7 @@ class WorkerSettings(Section):
     max_buffered: int = Field(4096, ge=1)  #: jobs of a lane read from Kafka and not yet decoded; then it is paused
     max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
-    max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job becomes a dead letter
+    max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job is refused
     ignored_body_fields: tuple[str, ...] = (
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
     )

@@ -6,10 +6,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+from confluent_kafka import Message
 
 from alphaloop.kafka.topics import TOKENS
 from alphaloop.messages import read_chunk
-from tests.chaos.ledger import ChunkRecord, Letter, Row
+from alphaloop.messages.dead_letter import PREFIX
+from tests.chaos.ledger import ChunkRecord, Letter, Place, Row
 from tests.chaos.reading import TopicReader, key_of
 
 if TYPE_CHECKING:
@@ -23,12 +25,15 @@ _ROWS = """
 
 def letters_of(reader: TopicReader) -> list[Letter]:
     """Every dead letter."""
-    found = []
-    for message in (one for topic in reader.topics() if topic.endswith(".dlq") for one in reader.read(topic)):
-        headers: Any = message.headers() or ()  # the stub allows forms that only sending takes
-        reason = dict(headers).get("__dlq.errors.exception", b"")
-        found.append(Letter(key_of(message), reason.decode()))
-    return found
+    return [_letter(message) for topic in reader.topics() if topic.endswith(".dlq") for message in reader.read(topic)]
+
+
+def _letter(message: Message) -> Letter:
+    sent: Any = message.headers() or ()  # the stub allows forms that only sending takes
+    reason = {name.removeprefix(PREFIX): value.decode() for name, value in sent if name.startswith(PREFIX)}
+    numbers = [reason.get(name, "") for name in ("partition", "offset", "timestamp")]
+    place = Place(reason["topic"], *map(int, numbers)) if all(numbers) else None
+    return Letter(key_of(message), reason["exception"], place, message.timestamp()[1])
 
 
 def _ask(database_url: str, query: str, *given: Any) -> list[Any]:
@@ -74,7 +79,9 @@ def send_lost_again(world: World, reader: TopicReader) -> int:
 
     Only what was sent before the topics were made anew may be missing: later messages have to be read of the new ones.
     """
-    ended = ended_by(world.servers.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters_of(reader)}
-    again = [job for job in world.feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
-    world.feeder.send_again(again)
+    letters, feeder = letters_of(reader), world.feeder
+    feeder.may_be_gone |= feeder.refused_before_anew - {letter.place for letter in letters}
+    ended = ended_by(world.servers.database_url, datetime.now(UTC)) | {letter.job_id for letter in letters}
+    again = [job for job in feeder.sent[: world.num_sent_before_anew] if job.job_id not in ended]
+    feeder.send_again(again)
     return len(again)

@@ -7,11 +7,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, Message, Producer
 
 from alphaloop.kafka.topics import CONTROL
+from tests.chaos.ledger import Place
 from tests.chaos.work import Fate, PlannedJob
 
 _TICK_S: Final = 0.1
@@ -27,6 +29,9 @@ class Feeder:
 
     def __init__(self, addresses: str, jobs: Iterable[PlannedJob], *, jobs_per_s: float, rng: random.Random) -> None:
         self.sent: list[PlannedJob] = []
+        self.refused: dict[Place, str] = {}  #: the records of messages that are no jobs, and their keys
+        self.refused_before_anew: set[Place] = set()  #: of these, records of topics that were made anew
+        self.may_be_gone: set[Place] = set()  #: of these, records that went with a topic, or whose results may have
         self._jobs = iter(jobs)
         self.jobs_per_s: Final = jobs_per_s
         self._rng = rng
@@ -41,7 +46,7 @@ class Feeder:
         self._producer = Producer(self._config)
         self._sending = threading.Lock()
         self._repeats: list[PlannedJob] = []
-        self._refused: list[KafkaError] = []
+        self._errors: list[KafkaError] = []
         self._hurry = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feeder", daemon=True)
@@ -60,8 +65,8 @@ class Feeder:
         self._hurry.set()
         self._thread.join()
         left = self._producer.flush(_FLUSH_S)
-        if left or self._refused:
-            raise RuntimeError(f"{left} jobs not sent, {len(self._refused)} refused: {self._refused[:1]}")
+        if left or self._errors:
+            raise RuntimeError(f"{left} jobs not sent, {len(self._errors)} refused: {self._errors[:1]}")
 
     def close(self) -> None:
         """Give up."""
@@ -86,6 +91,7 @@ class Feeder:
         with self._sending:
             if left := self._producer.flush(_FLUSH_S):
                 raise RuntimeError(f"{left} jobs not sent before the topics are made anew")
+            self.refused_before_anew = set(self.refused)
             topics_anew()
             self._producer = Producer(self._config)
             return self.num_sent
@@ -111,19 +117,29 @@ class Feeder:
             self._produce(self._repeats.pop(0))
 
     def _produce(self, job: PlannedJob) -> None:
-        self._publish(job.topic, job.job_id, job.value)
+        on_delivery = partial(self._refused_at, job) if job.fate is Fate.REFUSED else self._delivered
+        self._publish(job.topic, job.job_id, job.value, on_delivery)
         if job.fate is Fate.IS_CANCELLED:
-            self._publish(CONTROL, job.job_id, json.dumps({"action": "cancel", "job_id": job.job_id}).encode())
+            cancellation = json.dumps({"action": "cancel", "job_id": job.job_id}).encode()
+            self._publish(CONTROL, job.job_id, cancellation, self._delivered)
 
-    def _publish(self, topic: str, key: str, value: bytes) -> None:
+    def _publish(
+        self, topic: str, key: str, value: bytes, on_delivery: Callable[[KafkaError | None, Message], None]
+    ) -> None:
         while True:
             try:
-                self._producer.produce(topic, key=key, value=value, on_delivery=self._delivered)
+                self._producer.produce(topic, key=key, value=value, on_delivery=on_delivery)
             except BufferError:
                 self._producer.poll(_TICK_S)
             else:
                 return
 
+    def _refused_at(self, job: PlannedJob, error: KafkaError | None, message: Message) -> None:
+        self._delivered(error, message)
+        if error is None:
+            place = Place(job.topic, message.partition() or 0, message.offset() or 0, message.timestamp()[1])
+            self.refused[place] = job.job_id
+
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is not None:
-            self._refused.append(error)
+            self._errors.append(error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +26,23 @@ class ResultRecord:
     value: bytes
 
 
+class Place(NamedTuple):
+    """A record as its sender knows it. Its time tells it apart where a topic was made anew and offsets begin again."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Letter:
     """One message of a dead-letter topic."""
 
     job_id: str
     reason: str
+    place: Place | None = None  #: of the record that it is about
+    written_at_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +80,8 @@ class Ledger:
     letters: Sequence[Letter]
     chunks: Sequence[ChunkRecord]
     commits: Sequence[Commit]  #: in the order in which they were seen
+    refused: Mapping[Place, str] = field(default_factory=dict)  #: planted records that are no jobs, and their keys
+    may_be_gone: Set[Place] = frozenset()  #: of these, records that went with a topic, or whose results may have
     lag: Mapping[str, int] = field(default_factory=dict)  #: by topic[partition], at the end
     num_in_outbox: int = 0
     peak_bytes: Mapping[str, int] = field(default_factory=dict)  #: most resident memory of each worker
@@ -82,6 +96,7 @@ class Promise(StrEnum):
     RIGHT = "every job ends as it has to, and has the right text if it succeeds"
     ONE_OUTCOME = "a job has one outcome: all copies are equal, its counts and each of its failures are recorded once"
     NOTHING_INVENTED = "no row, result, letter or chunk belongs to an unknown job"
+    ANSWERED = "each record that is no job has one refused result and one dead letter, and nothing else"
     ONLY_POISON = "exactly the planted poison is in the dead-letter topic"
     OFFSETS = "committed offsets never decrease"
     STREAMS = "the chunks of a stream with an end give the job's text: none is missing, or the end has the whole text"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 from typing import Final
 
 from alphaloop.messages import Result, Status
-from tests.chaos.ledger import ChunkRecord, Ledger, Promise, ResultRecord, Row, Violation
+from tests.chaos.ledger import ChunkRecord, Ledger, Place, Promise, ResultRecord, Row, Violation
 from tests.chaos.work import Fate, PlannedJob
 
 #: How a job may end, by what was planted.
@@ -27,8 +28,10 @@ def judge(planned: Collection[PlannedJob], ledger: Ledger, *, max_bytes: Mapping
     """Every broken promise. `max_bytes` bounds the memory of a worker, by the beginning of its name."""
     jobs = {job.job_id: job for job in planned}
     copies: dict[str, list[bytes]] = defaultdict(list)
+    answers = refusals(ledger.results)
     for record in ledger.results:
-        copies[record.job_id].append(record.value)
+        if not _is_refusal(record):
+            copies[record.job_id].append(record.value)
     found: list[Violation] = []
     letters = {letter.job_id for letter in ledger.letters}
     for job in jobs.values():
@@ -36,7 +39,8 @@ def judge(planned: Collection[PlannedJob], ledger: Ledger, *, max_bytes: Mapping
         found += (_of_a_refused_message if job.fate is Fate.REFUSED else _of_a_job)(job, row, values)
         if job.is_dead_letter and job.job_id not in letters:
             found.append(Violation(Promise.ONLY_POISON, f"{job.job_id} is poison and no dead letter", job.job_id))
-    found += _unknown(jobs, ledger)
+    found += _of_refused_records(ledger, answers)
+    found += _unknown(jobs, ledger, answers)
     found += [
         Violation(Promise.ONLY_POISON, f"{letter.job_id} is a dead letter: {letter.reason}", letter.job_id)
         for letter in ledger.letters
@@ -81,13 +85,51 @@ def _copies(job: PlannedJob, outcome: bytes, values: Sequence[bytes]) -> Iterato
 
 def _of_a_refused_message(job: PlannedJob, row: Row | None, values: Sequence[bytes]) -> Iterator[Violation]:
     if row is not None or values:
-        yield Violation(Promise.RIGHT, f"{job.job_id} is no job, and has a row or a result", job.job_id)
+        told = f"{job.job_id} is no job, and has a row or a result of another status"
+        yield Violation(Promise.ANSWERED, told, job.job_id)
 
 
-def _unknown(jobs: Mapping[str, PlannedJob], ledger: Ledger) -> Iterator[Violation]:
+_IS_REFUSED: Final = f'"status":"{Status.REFUSED.value}"'.encode()
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _is_refusal(record: ResultRecord) -> bool:
+    return _IS_REFUSED in record.value and Result.decode(record.value).status is Status.REFUSED
+
+
+def refusals(results: Iterable[ResultRecord]) -> dict[Place, set[bytes]]:
+    """The different refused results of each record, which they name by its origin."""
+    found: dict[Place, set[bytes]] = defaultdict(set)
+    for record in filter(_is_refusal, results):
+        result = Result.decode(record.value)
+        assert result.origin is not None
+        timestamp_ms = (result.recorded_at - _EPOCH) // timedelta(milliseconds=1)
+        origin = result.origin
+        found[Place(origin.topic, origin.partition, origin.offset, timestamp_ms)].add(record.value)
+    return dict(found)
+
+
+def _of_refused_records(ledger: Ledger, answers: Mapping[Place, set[bytes]]) -> Iterator[Violation]:
+    reasons: dict[Place, set[str]] = defaultdict(set)
+    for letter in ledger.letters:
+        if letter.place is not None:
+            reasons[letter.place].add(letter.reason)
+    for place, job_id in ledger.refused.items():
+        least = 0 if place in ledger.may_be_gone else 1
+        for what, found in (("results", answers.get(place, ())), ("dead letters", reasons.get(place, ()))):
+            if not least <= len(found) <= 1:
+                told = f"the record of {job_id} at {place} has {len(found)} different {what}"
+                yield Violation(Promise.ANSWERED, told, job_id)
+
+
+def _unknown(
+    jobs: Mapping[str, PlannedJob], ledger: Ledger, answers: Mapping[Place, set[bytes]]
+) -> Iterator[Violation]:
+    for place in answers.keys() - ledger.refused.keys():
+        yield Violation(Promise.NOTHING_INVENTED, f"a result refuses the record at {place}, which is no poison")
     sources: tuple[tuple[str, Iterable[str]], ...] = (
         ("row", ledger.rows),
-        ("result", (record.job_id for record in ledger.results)),
+        ("result", (record.job_id for record in ledger.results if not _is_refusal(record))),
         ("dead letter", (letter.job_id for letter in ledger.letters)),
         ("chunk", (chunk.job_id for chunk in ledger.chunks)),
     )

@@ -13,10 +13,11 @@ from typing import Final
 
 from confluent_kafka import KafkaException
 
-from tests.chaos.collecting import ended_by, num_in_outbox, send_lost_again
+from tests.chaos.collecting import ended_by, letters_of, num_in_outbox, send_lost_again
 from tests.chaos.feeder import Feeder
 from tests.chaos.fleet import Fleet
-from tests.chaos.ledger import ResultRecord
+from tests.chaos.ledger import Place, ResultRecord
+from tests.chaos.oracle import refusals
 from tests.chaos.phases import PhaseReport, run_phase
 from tests.chaos.plan import Phase, sending_s
 from tests.chaos.reading import TopicReader
@@ -52,6 +53,8 @@ class Played:
     sent: tuple[frozenset[str], ...]  #: the jobs that were sent in each phase and in the time to catch up after it
     settled_s: float | None  #: from the last fault until nothing was left to read or publish; None: never
     earlier_results: tuple[ResultRecord, ...]  #: of a results topic that was deleted
+    refused: dict[Place, str]  #: the records of messages that are no jobs, and their keys
+    may_be_gone: set[Place]  #: of these, records that went with a topic, or whose results may have
     num_asked_again: int  #: jobs sent again, because their messages or results went with a deleted topic
     exit_codes: dict[str, int]  #: of workers that did not drain with 0
 
@@ -87,7 +90,8 @@ def play(part: Part, size: Size, servers: Servers, watcher: Watcher, rng: random
             settled_s = _settle(world, reader)
         codes = fleet.stop()
         num_again += world.num_sent_again
-        return Played(tuple(reports), tuple(sent), settled_s, tuple(world.kept_results), num_again, codes)
+        kept, refused = tuple(world.kept_results), feeder.refused
+        return Played(tuple(reports), tuple(sent), settled_s, kept, refused, feeder.may_be_gone, num_again, codes)
 
 
 def _await_all(world: World) -> None:
@@ -122,12 +126,17 @@ def _settle(world: World, reader: TopicReader) -> float | None:
 def _ask_again(world: World, reader: TopicReader, jobs: Sequence[PlannedJob]) -> int:
     """Send those jobs again whose results were on the deleted topic and had not been read; returns how many.
 
-    Only what was recorded before the deletion may be missing: later results have to wait for a topic.
+    Only what was recorded before the deletion may be missing, and what was refused: later results have to wait for a
+    topic.
     """
     if world.deleted_at is None:
         return 0
-    found = {record.job_id for record in (*world.kept_results, *reader.results())}
-    missing = ended_by(world.servers.database_url, world.deleted_at + _DELETING) - found
+    results, until = [*world.kept_results, *reader.results()], world.deleted_at + _DELETING
+    missing = ended_by(world.servers.database_url, until) - {record.job_id for record in results}
+    written = {one.place for one in letters_of(reader) if one.written_at_ms < 1000 * until.timestamp()}
+    unanswered = written & world.feeder.refused.keys() - refusals(results).keys()
+    world.feeder.may_be_gone |= unanswered
+    missing |= {world.feeder.refused[place] for place in unanswered}
     again = [job for job in jobs if job.job_id in missing]
     world.feeder.send_again(again)
     return len(again)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -38,20 +38,25 @@ class TopicReader:
 
     def read(self, topic: str) -> list[Message]:
         """Every message; none where the topic does not exist. Raises TimeoutError when the brokers are too slow."""
+        return list(self.stream(topic))
+
+    def stream(self, topic: str) -> Iterator[Message]:
+        """The same, one by one. Raises TimeoutError when none comes for long."""
         ends = self.end_offsets(topic)
-        num_wanted = sum(ends.values())
-        if not num_wanted:
-            return []
+        num_wanted, num_read = sum(ends.values()), 0
         reader = self._new_client("chaos-reader")
         try:
             reader.assign([TopicPartition(topic, number, 0) for number in ends])
-            found: list[Message] = []
             deadline = time.monotonic() + _WAIT_S
-            while len(found) < num_wanted:
+            while num_read < num_wanted:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"read {len(found)} of {num_wanted} messages of {topic} in {_WAIT_S:.0f} s")
-                found += [message for message in reader.consume(_AT_ONCE, 0.5) if message.error() is None]
-            return found
+                    raise TimeoutError(
+                        f"read {num_read} of {num_wanted} messages of {topic}, then none in {_WAIT_S:.0f} s"
+                    )
+                for message in reader.consume(_AT_ONCE, 0.5):
+                    if message.error() is None:
+                        num_read, deadline = num_read + 1, time.monotonic() + _WAIT_S
+                        yield message
         finally:
             reader.close()
 

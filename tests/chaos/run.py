@@ -82,6 +82,8 @@ def run(plan: Plan, kafka_home: Path, folder: Path, say: Say) -> RunReport:
             letters=letters_of(reader),
             chunks=chunks_of(reader),
             commits=list(watcher.commits),
+            refused={place: key for one in played for place, key in one.refused.items()},
+            may_be_gone={place for one in played for place in one.may_be_gone},
             lag=reader.lag(GROUP),
             num_in_outbox=num_in_outbox(servers.database_url),
             peak_bytes={name: one.peak_bytes for name, one in members},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -65,12 +65,12 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
         yield Servers(brokers, kafka, postgres, url, proxy, disk)
 
 
-def null_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
-    """Workers with the null engine."""
+def null_fleet(size: Size, folder: Path, servers: Servers, tasks: Sequence[str] = (TASK,)) -> Fleet:
+    """Workers with the null engine, for these tasks."""
     failures = folder / "failures"
-    failures.mkdir()
+    failures.mkdir(parents=True)
     environment = {
-        **_environment(size, folder, servers),
+        **_environment(size, folder, servers, tasks),
         ROUND_S: str(size.round_s),
         FAILURES: str(failures),
     }
@@ -106,13 +106,13 @@ def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
     )
 
 
-def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str]:
+def _environment(size: Size, folder: Path, servers: Servers, tasks: Sequence[str] = (TASK,)) -> Mapping[str, str]:
     """Every guarantee as it is shipped; times short enough to be exceeded within a phase."""
     return {
         "KAFKA_BOOTSTRAP_SERVERS": servers.brokers.addresses,
         "DATABASE_URL": f"{proxied(servers.database_url, servers.proxy.port)}?sslpassword={PLANTED_URL_SECRET}",
         "PYTHONPATH": str(CHECKOUT),
-        "ALPHALOOP_CONFIGS": str(_write_configs(folder / "configs")),
+        "ALPHALOOP_CONFIGS": str(_write_configs(folder / "configs", tasks)),
         "ALPHALOOP_KAFKA__GROUP_ID": GROUP,
         "ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS": str(int(1000 * size.session_timeout_s)),
         "ALPHALOOP_KAFKA__NUM_PARTITIONS": str(NUM_PARTITIONS),
@@ -126,9 +126,9 @@ def _environment(size: Size, folder: Path, servers: Servers) -> Mapping[str, str
     }
 
 
-def _write_configs(folder: Path) -> Path:
-    """The shipped models, one task."""
+def _write_configs(folder: Path, tasks: Sequence[str]) -> Path:
+    """The shipped models, and these tasks."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(CHECKOUT / "configs" / "models.toml", folder)
-    (folder / "tasks.toml").write_text(f"[tasks.{TASK}]\ndescription = {json.dumps('jobs of a chaos run')}\n")
+    (folder / "tasks.toml").write_text("".join(f'[tasks.{task}]\ndescription = "jobs of a run"\n' for task in tasks))
     return folder

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from alphaloop.messages import Failure, Result, Status
-from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, Promise, ResultRecord, Row
-from tests.chaos.oracle import judge
+from alphaloop.errors import MalformedMessage
+from alphaloop.messages import Failure, Origin, Result, Status, refused_result
+from tests.chaos.ledger import ChunkRecord, Commit, Ledger, Letter, Place, Promise, ResultRecord, Row
+from tests.chaos.oracle import judge, refusals
 from tests.chaos.work import Fate, PlannedJob, null_jobs
 
 MAX_BYTES = {"worker": 400 << 20}
@@ -74,6 +75,24 @@ def outcome(
     ).encode()
 
 
+#: The records of the poison as its sender knows them; the first poison was sent twice.
+RECORDS = {
+    Place(job.topic, 0, offset, 1_700_000_000_000 + offset): job
+    for offset, job in enumerate([planted(Fate.REFUSED), *(job for job in JOBS if job.fate is Fate.REFUSED)])
+}
+FIRST_RECORD = next(iter(RECORDS))
+
+
+def refusal(place: Place, why: str = "no JSON") -> ResultRecord:
+    result = refused_result(MalformedMessage(why), Origin("cluster", *place), RECORDS[place].value)
+    return ResultRecord(result.job_id, result.encode())
+
+
+def before_deadline(job: PlannedJob) -> datetime:
+    assert job.deadline is not None
+    return job.deadline - timedelta(milliseconds=1)
+
+
 def sound() -> Ledger:
     """A ledger of JOBS in which nothing is wrong, the permitted repetitions among it."""
     rows, results, chunks = {}, [], []
@@ -84,13 +103,16 @@ def sound() -> Ledger:
             results += [ResultRecord(job.job_id, value)] * (2 if job.job_id == SECOND else 1)
             if job.is_streamed and job is not STREAMED:
                 chunks.append(ChunkRecord(job.job_id, 2, 0, "", status))
+    results += [refusal(place) for place in RECORDS] + [refusal(FIRST_RECORD)]
+    poison = [Letter(job.job_id, "malformed_message", place) for place, job in RECORDS.items()]
     words = (STREAMED.text or "").split(" ")
     whole = [chunk(2, seq, word if seq == 0 else f" {word}") for seq, word in enumerate(words)]
     end = chunk(2, NUM_WORDS, "", "succeeded")
     return Ledger(
         rows=rows,
         results=results,
-        letters=[Letter(job.job_id, "a reason") for job in JOBS if job.is_dead_letter],
+        letters=[*poison, poison[0], Letter(KILLER, "a reason"), Letter(FAILING, "a reason")],
+        refused={place: job.job_id for place, job in RECORDS.items()},
         chunks=[*chunks, chunk(1, 0, words[0]), chunk(1, 2, f" {words[2]}"), *whole, whole[-1], end, end],
         commits=[Commit(1.0, "g t[0]", 5), Commit(1.0, "g t[1]", 3), Commit(2.0, "g t[0]", 9), Commit(3, "g t[0]", 9)],
         lag={"t[0]": 0, "t[1]": 0},
@@ -167,6 +189,11 @@ def with_a_lost_chunk(ledger: Ledger, whole_text: str | None) -> Ledger:
     return replace(with_outcome(ledger, STREAMED, value), chunks=[*kept, end])
 
 
+def without_refusal(ledger: Ledger) -> Ledger:
+    """The record at FIRST_RECORD has no answer."""
+    return replace(ledger, results=[one for one in ledger.results if one != refusal(FIRST_RECORD)])
+
+
 def without_results(ledger: Ledger, job_id: str) -> Ledger:
     return replace(ledger, results=[record for record in ledger.results if record.job_id != job_id])
 
@@ -180,6 +207,12 @@ def test_a_lost_chunk_is_none_to_a_reader_whose_end_has_the_whole_text() -> None
     for text in (None, "another text"):
         found = judge(JOBS, with_a_lost_chunk(sound(), text), max_bytes=MAX_BYTES)
         assert {violation.promise for violation in found} == {Promise.STREAMS, Promise.ENDS}
+
+
+def test_a_record_that_went_with_a_topic_needs_no_answer() -> None:
+    gone = replace(without_refusal(sound()), may_be_gone={FIRST_RECORD})
+    assert FIRST_RECORD not in refusals(gone.results)
+    assert judge(JOBS, gone, max_bytes=MAX_BYTES) == []
 
 
 PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
@@ -204,7 +237,41 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
         "which expires, is succeeded",
         lambda it: with_status(it, EXPIRED, Status.SUCCEEDED),
     ),
-    "poison that was answered": (Promise.RIGHT, POISON, lambda it: with_result(it, POISON, b"{}")),
+    "poison that was answered with another status": (
+        Promise.ANSWERED,
+        f"{POISON} is no job",
+        lambda it: with_result(it, POISON, outcome(GOOD[1], status=Status.FAILED)),
+    ),
+    "poison with a row": (
+        Promise.ANSWERED,
+        f"{POISON} is no job",
+        lambda it: with_row(it, POISON, Row("failed", outcome(GOOD[1], status=Status.FAILED), 0)),
+    ),
+    "poison that was not answered": (
+        Promise.ANSWERED,
+        f"the record of {POISON} at {FIRST_RECORD} has 0 different results",
+        without_refusal,
+    ),
+    "poison with two different answers": (
+        Promise.ANSWERED,
+        "has 2 different results",
+        lambda it: replace(it, results=[*it.results, refusal(FIRST_RECORD, "another reason")]),
+    ),
+    "one record of two without a dead letter": (
+        Promise.ANSWERED,
+        "has 0 different dead letters",
+        lambda it: replace(it, letters=[one for one in it.letters if one.place != FIRST_RECORD]),
+    ),
+    "poison with two different dead letters": (
+        Promise.ANSWERED,
+        "has 2 different dead letters",
+        lambda it: replace(it, letters=[*it.letters, Letter(POISON, "another reason", FIRST_RECORD)]),
+    ),
+    "a good record that was refused": (
+        Promise.NOTHING_INVENTED,
+        "which is no poison",
+        lambda it: replace(it, refused={place: job for place, job in it.refused.items() if place != FIRST_RECORD}),
+    ),
     "two different results": (
         Promise.ONE_OUTCOME,
         FIRST,
@@ -225,7 +292,11 @@ PLANTED: dict[str, tuple[Promise, str, Callable[[Ledger], Ledger]]] = {
     "a result nobody asked for": (Promise.NOTHING_INVENTED, "ghost", lambda it: with_result(it, "ghost", b"{}")),
     "a letter nobody sent": (Promise.NOTHING_INVENTED, "ghost", lambda it: with_letter(it, "ghost")),
     "a good job as a dead letter": (Promise.ONLY_POISON, FIRST, lambda it: with_letter(it, FIRST)),
-    "poison that vanished": (Promise.ONLY_POISON, POISON, lambda it: replace(it, letters=[])),
+    "poison that vanished": (
+        Promise.ONLY_POISON,
+        KILLER,
+        lambda it: replace(it, letters=[one for one in it.letters if one.job_id != KILLER]),
+    ),
     "a failed job without a dead letter": (
         Promise.ONLY_POISON,
         FAILING,

@@ -36,7 +36,7 @@ def test_every_promise_is_kept_while_workers_database_and_network_fail(
     assert hurt["workers killed"].num_started > 0
     assert hurt["rebalance storm"].num_started >= SHORT.num_workers * SHORT.num_storm_restarts - SHORT.num_workers
     assert report.num_cut_connections > 0
-    assert report.num_by_status.keys() == set(Status)
+    assert report.num_by_status.keys() == set(Status) - {Status.REFUSED}, "a refused message has no row"
     assert report.num_failures > 0, "some jobs waited on a retry topic"
     assert report.num_ended_streams > 0
     assert report.num_measured > 0, "the scheduler worked too"

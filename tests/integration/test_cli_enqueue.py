@@ -18,10 +18,10 @@ from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, ensure_topics
-from alphaloop.messages import Job, Origin, Result, dead_letter, parse_job
+from alphaloop.messages import Job, Origin, Result, dead_letter, parse_job, refused_result
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.outcomes import reading
-from alphaloop.outcomes.reading import Outcome, read_outcome
+from alphaloop.outcomes.reading import read_result
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import settings_for
 from tests.fixtures.cli import Cli
@@ -72,8 +72,7 @@ class Responder:
         key = job.job_id.encode()
         if prompt == REFUSED:
             error: MessageError = InvalidField("expected something else", field="body.model", hint="leave it out")
-            letter = dead_letter(error, origin, group="g", num_deliveries=1, key=key, value=value, headers=())
-            producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
+            producer.send(RESULTS, key=key, value=refused_result(error, origin, value, job_id=job.job_id).encode())
         elif prompt != SILENT:
             named = {"task": job.task, "custom_id": job.custom_id}
             result = succeeded(job.job_id, f"re: {prompt}").model_copy(update=named)
@@ -202,14 +201,14 @@ def test_a_job_without_an_answer_ends_with_the_time(
 ) -> None:
     is_answered = threading.Event()
 
-    def noting(record: Record) -> Outcome | None:
-        outcome = read_outcome(record)
-        if isinstance(outcome, Result) and outcome.task == task:
+    def noting(record: Record) -> Result | None:
+        result = read_result(record)
+        if result is not None and result.task == task:
             is_answered.set()
-        return outcome
+        return result
 
     # The time stands still until the answer is read, however slow the machine is, and is over then.
-    monkeypatch.setattr(reading, "read_outcome", noting)
+    monkeypatch.setattr(reading, "read_result", noting)
     monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: 10.0 if is_answered.is_set() else 0.0))
     lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in ("hello", SILENT)).encode()
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 3, stdin=lines)

@@ -58,10 +58,16 @@ def test_jobs_are_sent_awaited_and_streamed_and_a_batch_file_comes_back(installa
     with running_worker(installation, FakeEngine()):
         sent = run(installation, sys.executable, EXAMPLES / "enqueue_and_wait.py", "code", "def add(a, b):")
         streamed = run(installation, sys.executable, EXAMPLES / "read_stream.py", "chat", "Tell me of rivers.")
+        refused = [
+            run(installation, sys.executable, EXAMPLES / name, "code", " ")
+            for name in ("enqueue_and_wait.py", "read_stream.py")
+        ]
         run(installation, "sh", EXAMPLES / "openai_batch.sh", tmp_path)
     status, *text = sent.splitlines()
     assert status == "succeeded"
     assert "".join(text)
+    why = "expected at least one message with text, found only empty ones"
+    assert refused == [f"refused\n{why}\n", f"-- refused: {why} --\n"]
     so_far, end = streamed.rsplit("\n-- ", 1)
     assert end == "succeeded --\n"
     assert so_far

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from alphaloop.kafka.topics import CONTROL, RESULTS, ensure_topics
+from alphaloop.kafka.topics import CONTROL, ensure_topics
 from alphaloop.messages import Purpose, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -65,7 +65,8 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
         client.send("nobody-knows", [b'{"prompt": "x"}'])
         (unknown,) = client.read(["jobs.nobody-knows.dlq"], bool)
         client.send("code", [job(3)])  # the same job_id with the same payload
-        everything = client.read([RESULTS], lambda r: len(r) >= 51)
+        again = client.results(51)
+        refused = [Result.decode(record.value or b"") for record in client.refusals(len(letters) + 1)]
     assert sorted(r.job_id for r in results) == sorted(f"job-{i}" for i in range(50))
     assert {r.status for r in results} == {Status.SUCCEEDED}
     reasons = {letter.value: headers_of(letter) for letter in letters}
@@ -76,8 +77,14 @@ def test_every_kind_of_bad_message_among_fifty_good_ones(worker_settings: Settin
     assert reasons[job(0, max_tokens=7)]["__dlq.errors.exception"] == "job_conflict"
     why = headers_of(unknown)
     assert (why["__dlq.errors.exception"], why["__dlq.errors.field"]) == ("unknown_task", "task")
-    first, again = (r.value for r in everything if Result.decode(r.value or b"").job_id == "job-3")
-    assert first == again
+    place = [f"__dlq.errors.{name}" for name in ("topic", "partition", "offset")]
+    left = {tuple(said[name] for name in place): said for said in map(headers_of, [*letters, unknown])}
+    for result in refused:
+        said = left.pop(tuple(map(str, (result.origin.topic, result.origin.partition, result.origin.offset))))
+        assert (result.job_id, result.error.code) == (said["alphaloop-job-id"], said["__dlq.errors.exception"])
+        assert result.claimed_job_id == ("job-0" if result.error.code == "job_conflict" else None)
+    assert left == {}
+    assert len({result.encode() for result in again}) == 50, "job-3 was answered with the same bytes"
     assert_counts_add_up(database, num_jobs=50)
 
 
@@ -170,6 +177,9 @@ def test_a_forged_probe_is_refused_and_does_not_take_the_genuine_ones_id(
     with running_worker(worker_settings, FakeEngine(num_slots=4)):
         (result,) = client.results(1)
         letters = client.read(["jobs.code.dlq"], lambda records: len(records) >= len(forged))
+        answers = [Result.decode(record.value or b"") for record in client.refusals(len(forged))]
+    assert sorted(answer.claimed_job_id for answer in answers) == sorted(one["job_id"] for one in forged)
+    assert PROBE_ID not in {answer.job_id for answer in answers}
     assert (result.job_id, result.purpose, result.status) == (PROBE_ID, Purpose.PROBE, Status.SUCCEEDED)
     refused = [json.loads(letter.value or b"") for letter in letters]
     assert sorted(map(forged.index, refused)) == [0, 1, 2]

@@ -21,9 +21,9 @@ from alphaloop.cli.options import GlobalOptions
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job, encode_job
+from alphaloop.messages import Job, Status, encode_job
 from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import OutcomeReader, is_success
+from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.probes import probe_progress
@@ -104,7 +104,7 @@ class Deployment:
                 producer.flush(_FLUSH_S)
                 for outcome in reader.outcomes(names, timeout_s=3600.0, alive=lambda: alive(len(ended))):
                     ended.append(outcome.job_id)
-                    if not is_success(outcome):
+                    if outcome.status is not Status.SUCCEEDED:
                         raise AlphaloopError(f"job {outcome.job_id} ended without a text", hint=f"see {worker.log}")
         finally:
             producer.close()

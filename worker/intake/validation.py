@@ -196,7 +196,7 @@ class Validation:
             raise UnknownTask(
                 f"expected a task of configs/tasks.toml, found {task[:100]!r}",
                 field="task",
-                hint=f"add [tasks.{task[:100]}] there, or send to one of: {', '.join(sorted(self.tasks))}",
+                hint=f"add [tasks.{task[:100]}] there, or send to the topic of a task that is there",
             )
         return self.tasks[task]
 

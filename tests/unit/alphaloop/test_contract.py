@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import alphaloop
 from alphaloop import contract
 from alphaloop.errors import MalformedMessage
-from alphaloop.messages import dead_letter
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
+from alphaloop.messages import Failure, dead_letter
+from alphaloop.messages.dead_letter import OUTCOME, SHORTENED
 from alphaloop.messages.headers import RetryHeaders
 from tests.fixtures.messages import ORIGIN, described, job_validator, read
 
@@ -43,12 +44,12 @@ def test_the_schema_accepts_what_the_reader_accepts(message: dict[str, Any]) -> 
 
 
 def test_the_dead_letter_headers_are_the_ones_described() -> None:
-    error = MalformedMessage(field="body")
-    of_message = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=())
-    of_job = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=None, headers=(), job_id="j")
     schema = described("dead_letter_headers")
     names = set(schema["properties"]) - {SHORTENED}
-    for letter, expected in ((of_message, names - {JOB_ID, OUTCOME}), (of_job, names)):
+    failure = Failure(code="decode_failed", message="no luck", field="body")
+    for error, expected in ((MalformedMessage(field="body"), names - {OUTCOME}), (failure, names)):
+        told = {"group": "g", "num_deliveries": 1, "key": None, "value": None, "headers": (), "job_id": "j"}
+        letter = dead_letter(error, replace(ORIGIN, timestamp_ms=1), **told)  # type: ignore[arg-type]
         headers = {name: content.decode() for name, content in letter.headers}
         jsonschema.validate(headers, schema)
         assert set(headers) == expected

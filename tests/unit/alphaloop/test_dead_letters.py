@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from alphaloop.errors import InvalidField, MalformedMessage, MessageError
+from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
@@ -75,6 +75,17 @@ def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
 def redriven_id(letter: DeadLetter) -> str:
     record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
     return redriven(Letter(record), {}).job_id
+
+
+def test_a_refused_message_is_sent_again_as_a_new_job_however_often() -> None:
+    value, found = json.dumps({"job_id": "j", "prompt": "x"}).encode(), []
+    for answered in ("derived", "derived~1", "derived~2"):
+        error, told = JobConflict(field="job_id"), {"group": "g", "num_deliveries": 1, "key": None, "headers": ()}
+        letter = dead_letter(error, ORIGIN, value=value, job_id=answered, **told)  # type: ignore[arg-type]
+        record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
+        value = redriven(Letter(record), {}).value
+        found.append((json.loads(value)["job_id"], json.loads(value)["redrive_of"]))
+    assert found == [("derived~1", "derived"), ("derived~2", "derived~1"), ("derived~3", "derived~2")]
 
 
 def test_a_shortened_letter_is_not_sent_again_and_the_whole_message_is_named() -> None:

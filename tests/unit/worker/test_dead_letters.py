@@ -24,8 +24,9 @@ from alphaloop.errors import (
     StoreUnavailable,
     TopicUnavailable,
 )
-from alphaloop.messages import DeadLetter, Failure
-from alphaloop.messages.dead_letter import SHORTENED
+from alphaloop.kafka.topics import CONTROL, RESULTS
+from alphaloop.messages import DeadLetter, Failure, RecordPlace, Result, Status
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, SHORTENED
 from alphaloop.messages.headers import RetryHeaders as RetryHeaders
 from tests.fixtures.publishing import (
     NOW,
@@ -41,7 +42,7 @@ from worker import dead_letters
 from worker.background import Retry
 from worker.claims import ClaimedJob
 from worker.dead_letters import RETRY_S, DeadMessage, FailedTry, Forwarded, Forwarder, JobRetries, letter_of
-from worker.intake.partitions import JITTER
+from worker.intake.partitions import JITTER, Delivery
 from worker.metrics import WorkerMetrics
 from worker.sending import DeliveryReport, KafkaMessage, UnavailableTopics
 
@@ -105,29 +106,88 @@ class Writing:
             self.letters.put(DeadMessage(refused, error, self.intake))  # type: ignore[arg-type]
 
     def turn(self) -> None:
+        """Until nothing is left but what waits for its topic."""
         self.letters.turn(0.0)
+        while len(self.letters):
+            self.letters.turn(0.0)
+
+    def sent(self, topic: str) -> list[SentMessage]:
+        return [message for message in self.broker.acknowledged if message.topic == topic]
 
     def finished(self) -> list[tuple[str, int]]:
         return [(one.record.topic, one.record.offset) for one in self.intake.finished]
 
 
-def test_a_message_is_finished_when_its_letter_is_acknowledged() -> None:
+def test_a_message_is_finished_when_its_letter_and_then_its_result_are_acknowledged() -> None:
     one = Writing()
     one.refuse(1, 2)
     assert len(one.letters) == 2
-    one.turn()
-    one.turn()
+    one.letters.turn(0.0)
     assert [(letter.topic, letter.value) for letter in one.broker.acknowledged] == [(CODE, b"?")] * 2
+    assert one.finished() == [], "their results are not sent yet"
+    one.turn()
+    assert [message.topic for message in one.broker.acknowledged] == [CODE, CODE, RESULTS, RESULTS]
     assert one.finished() == [("jobs.code", 1), ("jobs.code", 2)]
-    assert one.broker.created == [CODE], "its topic is ensured once"
+    assert one.broker.created == [CODE, RESULTS], "each topic is ensured once"
     assert one.metrics.registry.get_sample_value("alphaloop_dead_letters_total", {"code": "invalid_field"}) == 2.0
     assert (len(one.letters), one.broker.num_producers) == (0, 1)
 
 
-@pytest.mark.parametrize("error", [TopicUnavailable("gone"), DeliveryFailed("timed out"), MessageRefused("no key")])
-def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError) -> None:
+def test_the_result_names_the_record_and_the_letter_names_the_result() -> None:
     one = Writing()
-    one.broker.failing = {CODE: error}
+    one.refuse(7, value=b'{"job_id": "mine", "custom_id": "c", "batch_id": "b", "max_tokens": "x"}')
+    one.turn()
+    (letter,), (answer,) = one.sent(CODE), one.sent(RESULTS)
+    result = Result.decode(answer.value)
+    assert (answer.key, result.job_id, result.status, result.attempt) == (b"mine", "mine", Status.REFUSED, 1)
+    assert result.origin == RecordPlace(topic="jobs.code", partition=0, offset=7)
+    assert (result.task, result.custom_id, result.batch_id) == ("code", "c", "b")
+    assert result.error == Failure(code="invalid_field", message="expected a number", field="body.max_tokens")
+    headers = dict(letter.headers)
+    assert (headers[JOB_ID], OUTCOME in headers) == (b"mine", False)
+
+
+def test_a_letter_whose_topic_is_unavailable_holds_back_its_result() -> None:
+    one = Writing()
+    one.broker.forbidden = {CODE}
+    one.refuse(1)
+    one.turn()
+    assert one.broker.acknowledged == []
+
+
+def test_a_message_of_another_topic_than_those_of_jobs_has_a_letter_only() -> None:
+    one = Writing()
+    record = replace(delivery("bad").record, topic=CONTROL)
+    told = Delivery(record, epoch=1), InvalidField("expected cancel", field="action"), one.intake
+    one.letters.put(DeadMessage(*told))  # type: ignore[arg-type]
+    one.turn()
+    assert [message.topic for message in one.broker.acknowledged] == [f"{CONTROL}.dlq"]
+    assert JOB_ID not in dict(one.broker.acknowledged[0].headers)
+    assert one.finished() == [(CONTROL, 0)]
+
+
+def test_many_waiting_results_pause_their_topic_whatever_its_letters_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letters, "MOST_WAITING", 2)
+    one = Writing()
+    one.broker.forbidden = {RESULTS}
+    one.refuse(1, 2)
+    one.turn()
+    assert one.intake.held == {"jobs.code"}
+    one.refuse(3)
+    one.letters.turn(0.0)
+    assert one.intake.held == {"jobs.code"}, "its letter was published"
+    one.broker.forbidden = set()
+    one.now = RETRY_S
+    one.turn()
+    assert one.intake.held == set()
+    assert [offset for _, offset in one.finished()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("topic", [CODE, RESULTS])
+@pytest.mark.parametrize("error", [TopicUnavailable("gone"), DeliveryFailed("timed out"), MessageRefused("no key")])
+def test_what_is_not_acknowledged_is_sent_again_later(error: BrokerError, topic: str) -> None:
+    one = Writing()
+    one.broker.failing = {topic: error}
     one.refuse(1, 2)
     one.turn()
     assert one.finished() == []
@@ -184,9 +244,10 @@ def test_a_letter_that_is_still_too_large_keeps_its_reason_only() -> None:
     one.broker.limits = {CODE: 1000}
     one.refuse(1, value=b"x" * 200_000)
     one.turn()
-    (letter,) = one.broker.acknowledged
+    (letter,) = one.sent(CODE)
     headers = dict(letter.headers)
     assert letter.value == b""
+    assert one.finished() == [("jobs.code", 1)], "its result is answered, too"
     assert headers["__dlq.errors.exception"] == b"invalid_field"
     assert headers[SHORTENED] == (b"65536 of 200000 bytes of the value kept; 0 of 65536 bytes of the value kept")
 
