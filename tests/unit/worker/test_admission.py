@@ -7,7 +7,6 @@ begin alike run together, as far as the device time that this saves is worth, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from itertools import groupby, pairwise
 from random import Random
 from typing import Any
@@ -32,12 +31,11 @@ def add(queue: AdmissionQueue[int], key: LaneKey, num_jobs: int, now: float = 0.
         queue.add(key, number, priority=0, num_bytes=1, now=now)
 
 
-def filled(
-    num_jobs_by_task: dict[str, int], quantum_s: float = 1.0, weight_of: Callable[[str], float] = lambda _: 1.0
-) -> AdmissionQueue[int]:
-    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=8, quantum_s=quantum_s, weight_of=weight_of)
-    for task, num_jobs in num_jobs_by_task.items():
-        add(queue, lane(task), num_jobs)
+def queue_of(lanes: dict[LaneKey, int], num_slots: int = 8, **rules: Any) -> AdmissionQueue[int]:
+    """Jobs that came lane by lane."""
+    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=num_slots, **rules)
+    for when, (key, num_jobs) in enumerate(lanes.items()):
+        add(queue, key, num_jobs, now=float(when))
     return queue
 
 
@@ -72,7 +70,7 @@ def test_backlogged_tasks_share_device_time_by_weight(seed: int, weights: list[f
     """Whatever their jobs cost: no task is ahead by more than the quantum and twice what the slots can hold."""
     rng, weight_of = Random(seed), dict(zip(TASKS, weights, strict=True))
     mean_s = {task: rng.choice([0.2, 0.5, 1.0]) for task in TASKS}
-    queue = filled(dict.fromkeys(TASKS, 2000), quantum_s=2.0, weight_of=weight_of.__getitem__)
+    queue = queue_of({lane(task): 2000 for task in TASKS}, quantum_s=2.0, weight_of=weight_of.__getitem__)
     device = SimulatedDevice(queue, 3, lambda key, _: rng.uniform(0, 2 * mean_s[key.task]))
     ahead_s = 2.0 + 2 * 3 * 2 * max(mean_s.values()) / min(weights)
     for _ in range(800):
@@ -89,7 +87,7 @@ def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) ->
     """A task gets a job in before all tasks together had the device time that one task may be ahead, times weight."""
     rng, weight_of = Random(seed), dict(zip(TASKS, weights, strict=True))
     mean_s = {task: rng.choice([0.2, 1.0]) for task in TASKS}
-    queue = filled(dict.fromkeys(TASKS, 4), weight_of=weight_of.__getitem__)
+    queue = queue_of({lane(task): 4 for task in TASKS}, weight_of=weight_of.__getitem__)
     device = SimulatedDevice(queue, 3, lambda key, _: rng.uniform(0, 2 * mean_s[key.task]))
     # A job that runs alone is charged a whole step, however short it is.
     longest_job_s = max(1.0, 2 * max(mean_s.values()))
@@ -103,7 +101,7 @@ def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) ->
 
 
 def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> None:
-    queue = filled({"dear": 200}, quantum_s=0.5)
+    queue = queue_of({lane("dear"): 200}, quantum_s=0.5)
     device = SimulatedDevice(queue, 16, lambda key, _: 20.0 if key.task == "dear" else 0.1)
     for _ in range(400):
         device.step(1.0)
@@ -118,7 +116,7 @@ def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> No
 @given(st.integers(0, 2**32), st.integers(-1, 40))
 def test_no_slot_stays_free_while_traffic_waits(seed: int, limit: int) -> None:
     rng = Random(seed)
-    queue = filled({task: rng.randint(0, 15) for task in TASKS}, quantum_s=rng.choice([0.0, 1.0, 100.0]))
+    queue = queue_of({lane(task): rng.randint(0, 15) for task in TASKS}, quantum_s=rng.choice([0.0, 1.0, 100.0]))
     queue.charge({task: 1000 * rng.random() for task in TASKS})
     num_waiting = len(queue)
     assert len(queue.next(limit, running={})) == max(0, min(limit, num_waiting))
@@ -127,7 +125,7 @@ def test_no_slot_stays_free_while_traffic_waits(seed: int, limit: int) -> None:
 @pytest.mark.parametrize("is_trickling", [False, True])
 def test_an_idle_task_saves_up_no_device_time(is_trickling: bool) -> None:
     """Nor does a task that often has a job running and seldom one waiting."""
-    queue = filled({"busy": 5000}, quantum_s=1.0)
+    queue = queue_of({lane("busy"): 5000})
     device = SimulatedDevice(queue, 4, lambda *_: 1.0)
     for number in range(800):
         if is_trickling and number % 4 == 0:
@@ -143,7 +141,7 @@ def test_an_idle_task_saves_up_no_device_time(is_trickling: bool) -> None:
 
 
 def test_after_a_pause_of_all_tasks_nobody_is_owed_anything() -> None:
-    queue = filled({"busy": 500}, quantum_s=1.0)
+    queue = queue_of({lane("busy"): 500})
     device = SimulatedDevice(queue, 1, lambda *_: 1.0)
     device.run_empty(1.0)
     for task in ("idle", "busy"):
@@ -168,14 +166,6 @@ def test_waiting_is_worth_priority(jobs: list[tuple[int, float]]) -> None:
 PROBE = lane(purpose="probe")
 
 
-def queue_of(lanes: dict[LaneKey, int], batch: int) -> AdmissionQueue[int]:
-    """Jobs that came lane by lane."""
-    queue: AdmissionQueue[int] = AdmissionQueue(num_slots=batch)
-    for when, (key, num_jobs) in enumerate(lanes.items()):
-        add(queue, key, num_jobs, now=float(when))
-    return queue
-
-
 @settings(derandomize=True, deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, 5), st.integers(1, 5))
 def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int, batch: int) -> None:
@@ -195,7 +185,7 @@ def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int
 
 
 def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
-    queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, batch=2)
+    queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, num_slots=2)
     assert queue.next(2, running={}) == [(lane(), 0), (lane(), 1)]
     queue.charge({"code": 0.1})
     assert queue.next(9, running={lane(): 1}) == []
@@ -209,7 +199,7 @@ def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
 
 
 def test_a_flood_of_probes_leaves_others_their_share() -> None:
-    queue = queue_of({lane(purpose="probe", drafter="lookup"): 50, lane(purpose="probe", drafter="draft"): 50}, batch=4)
+    queue = queue_of({lane(purpose="probe", drafter=name): 50 for name in ("lookup", "draft")}, num_slots=4)
     add(queue, lane("sql"), 40, now=9.0)
     device = SimulatedDevice(queue, 4, lambda *_: 1.0)
     for _ in range(60):
@@ -218,7 +208,7 @@ def test_a_flood_of_probes_leaves_others_their_share() -> None:
 
 
 def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
-    queue = queue_of({PROBE: 12, lane(): 12}, batch=4)
+    queue = queue_of({PROBE: 12, lane(): 12}, num_slots=4)
     device = SimulatedDevice(queue, 4, lambda *_: 1.0)
     device.run_empty(0.5)
     runs = [(purpose, len(list(run))) for purpose, run in groupby(key.purpose for key, _ in device.admitted)]
@@ -226,7 +216,7 @@ def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
 
 
 def test_discarded_jobs_end_their_lanes_turn() -> None:
-    queue = queue_of({PROBE: 2, lane(): 1}, batch=4)
+    queue = queue_of({PROBE: 2, lane(): 1}, num_slots=4)
     assert queue.next(4, running={lane("sql"): 1}) == []
     queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
     queue.discard(lambda number: number < 9)

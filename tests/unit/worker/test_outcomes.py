@@ -32,7 +32,6 @@ ENGINE = FakeEngine(
     acceptance=(0.8, 0.6),
     drafters=(DrafterState("lookup", "look-1", 8), DrafterState("model", "model-1", 8)),
 )
-SAMPLING = Sampling(max_tokens=64, temperature=0.0)
 CLAIMED = claimed_job("a")
 
 
@@ -47,7 +46,7 @@ def decode(
 ) -> tuple[Generation, PreparedJob]:
     """A job of which round i is drafted as schedule[i % len] says; it begins vanilla."""
     job = make_job(f"prompt {number}", number).model_copy(update={"purpose": purpose})
-    prepared = ENGINE.prepare(job, SAMPLING)
+    prepared = ENGINE.prepare(job, Sampling(max_tokens=64, temperature=0.0))
     ENGINE.admit(prepared, VANILLA)
     num_rounds = 0
     while True:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from alphaloop.errors import (
+    BrokerError,
     DeliveryFailed,
     FatalBrokerError,
     MessageRefused,
@@ -81,21 +82,17 @@ def test_an_outbox_that_cannot_be_cleared_keeps_deliveries_unfinished_and_sends_
     assert one.world.events == ["sent results result-1", "acknowledged", "cleared [1]", "finished 1"]
 
 
-def test_in_a_hurry_what_is_not_acknowledged_stays_in_the_outbox() -> None:
+@pytest.mark.parametrize(("error", "is_hurried"), [(DeliveryFailed("late"), True), (FatalBrokerError("fenced"), False)])
+def test_in_a_hurry_or_where_the_producer_is_dead_what_is_not_acknowledged_stays_in_the_outbox(
+    error: BrokerError, is_hurried: bool
+) -> None:
     one = Publishing()
-    one.hurry.set()
-    one.world.reports["j1"] = [DeliveryFailed("nobody answers")]
-    with pytest.raises(DeliveryFailed):
+    if is_hurried:
+        one.hurry.set()
+    one.world.reports["j1"] = [error]
+    with pytest.raises(type(error)):
         one.publish(one.recorded(1))
     assert one.world.events == ["sent results result-1", "not acknowledged"]
-
-
-def test_a_dead_producer_ends_the_thread() -> None:
-    one = Publishing()
-    one.world.reports["j1"] = [FatalBrokerError("fenced")]
-    with pytest.raises(FatalBrokerError):
-        one.publish(one.recorded(1))
-    assert one.intake.finished == []
 
 
 def test_outcomes_that_lost_their_claims_publish_nothing_and_finish_their_deliveries() -> None:

@@ -69,7 +69,7 @@ class Recording:
 
     def __init__(self) -> None:
         self.store, self.hurry, self.now = Ledger(), InstantEvent(), 100.0
-        self.leases = LeaseKeeper(ClaimTable(), owner="w", lease_s=30)
+        self.leases = LeaseKeeper(ClaimTable(), owner="w", lease_s=30)  # type: ignore[arg-type]
         self.publishing = publishing_queue(self.hurry.is_set)
         self.metrics = WorkerMetrics()
         self.intake = FinishedDeliveries()

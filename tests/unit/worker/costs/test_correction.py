@@ -124,9 +124,6 @@ def test_the_variance_is_that_of_a_median_of_independent_values() -> None:
     assert statistics.mean(variances) == pytest.approx(statistics.variance(medians), rel=0.3)
 
 
-levels = st.floats(-2, 2)
-
-
 def of_a_drafter() -> Correction[str]:
     return Correction(HALF_LIFE, {"shape": LogEstimate(0.0, 0.0)}, NOW)
 
@@ -157,7 +154,7 @@ def test_the_target_itself_does_not_fade() -> None:
     assert level.variance < 0.01
 
 
-@given(levels, st.floats(1, 50))
+@given(st.floats(-2, 2), st.floats(1, 50))
 def test_after_a_pause_a_few_rounds_of_its_own_are_believed(level: float, pause: float) -> None:
     correction = of_a_drafter()
     use(correction, 1.0, NOW, HALF_LIFE + 1)

@@ -36,7 +36,6 @@ from worker.deciding.keeping import WRITE_EVERY_S, SnapshotJournal
 from worker.engine import CacheMemory, PreparedJob, Sampling
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
-MIB: Final = 1 << 20
 SMALL: Final = DrafterState("small", "draft-1", 4, cache_bytes_per_token=1 << 10)
 
 
@@ -88,7 +87,7 @@ def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 
 def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic() -> None:
     jobs = [prepare(900), prepare(100)]
     # The target: 2 x 1024 positions x 4 KiB = 8 MiB. The passes: 2 x 5 rows x 1 KiB. The draft: 2 x 1000 x 1 KiB.
-    enough = 8 * MIB + 2 * 5 * 1024 + 2 * 1000 * 1024
+    enough = (8 << 20) + 2 * 5 * 1024 + 2 * 1000 * 1024
     assert decided(ShortEngine(enough), jobs).reason is Reason.NO_COSTS, "nothing but the costs is missing"
     short = decided(ShortEngine(enough - 1), jobs)
     assert short.reason is Reason.NO_MEMORY
@@ -121,15 +120,13 @@ def test_a_keys_empty_fields_are_none(fields: dict[str, Any], expected: Subject)
     assert subject_of(lane_of(one.job, one.sampling)) == expected
 
 
-FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
-
-
 def decision() -> Snapshot:
     return replace(some_snapshot(), decision_id=uuid4(), decided_at=NOW)
 
 
 def journal_of(store: Store, clock: Clock) -> SnapshotJournal:
-    return SnapshotJournal(cast(SnapshotStore, SimpleNamespace(add=store)), FACTS, clock=clock)
+    facts = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
+    return SnapshotJournal(cast(SnapshotStore, SimpleNamespace(add=store)), facts, clock=clock)
 
 
 def test_decisions_are_written_once_a_second() -> None:

@@ -28,9 +28,7 @@ from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Generation, PreparedJob, Sampling
 
 Build = Callable[..., TransformersEngine]
-References = Callable[[str], Reference]
 GREEDY: Final = Sampling(max_tokens=16, temperature=0.0)
-METHODS: Final = ("open", "propose", "close")
 #: Answers that are no proposal: they would fail the target's pass, or verification.
 WRONG: Final[dict[str, Callable[[Sequence[Ask]], Any]]] = {
     "too few": lambda asks: [],
@@ -123,7 +121,7 @@ class Bench:
 def bench(
     tiny_engine: Build,
     tiny_models: dict[str, Path],
-    references: References,
+    references: Callable[[str], Reference],
     rng: random.Random,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
@@ -132,7 +130,7 @@ def bench(
     return Bench(tiny_engine(num_slots=4, drafters=drafters), references("llama"), rng, monkeypatch)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ["open", "propose", "close"])
 @pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
 def test_a_drafter_that_raises_once_costs_no_text(
     bench: Bench, caplog: pytest.LogCaptureFixture, drafter: str, method: str

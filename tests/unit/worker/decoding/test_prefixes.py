@@ -17,7 +17,6 @@ from worker.engine import Sampling
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
 ENDLESS: Final = replace(GREEDY, max_tokens=40)
-LONG: Final = WORTH_A_PASS["cpu"]
 
 
 @pytest.fixture
@@ -38,7 +37,7 @@ def words(rng: random.Random, num: int) -> str:
 
 
 def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random.Random) -> None:
-    beginning = words(rng, LONG)
+    beginning = words(rng, WORTH_A_PASS["cpu"])
     lengths = admit(engine, [f"{beginning}{letter} {words(rng, 20)}" for letter in "ABCDEF"])
     texts = [engine._admitted.running[number].text for number in range(6)]
     shared = min(num_shared(texts[0], text, len(text)) for text in texts[1:])

@@ -18,8 +18,6 @@ from worker.background import Retry
 from worker.intake.partitions import Delivery
 from worker.intake.validation import NUM_AT_ONCE, Fetching, ReadyJob
 
-ROOM = 1 << 20
-
 
 class Contents:
     """A folder that answers only while its gate is open, and counts who reads at once."""
@@ -63,7 +61,7 @@ class Feeding:
         assert self.fetching.read(delivery(name, value=json.dumps(fields).encode()), self.refused) is None
         return reference
 
-    def turn(self, room_bytes: int = ROOM) -> None:
+    def turn(self, room_bytes: int = 1 << 20) -> None:
         ready, refused = self.fetching.take(room_bytes)
         self.ready += ready
         self.refused += refused

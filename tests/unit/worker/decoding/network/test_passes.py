@@ -32,7 +32,6 @@ from worker.decoding.network.operations import can_pack
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
 
-References = Callable[[str], Reference]
 NUM_SLOTS: Final = 6
 TOLERANCE: Final = 1e-9  #: of logits of size 10, in float64
 
@@ -77,7 +76,7 @@ def some_reading(rng: random.Random, slot: int, text: list[int], *, must_be_shor
 @torch.inference_mode()
 @pytest.mark.parametrize("family", FAMILIES)
 def test_any_pass_equals_plain_passes(
-    tiny_models: dict[str, Path], references: References, family: str, rng: random.Random
+    tiny_models: dict[str, Path], references: Callable[[str], Reference], family: str, rng: random.Random
 ) -> None:
     model, reference = language_model(tiny_models[family]), references(family)
     cache = model.new_cache(NUM_SLOTS)

@@ -158,12 +158,9 @@ def test_a_target_that_drafts_for_itself_is_always_accepted(
     assert (sum(dumb.accepts), dumb.overlap()) == (0, 0.0)
 
 
-TOKENS = torch.tensor([[1, 2, 3, 4, 5, 6]])
-
-
 @torch.inference_mode()
 def logits_of(model: Any) -> torch.Tensor:
-    return model(input_ids=TOKENS, use_cache=False).logits
+    return model(input_ids=torch.tensor([[1, 2, 3, 4, 5, 6]]), use_cache=False).logits
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
