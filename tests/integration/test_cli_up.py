@@ -148,13 +148,14 @@ def child_pid(folder: Path, module: str) -> int | None:
 @pytest.mark.model
 @pytest.mark.kafka
 @pytest.mark.timeout(600)
-def test_a_demo_in_small(cli: Cli, folder: Path, kafka_home: Path) -> None:
+def test_a_demo_in_small(folder: Path, kafka_home: Path, tiny_models: dict[str, Path]) -> None:
     # Of the costs, what no decision can be taken without is measured, and no more.
     process = command(
         folder,
         "demo",
         "--jobs",
         "2",
+        ALPHALOOP_MODELS__TARGET__SOURCE=str(tiny_models["llama"]),
         ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1",
         **FEW_TOPICS,
         KAFKA_HOME=str(kafka_home),

@@ -136,7 +136,7 @@ def expected(tiny_engine: Build, references: Callable[[str], Reference]) -> Dist
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(tiny_engine: Build, tiny_models: dict[str, Path], expected: Distribution) -> TransformersEngine:
     num_prompt = len(tiny_engine("llama").prepare(make_job(PROMPT), SAMPLED).token_ids)
     return tiny_engine(

@@ -12,7 +12,6 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Job, Purpose
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, decode_one, finish, make_job
-from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.scoring import score
 from worker.engine import Sampling
@@ -21,7 +20,7 @@ WORDS = ("one", "two", "cd", "ab")
 SAMPLING = Sampling(max_tokens=40, temperature=0.0)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(tiny_engine: Callable[..., TransformersEngine], tiny_models: dict[str, Path]) -> TransformersEngine:
     """The target's own weights draft well, another family's badly; each with a gate too."""
     drafters = {}
@@ -72,11 +71,9 @@ def test_a_draft_that_ends_nowhere_early_proposes_as_often_too(engine: Transform
     assert real.counts.num_accepted > 0
 
 
-def test_a_drafter_of_trees_is_not_scored(engine: TransformersEngine) -> None:
-    drafter = engine._drafters["good"]
-    assert isinstance(drafter, DraftModelDrafter)
-    drafter.num_branches = 2
-    assert score(drafter, [1, 2], [3], 2, max_tokens=4) is None
+def test_a_drafter_of_trees_is_not_scored(engine: TransformersEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine._drafters["good"], "num_branches", 2)
+    assert score(engine._drafters["good"], [1, 2], [3], 2, max_tokens=4) is None
 
 
 def test_a_control_is_scored_with_every_drafter_that_it_names(engine: TransformersEngine) -> None:

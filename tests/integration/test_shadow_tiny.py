@@ -30,7 +30,7 @@ NUM_SLOTS: Final = 12
 TELLING: Final = ("cd one", "cd ab", "ab one", "one ab one", "ab cd ab")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def engine(tiny_engine: Build, tiny_models: dict[str, Path]) -> TransformersEngine:
     """Each look-up twice, so that each can be scored on what its twin decodes; and a draft model. Scores every text."""
     twins = {
