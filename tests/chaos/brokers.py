@@ -14,7 +14,7 @@ _HEAP_MB: Final = 320
 
 
 class _Node(EmbeddedKafka):
-    start_s = 120.0
+    start_s = 300.0  #: three brokers start beside eight workers that reconnect, on two processors
 
 
 class Brokers:
