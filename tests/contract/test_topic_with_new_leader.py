@@ -39,7 +39,11 @@ class Cluster:
         # No member is put out of its group while the group's own leader is elected.
         patient = {"extra": {"topic.metadata.refresh.interval.ms": 60_000}, "session_timeout_ms": 20_000}
         self.kafka = settings_for(brokers.addresses).model_copy(update=patient)
-        self._admin = AdminClient({"bootstrap.servers": brokers.addresses})
+
+    @property
+    def _admin(self) -> AdminClient:
+        """A new one each time: one that knows node 1 as controller waits for it, and connects to it without a pause."""
+        return AdminClient({"bootstrap.servers": self._brokers.addresses})
 
     def make(self, topic: str, replicas: Sequence[Sequence[int]] = ((1, 2), (1, 2))) -> None:
         """A topic with its partitions on these nodes, led by the first of each."""

@@ -121,6 +121,7 @@ class _Run:
         self._sent: dict[Place, frozenset[str]] = {}
         self._num_redriven = 0
         self._errors: list[KafkaError] = []
+        self._told = "nobody was asked"  #: what was missing when it was looked last
 
     @property
     def num_results(self) -> int:
@@ -130,6 +131,7 @@ class _Run:
     def play(self, work: Callable[[], None], fleet: Fleet) -> None:
         """Do the work while the fleet works, and kill its workers now and then, until nothing is left to read."""
         failures: list[BaseException] = []
+        begin = self.num_results
 
         def guarded() -> None:
             try:
@@ -142,18 +144,22 @@ class _Run:
         if work == self.redeliver:
             thread.join()  # while nobody is in the group
         fleet.start()
-        moved_s, last = time.monotonic(), -1
+        moved_s, last, num_kills = time.monotonic(), -1, 0
         while thread.is_alive() or not self._is_settled():
-            assert time.monotonic() - moved_s < _STILL_S, f"nothing moved for {_STILL_S:.0f} s"
+            assert time.monotonic() - moved_s < _STILL_S, f"nothing moved for {_STILL_S:.0f} s; {self._told}"
             try:
                 now = self.num_results
-            except KafkaException:
-                continue  # the broker is busy
+            except KafkaException as error:
+                self._told = f"the results topic does not answer: {error}"
+                time.sleep(_LOOK_S)  # the broker is busy
+                continue
             if now != last:
                 last, moved_s = now, time.monotonic()
-            # So many results come twice, because every record is delivered twice.
-            if now > (self.num_kills + 0.5) * 2 * self._num_records / self._most_kills and (ready := fleet.ready()):
+            # No more than these: each kill has records delivered again, and so brings new results by itself.
+            due = (num_kills + 0.5) * self._num_records / self._most_kills
+            if num_kills < self._most_kills and now - begin > due and (ready := fleet.ready()):
                 fleet.kill(self._rng.choice(ready))
+                num_kills += 1
                 self.num_kills += 1
             time.sleep(_LOOK_S)
         assert not failures, failures
@@ -161,10 +167,13 @@ class _Run:
 
     def _is_settled(self) -> bool:
         try:
-            left = sum(self.reader.lag(GROUP).values())
-        except KafkaException:
+            behind = {where: number for where, number in self.reader.lag(GROUP).items() if number}
+        except KafkaException as error:
+            self._told = f"the group does not answer: {error}"
             return False  # a coordinator is being elected
-        return not left and not num_in_outbox(self._servers.database_url)
+        num_unsent = num_in_outbox(self._servers.database_url)
+        self._told = f"records that are not finished: {behind}; results in the outbox: {num_unsent}"
+        return not behind and not num_unsent
 
     def send(self) -> None:
         """Send all of them, and note their places."""

@@ -15,7 +15,7 @@ def test_results_alone_account_for_every_record(
     kafka_home: Path, tmp_path: Path, postgres_server: str, seed: int
 ) -> None:
     """`postgres_server` is asked for because it skips where there is no PostgreSQL; the run starts its own."""
-    found = account(2_000, 3, seed, kafka_home, tmp_path, print)
+    found = account(400, 1, seed, kafka_home, tmp_path, print)
     print(found.told())
     assert not found.wrong, shown(found.wrong)
     assert found.num_kills > 0
