@@ -40,7 +40,6 @@ class Cluster:
         patient = {"extra": {"topic.metadata.refresh.interval.ms": 60_000}, "session_timeout_ms": 20_000}
         self.kafka = settings_for(brokers.addresses).model_copy(update=patient)
 
-    @property
     def _admin(self) -> AdminClient:
         """A new one each time: one that knows node 1 as controller waits for it, and connects to it without a pause."""
         return AdminClient({"bootstrap.servers": self._brokers.addresses})
@@ -53,12 +52,14 @@ class Cluster:
             replica_assignment=[list(nodes) for nodes in replicas],
             config={"min.insync.replicas": "1"},
         )
-        self._admin.create_topics([new])[topic].result(WAIT_S)
+        admin = self._admin()
+        admin.create_topics([new])[topic].result(WAIT_S)
 
     def delete(self, topic: str) -> None:
         """Return when it is gone."""
-        self._admin.delete_topics([topic])[topic].result(WAIT_S)
-        until(lambda: topic not in self._admin.list_topics(timeout=WAIT_S).topics, f"{topic} is gone")
+        admin = self._admin()
+        admin.delete_topics([topic])[topic].result(WAIT_S)
+        until(lambda: topic not in admin.list_topics(timeout=WAIT_S).topics, f"{topic} is gone")
 
     def make_again(self, topic: str) -> None:
         """A topic that is gone, now led by node 3."""
