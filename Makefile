@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -26,6 +26,9 @@ TEST_PROCESSES ?= $(if $(ARGS),0,$(shell cores=$$(nproc); echo $$((cores < 5 ? c
 # make bench-decode, bench-whole: a folder of TASK.jsonl files with a `prompt` a line, and where the peer lives.
 PROMPTS ?= ../shared/prompts
 VLLM := .venv-vllm
+
+# make accept-structured: a file with a JSON Schema a line.
+SCHEMAS ?= ../shared/schemas/json_schemas.jsonl
 
 # make engine: the environment of llama.cpp's server, and which server is started.
 LLAMA := .venv-llama
@@ -71,7 +74,6 @@ check: $(INSTALLED) ## style, types, import rules, generated files
 	@echo "==> mypy";          $(BIN)/mypy
 	@echo "==> import rules";  $(BIN)/lint-imports
 	@echo "==> generated files"; $(BIN)/python -m alphaloop.contract --check
-	@$(BIN)/python -m alphaloop.cli.reference --check
 
 docs: $(INSTALLED) ## the documents as a site, in build/docs: every link is checked (15 seconds)
 	@echo "==> docs"
@@ -86,7 +88,6 @@ format: $(INSTALLED) ## let ruff rewrite the sources
 
 generated: $(INSTALLED) ## write the generated files of docs/reference/ anew
 	@$(BIN)/python -m alphaloop.contract
-	@$(BIN)/python -m alphaloop.cli.reference
 
 up: $(INSTALLED) ## broker, database, worker and scheduler on this machine; stays up until Ctrl-C or make down
 	@$(BIN)/alphaloop up $(ARGS)
@@ -112,6 +113,15 @@ bench-pipeline: $(INSTALLED) ## Kafka to Kafka with an instant engine, beside th
 
 bench-whole: $(INSTALLED) $(VLLM)/.installed ## Kafka to Kafka, beside the engine alone and vLLM: make bench-whole PROMPTS=folder (2 hours)
 	@$(BIN)/python -m benchmarks.whole --prompts "$(PROMPTS)" --vllm-python "$(CURDIR)/$(VLLM)/bin/python" $(ARGS)
+
+bench-memory: $(INSTALLED) ## task memory beside look-up without it and the latest results of a process (half an hour; ARGS="--stream FILE" takes jobs of yours, ARGS="--vllm-python .venv-vllm/bin/python" adds vLLM's suffix method)
+	@$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-structured: $(INSTALLED) ## constrained decoding with forced tokens and look-up, beside masks alone: make bench-structured PROMPTS=folder (half an hour; ARGS="--vllm-python .venv-vllm/bin/python" adds vLLM)
+	@$(BIN)/python -m benchmarks.structured --prompts "$(PROMPTS)" $(ARGS)
+
+accept-structured: $(INSTALLED) ## schemas of a file compiled, checked with instances, and written: make accept-structured SCHEMAS=file (an hour; ARGS='--num 50')
+	@$(BIN)/python -m benchmarks.structured.acceptance --schemas "$(SCHEMAS)" $(ARGS)
 
 bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly, through the drift test: 500 simulated histories (2 minutes)
 	@$(BIN)/python -m benchmarks.cause $(ARGS)

@@ -6,17 +6,23 @@ Words (docs/glossary.md has them all):
 * proposed_i: rounds in which the drafter offered at least i tokens.
 * trials_i: rounds in which position i was *tested*: all before it were accepted and a token stood there.
 * accepts_i: of those, accepted. α_i = accepts_i / trials_i does not move when k changes; α = Σ accepts / Σ trials does.
+* num_forced: tokens that were the only ones allowed at their place; they are taken without a trial, in every mode.
 
 Positions count from 1 in words and from 0 in tuples. A round that ends inside its accepted tokens (end of text, token
 limit) is censored: positions behind the end count neither as proposed nor as trials.
+
+Intervals are 95 % intervals: Student's t, and `share_interval` of a share, such as α, of trials that come in clusters.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise, zip_longest
-from typing import Final
+from functools import lru_cache
+from itertools import accumulate, groupby, pairwise, zip_longest
+from statistics import NormalDist
+from typing import Final, TypeAlias
 
 from alphaloop.errors import AlphaloopError
 
@@ -37,6 +43,7 @@ class AcceptanceCounts:
     proposed: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
     accepts: tuple[int, ...] = ()
+    num_forced: int = 0
 
     def __post_init__(self) -> None:
         if not len(self.proposed) == len(self.trials) == len(self.accepts):
@@ -54,9 +61,11 @@ class AcceptanceCounts:
                     f"found {proposed}, {trials}, {accepts}"
                 )
             offered, reached = proposed, accepts
-        if not 0 <= self.num_cropped <= self.rounds + self.num_accepted:
+        most = self.rounds + self.num_accepted + self.num_forced
+        if self.num_forced < 0 or not 0 <= self.num_cropped <= most:
             raise InconsistentCounts(
-                f"expected 0 to {self.rounds + self.num_accepted} cropped tokens, found {self.num_cropped}"
+                f"expected 0 to {most} cropped tokens and no fewer than 0 forced ones, "
+                f"found {self.num_cropped} and {self.num_forced}"
             )
 
     @property
@@ -72,7 +81,7 @@ class AcceptanceCounts:
     @property
     def num_tokens(self) -> int:
         """Tokens these rounds put out."""
-        return self.rounds + self.num_accepted - self.num_cropped
+        return self.rounds + self.num_accepted - self.num_cropped + self.num_forced
 
     def alpha_at(self, position: int) -> float | None:
         """α_i for `position` i ≥ 1; None where it was never tested."""
@@ -87,25 +96,33 @@ class AcceptanceCounts:
             self.rounds + other.rounds,
             self.num_empty_rounds + other.num_empty_rounds,
             self.num_cropped + other.num_cropped,
-            _add(self.proposed, other.proposed),
-            _add(self.trials, other.trials),
-            _add(self.accepts, other.accepts),
+            added(self.proposed, other.proposed),
+            added(self.trials, other.trials),
+            added(self.accepts, other.accepts),
+            self.num_forced + other.num_forced,
         )
 
     def with_round(
-        self, num_proposed: int, num_accepted: int, *, num_emitted: int, num_tested: int | None = None
+        self,
+        num_proposed: int,
+        num_accepted: int,
+        *,
+        num_emitted: int,
+        num_tested: int | None = None,
+        num_forced: int = 0,
     ) -> AcceptanceCounts:
         """These counts and one more round: `num_emitted` of its `num_accepted + 1` tokens belong to the text.
 
         A round that ends inside its accepted tokens is censored there. Of a tree, `num_proposed` is its depth, and
-        `num_tested` the depths at which a token was tested: the accepted path may end at a leaf.
+        `num_tested` the depths at which a token was tested: the accepted path may end at a leaf. `num_forced` tokens
+        of the text came with the round besides; they are in none of the other numbers.
         """
         reached = min(num_proposed, num_accepted + 1)
         tested = reached if num_tested is None else num_tested
-        if not (0 <= num_accepted <= tested <= reached and 0 <= num_emitted <= num_accepted + 1):
+        if not (0 <= num_accepted <= tested <= reached and 0 <= num_emitted <= num_accepted + 1 and num_forced >= 0):
             raise InconsistentCounts(
-                f"expected 0 ≤ accepted ≤ tested ≤ proposed, tested and emitted ≤ accepted + 1, "
-                f"found {num_accepted}, {tested}, {num_proposed}, and emitted {num_emitted}"
+                f"expected 0 ≤ accepted ≤ tested ≤ proposed, tested and emitted ≤ accepted + 1, and forced ≥ 0, "
+                f"found {num_accepted}, {tested}, {num_proposed}, emitted {num_emitted} and forced {num_forced}"
             )
         cut = num_emitted <= num_accepted
         accepted = min(num_accepted, num_emitted)
@@ -118,11 +135,46 @@ class AcceptanceCounts:
             proposed=(1,) * offered,
             trials=(1,) * trials + (0,) * (offered - trials),
             accepts=(1,) * accepted + (0,) * (offered - accepted),
+            num_forced=num_forced,
         )
 
 
 #: The round that every job begins with: one token and no draft.
 PREFILL: Final = AcceptanceCounts(rounds=1, num_empty_rounds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerCounts:
+    """What one proposer offered inside the rounds of a job, whose proposals several proposers may share.
+
+    A proposer has one trial at depth i of a round where a token of its own stood behind the true prefix, that is the
+    round's first i - 1 tokens as the text has them, and the text goes on that far. It is accepted there if such a token
+    is the text's. So α_i = accepts_i / trials_i estimates the chance that the proposer's token at depth i is the
+    target's, given the true prefix and that the proposer had a token there. Siblings in a tree each have their trial,
+    in whatever order they were tried: one that follows an accepted sibling was wrong, and is counted so; to count only
+    those tried after a rejection would give the chance given that the others were wrong.
+
+    Not nested, unlike a round's own counts: a proposer may begin at depth 3. Of a round with a single proposer, they
+    are those counts. Two biases stay. A token that two proposers offer at one place stands once, under the first of
+    them, so the second's α_i is of places where it offered another one. And in a chain of sampled drafts accepted as a
+    block, a token behind the accepted ones counts as wrong even where the target draws the same again.
+    """
+
+    proposer: str
+    trials: tuple[int, ...]
+    accepts: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.trials) != len(self.accepts):
+            raise InconsistentCounts(
+                f"{self.proposer}: expected as many positions in trials and accepts, "
+                f"found {len(self.trials)} and {len(self.accepts)}"
+            )
+        for i, (trials, accepts) in enumerate(zip(self.trials, self.accepts, strict=True)):
+            if not trials >= accepts >= 0:
+                raise InconsistentCounts(
+                    f"{self.proposer}, position {i + 1}: expected trials ≥ accepts ≥ 0, found {trials} and {accepts}"
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +193,7 @@ class EvidenceKey:
     segment: str = ""
     drafter: str = ""
     draft_revision: str = ""
+    form_bucket: str = ""
 
     @property
     def columns(self) -> dict[str, str]:
@@ -177,6 +230,26 @@ def sampling_bucket(
     return ",".join([*parts, *["adjusted"] * is_adjusted])
 
 
+def form_bucket(constraint: str | None, *, has_tools: bool = False, has_images: bool = False) -> str:
+    """Which forms of jobs share a history; empty for a text without a constraint, after text alone.
+
+    `constraint` is the kind of what the text has to match (`Constraint.kind`), whose families accept alike: a call that
+    has to be made is JSON within words that are fixed. `has_tools`: tools that may be called stand in the prompt.
+    """
+    family = [_FAMILIES[constraint]] if constraint else []
+    return ",".join([*family, *["tools"] * has_tools, *["images"] * has_images])
+
+
+_FAMILIES: Final = {
+    "json_schema": "json",
+    "json_object": "json",
+    "tools": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+}
+
+
 def prompt_bucket(num_prompt_tokens: int) -> str:
     """Which prompt lengths (tokens) share a history."""
     for limit in (256, 1024, 4096):
@@ -185,8 +258,9 @@ def prompt_bucket(num_prompt_tokens: int) -> str:
     return ">4096"
 
 
-def _add(left: Sequence[int], right: Sequence[int]) -> tuple[int, ...]:
-    return tuple(a + b for a, b in zip_longest(left, right, fillvalue=0))
+def added(*counts: Sequence[int]) -> tuple[int, ...]:
+    """Sums by position; one that is shorter has 0 behind its end."""
+    return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
 _NUM_HALVINGS: Final = 50
@@ -225,3 +299,136 @@ def _spread(num_accepted: int, num_drafting: int, k: int) -> tuple[int, ...]:
     sums[-1] = num_accepted
     steps = [sums[0], *(after - before for before, after in pairwise(sums))]
     return tuple(sorted(steps, reverse=True))
+
+
+#: Beyond it the normal quantile is right to four digits.
+_NEARLY_NORMAL: Final = 1e5
+_TINY: Final = 1e-300
+
+
+def t95(degrees_of_freedom: float) -> float:
+    """The t that a variate with so many degrees of freedom exceeds in absolute value in 5 % of cases."""
+    return t_quantile(degrees_of_freedom, 0.05)
+
+
+@lru_cache(maxsize=4096)
+def t_quantile(degrees_of_freedom: float, tail: float) -> float:
+    """The t that such a variate exceeds in absolute value with the probability `tail`.
+
+    Infinite without a degree of freedom. By bisection on the tail, I_x(ν/2, ½) with x = ν / (ν + t²) (DLMF 8.17).
+    """
+    if degrees_of_freedom <= 0:
+        return math.inf
+    if degrees_of_freedom >= _NEARLY_NORMAL:
+        return NormalDist().inv_cdf(1 - tail / 2)
+    low, high = 0.0, 1.0
+    while two_sided_tail(high, degrees_of_freedom) > tail:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        if two_sided_tail(middle, degrees_of_freedom) > tail:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def two_sided_tail(t: float, degrees_of_freedom: float) -> float:
+    """P(|T| > t)."""
+    return _incomplete_beta(degrees_of_freedom / (degrees_of_freedom + t * t), degrees_of_freedom / 2, 0.5)
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """I_x(a, b), by its continued fraction (DLMF 8.17.22) in the half where that converges quickly."""
+    if x <= 0 or x >= 1:
+        return 0.0 if x <= 0 else 1.0
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _incomplete_beta(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    return math.exp(log_front) / a * _fraction(x, a, b)
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    """1 / (1 + d₁/(1 + d₂/(1 + …))), by Lentz's method as modified by Thompson and Barnett (1986)."""
+    value = numerator = 1.0
+    denominator = 0.0
+    for i in range(500):
+        m = i // 2
+        if i == 0:
+            d = 1.0
+        elif i % 2 == 0:
+            d = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        else:
+            d = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        denominator = 1 / _away_from_zero(1 + d * denominator)
+        numerator = _away_from_zero(1 + d / numerator)
+        step = numerator * denominator
+        value *= step
+        if i and abs(step - 1) < 1e-14:
+            break
+    return value - 1
+
+
+def _away_from_zero(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+#: Accepts and trials of a cluster.
+Counts: TypeAlias = tuple[int, int]
+
+#: Clusters that consecutive jobs are put into. Neighbours may be alike beyond a job, because a producer sends several:
+#: the means of 10 to 30 long runs of a stream are nearly independent (Schmeiser 1982).
+MOST_RUNS: Final = 30
+#: Degrees of freedom below which nothing is known about the spread.
+_LEAST_DEGREES: Final = 0.25
+
+
+def share_interval(clusters: Sequence[Counts]) -> Interval | None:
+    """Σ accepts / Σ trials with its 95 % interval; None without a trial.
+
+    Clusters are independent of each other; those without a trial do not count. The interval is the whole range where
+    one cluster holds nearly all trials.
+
+    The variance of Σa / Σn over clusters is the linearised one (Cochran 1977, §6.4). Every residual is divided by one
+    less the cluster's share of the trials, because a large cluster pulls the estimate towards itself (HC3: MacKinnon
+    and White 1985; about the jackknife). The degrees of freedom are the effective number of clusters (Σn)² / Σn² (Kish
+    1965), less one. Both become an effective number of trials (Korn and Graubard 1998), and the interval is Wilson's
+    (1927). `make bench-truth` measures how often it holds the truth (docs/concepts/acceptance.md).
+    """
+    tested = [(accepts, trials) for accepts, trials in clusters if trials]
+    if not tested:
+        return None
+    num_trials = sum(trials for _, trials in tested)
+    share = sum(accepts for accepts, _ in tested) / num_trials
+    num_effective = num_trials**2 / sum(trials * trials for _, trials in tested)
+    degrees_of_freedom = num_effective - 1
+    if degrees_of_freedom < _LEAST_DEGREES:
+        return Interval(share, 0.0, 1.0)
+    binomial = share * (1 - share)
+    variance = max(_variance(tested, share, num_trials), binomial / num_trials)
+    # Where all or nothing was accepted no spread can be seen: a cluster may then be one decision.
+    effective_trials = binomial / variance if variance else num_effective
+    return wilson(share, effective_trials * (Z95 / t95(degrees_of_freedom)) ** 2)
+
+
+def consecutive_runs(jobs: Sequence[Counts]) -> list[Counts]:
+    """Jobs in the order of their decoding, put together into at most `MOST_RUNS` runs of about equal length."""
+    tested = [job for job in jobs if job[1]]
+    num_runs = min(len(tested), MOST_RUNS)
+    numbered = ((index * num_runs // len(tested), job) for index, job in enumerate(tested))
+    runs = ([job for _, job in run] for _, run in groupby(numbered, key=lambda pair: pair[0]))
+    return [(sum(accepts for accepts, _ in run), sum(trials for _, trials in run)) for run in runs]
+
+
+def wilson(share: float, trials: float) -> Interval:
+    """95 % score interval of a share of so many independent trials, which need not be whole (Wilson 1927)."""
+    if trials <= 0:
+        return Interval(share, 0.0, 1.0)
+    centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
+    margin = Z95 / (1 + Z95**2 / trials) * math.sqrt(share * (1 - share) / trials + Z95**2 / (4 * trials * trials))
+    return Interval(share, max(0.0, min(share, centre - margin)), min(1.0, max(share, centre + margin)))
+
+
+def _variance(clusters: Sequence[Counts], share: float, num_trials: int) -> float:
+    moved = [(accepts - share * trials) / (num_trials - trials) for accepts, trials in clusters]
+    return (len(clusters) - 1) / len(clusters) * sum(one * one for one in moved)

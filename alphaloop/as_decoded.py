@@ -45,6 +45,7 @@ class Decoded:
     num_draft_tokens: tuple[int, int] | None  #: smallest and largest k of the jobs that drafted; None without any
     running: int  #: the usual load: half of the rounds had at most so many sequences
     sampling_bucket: str  #: that of most jobs
+    form_bucket: str = ""  #: likewise
 
     @classmethod
     def of_json(cls, found: Mapping[str, Any]) -> Self:
@@ -126,6 +127,7 @@ class NextJob:
     explanation: str
     running: int | None = None  #: sequences in its rounds, the job itself among them
     sampling_bucket: str = ""
+    form_bucket: str = ""
 
 
 def percent(share: float | None) -> str:

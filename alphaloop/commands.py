@@ -74,11 +74,16 @@ class CheckServerOrder(_Order):
     api_key_env: str | None  #: of an address alone: the name of a variable, since an order may be logged
 
 
+#: What is trained: a smaller model, or heads over the target's states.
+DraftMethod = Literal["draft_model", "heads", "eagle3"]
+
+
 class TrainOrder(_Order):
     """`alphaloop draft train`."""
 
     command: Literal["draft train"] = "draft train"
     folder: Path
+    method: DraftMethod
     prompts: Path | None  #: JSONL to train on, - if it follows the order; None: the target writes prompts
     held_out: Path | None  #: JSONL to judge with; None: a part of those
     task: str | None  #: of lines that name none

@@ -1,4 +1,4 @@
-"""The pydantic models as documents: JSON Schemas of job, result and chunk, and the settings reference.
+"""The code as documents: JSON Schemas of job, result and chunk, and the references of settings and command line.
 
 They are generated, so that they cannot disagree with the code: `python -m alphaloop.contract` writes them into
 docs/reference/, `--check` compares and changes nothing. The schemas of headers and the AsyncAPI document beside them
@@ -12,22 +12,14 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
+from alphaloop.cli.app import cli_reference
 from alphaloop.messages import Job, Result
-from alphaloop.messages.job import SHORTHAND, UNSUPPORTED
-from alphaloop.messages.result import ChunkBody
+from alphaloop.messages.answer_form import GUIDED, STRUCTURED_OUTPUTS_SCHEMA
+from alphaloop.messages.body import SHORTHAND, UNSUPPORTED
+from alphaloop.messages.stream import ChunkBody
 from alphaloop.settings.reference import settings_reference
 
 _NULL: Final[dict[str, Any]] = {"type": "null"}
-_TEXT_PARTS: Final[dict[str, Any]] = {
-    "type": "array",
-    "minItems": 1,
-    "items": {
-        "type": "object",
-        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-        "required": ["type", "text"],
-    },
-    "description": "Parts of the text, which are put together with nothing between them.",
-}
 REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -51,17 +43,22 @@ def job_schema() -> dict[str, Any]:
         "description": "Newer name of max_tokens; give one of the two.",
     }
     properties = body["properties"]
+    only = {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1, "maxItems": 1}
+    properties["prompt"] = _or(properties["prompt"], only)
+    forms = STRUCTURED_OUTPUTS_SCHEMA["properties"]
+    properties |= {
+        name: {**forms[kind], "description": f"Older name of structured_outputs.{kind}."}
+        for name, kind in GUIDED.items()
+    }
     properties["stop"] = _or(properties["stop"], {"type": "string", "minLength": 1, "maxLength": 256})
     bias = properties["logit_bias"]["anyOf"][0]
     bias["additionalProperties"] = _or(bias["additionalProperties"], _NULL)
-    message = schema["$defs"]["ChatMessage"]["properties"]
-    message["content"] = _or(message["content"], _TEXT_PARTS)
     for optional in (properties, schema["properties"]):
         optional.update({name: _or(field, _NULL) for name, field in optional.items() if name not in UNSUPPORTED})
     one_prompt = [_has("messages"), _has("prompt")]
     loose: dict[str, Any] = {name: {"$ref": f"#/$defs/Body/properties/{name}"} for name in sorted(SHORTHAND)}
     prompt = {"type": "string", "minLength": 1, "description": "Shorthand for one user message."}
-    loose["prompt"] = _or(prompt, _NULL)
+    loose["prompt"] = _or(_or(prompt, only), _NULL)
     loosely = [_has(name) for name in sorted(SHORTHAND)]
     inside = {
         "required": ["body"],
@@ -94,7 +91,7 @@ def result_schema() -> dict[str, Any]:
 
 
 def chunk_schema() -> dict[str, Any]:
-    """JSON Schema of a chunk's value: OpenAI's chat.completion.chunk with one choice."""
+    """JSON Schema of a chunk's value: OpenAI's chat.completion.chunk."""
     return {"$schema": DIALECT, **ChunkBody.model_json_schema(mode="validation"), "title": "Chunk"}
 
 
@@ -106,7 +103,7 @@ def documents() -> dict[str, str]:
         "schemas/chunk.json": chunk_schema(),
     }
     texts = {path: json.dumps(content, indent=2, ensure_ascii=False) + "\n" for path, content in data.items()}
-    return {**texts, "settings.md": settings_reference()}
+    return {**texts, "settings.md": settings_reference(), "cli.md": cli_reference()}
 
 
 def outdated() -> list[str]:
@@ -142,6 +139,8 @@ def _or(field: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """The schema of a field that may also be another one."""
     told: dict[str, Any] = {key: field[key] for key in ("default", "description", "title") if key in field}
     rest = {key: part for key, part in field.items() if key not in told}
+    if other == _NULL and _NULL["type"] in rest.get("type", ()):
+        return field
     kinds = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
     return {"anyOf": [*kinds, other], **told} if other not in kinds else field
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -64,6 +64,7 @@ class DraftCard(BaseModel):
     draft_revision: str
     target: str
     target_revision: str
+    method: Literal["draft_model", "heads", "eagle3"] = "draft_model"  #: as it is served
     trained_on: str = Field(description="In a sentence.")
     recipe: dict[str, Any]
     judgement: DraftJudgement

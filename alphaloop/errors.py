@@ -184,6 +184,10 @@ class DecodeFailed(ModelError):
     """The engine could not decode a job."""
 
 
+class GrammarConflict(ModelError):
+    """A text has reached a place at which its grammar and the job's other fields together allow no token."""
+
+
 class EngineSick(ModelError):
     """The engine can decode nothing any more, so the process exits and gives its jobs back."""
 

@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError, UnknownTask
 from alphaloop.messages import Job, Origin, field_as_sent, fields_of, parse_job, payload_digest
-from alphaloop.messages.job import SHORTHAND, without_nulls
+from alphaloop.messages.body import SHORTHAND
+from alphaloop.messages.fields import without_nulls
 from alphaloop.settings import Settings
 
 # Of an OpenAI batch line; they say where a request would go, not what to generate.

@@ -1,6 +1,6 @@
 """Look-up without an engine: what followed earlier occurrences of a text's last tokens. Standard library only.
 
-    SearchedText.propose → SuffixIndex: where the last tokens stood before, in the text and in EarlierResults
+    SearchedText.propose → SuffixIndex: where the last tokens stood before, in the text; and the same in EarlierTexts
                          → grow: the tokens worth proposing, and how many, by a Rule
 
 Occurrences are found through chains, as Deflate finds its matches (RFC 1951, §4). A text suffix automaton answers the
@@ -20,12 +20,16 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 #: Occurrences looked at, the latest first: a comma occurs everywhere, and the older places rarely say more.
 MAX_OCCURRENCES: Final = 32
+#: Tokens of the longest match; a longer one counts no more.
+MAX_NGRAM: Final = 16
+#: Of earlier results that are remembered of a task.
+MAX_REMEMBERED_BYTES: Final = 16 << 20
 #: An occurrence weighs 2 ** its length: of two continuations the one behind the longer match wins, unless the other
-#: occurred that much more often. Powers of two below 2 ** 33 add up exactly, in any order.
+#: occurred that much more often. Whole powers of two below 2 ** 33 add up exactly, in any order.
 _BASE: Final = 2.0
 #: What "something new" weighs: a lone match of 2 tokens is right with probability 1/2, one of 5 with 8/9.
 NOVELTY: Final = 4.0
@@ -38,57 +42,60 @@ BYTES_PER_TOKEN: Final = 240
 _END: Final = -1
 
 
+class EarlierTexts(Protocol):
+    """Texts of others that a text may be looked up in too."""
+
+    def continuations(self, suffix: Sequence[int], num_tokens: int) -> Sequence[tuple[float, list[int]]]:
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it.
+
+        What shall weigh more or less than a match in the text itself has another length than its own.
+        """
+
+
 @dataclass(frozen=True, slots=True)
 class SearchedText:
     """One text and its index."""
 
     text: Sequence[int]  #: prompt and output, the owner's own sequence, which grows
     index: SuffixIndex
-    earlier: EarlierResults | None  #: None: this task's results are not remembered
-    earlier_end: int | None = None  #: only results remembered before that many tokens were; None: all
+    earlier: EarlierTexts | None  #: None: this task's results are not remembered
 
-    def continuations(self, num_tokens: int) -> list[tuple[int, list[int]]]:
+    def continuations(self, num_tokens: int) -> list[tuple[float, list[int]]]:
         """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
 
         Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
         """
         text, end = self.text, len(self.text)
         self.index.advance(end - 1)
-        found = []
+        found: list[tuple[float, list[int]]] = []
         for length, place in self.index.matches(text):
             behind = list(text[place : place + num_tokens])
             if len(behind) < num_tokens:
                 behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
             found.append((length, behind))
         if self.earlier is not None:
-            found += self.earlier.continuations(text, num_tokens, self.earlier_end)
+            found += self.earlier.continuations(text, num_tokens)
         return found
 
-    def propose(self, num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
-        """What is likely to follow the text as it stands, at most `num_tokens` tokens: (tokens, parents), as `grow`."""
+    def propose(self, num_tokens: int, rule: Rule) -> Continuations:
+        """What is likely to follow the text as it stands, at most `num_tokens` tokens."""
         if num_tokens < 1:
-            return [], None
+            return Continuations([], None, [])
         return grow(self.continuations(num_tokens), num_tokens, rule)
 
 
 class EarlierResults:
-    """The latest results of one task, all in one index."""
+    """The latest results of one task in this process, all in one index."""
 
     def __init__(self, min_ngram: int, max_ngram: int, max_bytes: int) -> None:
         self._tokens = array("i")
         self._lengths: deque[int] = deque()
         self._max_tokens = max_bytes // BYTES_PER_TOKEN
         self._index = SuffixIndex(self._tokens, min_ngram, max_ngram)
-        self._num_dropped = 0
 
     def __len__(self) -> int:
         """Tokens held."""
         return len(self._tokens)
-
-    @property
-    def num_ever(self) -> int:
-        """Tokens held and tokens let go of."""
-        return self._num_dropped + len(self._tokens)
 
     def remember(self, token_ids: Sequence[int]) -> None:
         """Take in a result and let go of the oldest ones whose room it needs. One beyond the limit itself is let be."""
@@ -99,24 +106,15 @@ class EarlierResults:
             oldest = self._lengths.popleft()
             self._index.drop(oldest)
             del self._tokens[:oldest]
-            self._num_dropped += oldest
         self._tokens.extend(token_ids)
         self._tokens.append(_END)
         self._lengths.append(num_tokens)
         self._index.advance(len(self._tokens), is_apart=True)
 
-    def continuations(
-        self, suffix: Sequence[int], num_tokens: int, end: int | None = None
-    ) -> list[tuple[int, list[int]]]:
-        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it.
-
-        With an `end`, a `num_ever` of before, only those occurrences count that were there then. The later ones still
-        take their places among the occurrences looked at.
-        """
+    def continuations(self, suffix: Sequence[int], num_tokens: int) -> list[tuple[int, list[int]]]:
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it."""
         found = []
         for length, place in self._index.matches(suffix):
-            if end is not None and self._num_dropped + place >= end:
-                continue
             behind = self._tokens[place : place + num_tokens].tolist()
             if _END in behind:
                 behind = behind[: behind.index(_END)]
@@ -133,8 +131,16 @@ class Rule:
     num_branches: int  #: most tokens proposed to follow one token
 
 
-def grow(found: Iterable[tuple[int, Sequence[int]]], num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
-    """The likeliest continuations, at most `num_tokens` tokens: (tokens, parents); parents are None for a chain.
+class Continuations(NamedTuple):
+    """The likeliest ones, a tree."""
+
+    tokens: list[int]
+    parents: list[int] | None  #: None for a chain
+    together: list[float]  #: probability of each token and all before it
+
+
+def grow(found: Iterable[tuple[float, Sequence[int]]], num_tokens: int, rule: Rule) -> Continuations:
+    """The likeliest continuations, at most `num_tokens` tokens.
 
     `found` holds each occurrence's match length and the tokens behind it. A tree's tokens come likeliest first, and
     so do siblings. Equally likely ones come in the order in which they were found.
@@ -144,12 +150,13 @@ def grow(found: Iterable[tuple[int, Sequence[int]]], num_tokens: int, rule: Rule
         key = tuple(behind)
         weights[key] = weights.get(key, 0.0) + _BASE**length
     if rule.num_branches == 1:
-        return _chain(list(weights.items()), num_tokens, rule.min_probability), None
+        return _chain(list(weights.items()), num_tokens, rule.min_probability)
     return _tree(list(weights.items()), num_tokens, rule)
 
 
-def _chain(agreeing: list[_Weighed], num_tokens: int, min_probability: float) -> list[int]:
+def _chain(agreeing: list[_Weighed], num_tokens: int, min_probability: float) -> Continuations:
     tokens: list[int] = []
+    together: list[float] = []
     probability = 1.0
     for depth in range(num_tokens):
         by_token = _weights(agreeing, depth)
@@ -160,13 +167,15 @@ def _chain(agreeing: list[_Weighed], num_tokens: int, min_probability: float) ->
         if probability < min_probability:
             break
         tokens.append(token)
+        together.append(probability)
         agreeing = _with(agreeing, depth, token)
-    return tokens
+    return Continuations(tokens, None, together)
 
 
-def _tree(agreeing: list[_Weighed], num_tokens: int, rule: Rule) -> tuple[list[int], list[int] | None]:
+def _tree(agreeing: list[_Weighed], num_tokens: int, rule: Rule) -> Continuations:
     tokens: list[int] = []
     parents: list[int] = []
+    together: list[float] = []
     # (-probability, order of entry, token, parent, depth, occurrences that agree with the parent)
     ends: list[tuple[float, int, int, int, int, list[_Weighed]]] = []
     num_entered = 0
@@ -186,8 +195,9 @@ def _tree(agreeing: list[_Weighed], num_tokens: int, rule: Rule) -> tuple[list[i
         parent, depth, probability = len(tokens), depth + 1, -score
         tokens.append(token)
         parents.append(of)
+        together.append(probability)
     is_chain = all(of == place - 1 for place, of in enumerate(parents))
-    return tokens, None if is_chain else parents
+    return Continuations(tokens, None if is_chain else parents, together)
 
 
 def _weights(agreeing: list[_Weighed], depth: int) -> dict[int, float]:

@@ -11,7 +11,7 @@ class Stream:
     """Jobs whose acceptance may be compared. Vanilla decoding has empty `drafter` and `draft_revision`.
 
     It is the key of all evidence without segment and prompt length: their mix is part of what traffic is, so a shift
-    of the mix shows as changed traffic.
+    of the mix shows as changed traffic. Forms are kept apart, because constrained text is accepted on another level.
     """
 
     task: str
@@ -20,6 +20,7 @@ class Stream:
     sampling_bucket: str
     drafter: str = ""
     draft_revision: str = ""
+    form_bucket: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class TaskSpend:
     num_jobs: int = 0
     num_tokens: int = 0  #: generated
     device_s: float = 0.0
-    #: Target passes that drafts saved: vanilla decoding takes one pass of a single sequence for each token.
+    #: Target passes that drafts saved: vanilla decoding takes one pass of a single sequence for each token that is not
+    #: forced.
     num_saved_passes: int = 0
 
 

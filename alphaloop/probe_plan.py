@@ -27,13 +27,14 @@ from math import ceil
 from typing import Final
 
 from alphaloop.probes import ProbeSet, TaskTraffic
-from alphaloop.settings import Settings
+from alphaloop.settings import Bindings, Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
+from alphaloop.store.workers import SeenWorker, WorkerStore, drafters_of
 
 #: A probe that has not ended by then expires.
 DEADLINE: Final = timedelta(minutes=30)
@@ -113,6 +114,7 @@ class ProbePlanner:
         self._sets, self._probes = ProbeSetStore(database), ProbeStore(database)
         self._drafts, self._engines = DraftRegistry(database), CostStore(database)
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
+        self._workers, self._bindings = WorkerStore(database), settings.bindings
         self._settings, self._tasks = settings.scheduler, settings.tasks
         self._change_jobs = settings.policy.limits().change_jobs
 
@@ -136,6 +138,7 @@ class ProbePlanner:
             scorable=_scorable(drafts),
             incidents={(one.found.task, one.found.drafter) for one in self._incidents.open_incidents()},
         )
+        due = drafted(due, self._bindings, self._workers.seen())
         num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
         job_device_s = self._probes.mean_device_s(now - _TIMED, now)
         return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now))
@@ -218,6 +221,14 @@ def find_due(
     return sorted(
         due, key=lambda d: (_ORDER.index(d.why), -d.at_stake_device_s, d.last_probed or _NEVER, d.task, d.drafter)
     )
+
+
+def drafted(due: Iterable[DueProbe], bindings: Bindings, workers: Sequence[SeenWorker]) -> list[DueProbe]:
+    """Those of drafters that a worker of the task's target has; without several targets, all of them."""
+    found = {target: drafters_of(workers, target) for target in bindings.targets}
+    if len(found) <= 1:
+        return list(due)
+    return [one for one in due if one.drafter in found[bindings.target_of(one.task) or ""]]
 
 
 def _why(

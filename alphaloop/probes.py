@@ -36,6 +36,8 @@ class ProbePrompt:
 
     prompt_id: str
     body: Mapping[str, Any]
+    job_id: str | None = None  #: of the job that it was drawn from
+    segment: str | None = None  #: of that job
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,11 @@ def new_probe_set(
     *,
     num_draft_tokens: int,
     max_tokens: int,
-    source: ProbeSource = ProbeSource.FILE,
+    drawn_from: Sequence[Job] = (),
 ) -> ProbeSet:
-    """The set that asks these prompts greedily for at most `max_tokens` tokens. The same arguments give the same set.
+    """The set that asks these prompts greedily for at most `max_tokens` tokens. The same prompts give the same version.
+
+    `drawn_from` has the job of each prompt that was drawn from traffic.
 
     A prompt that occurs twice is kept once, because it would be measured twice for nothing. The prompts are put into an
     order in which the quarters by length take turns, because a run sends the first ones only: they are short ones and
@@ -65,32 +69,35 @@ def new_probe_set(
     """
     if not bodies:
         raise ValueError(f"a probe set of {task} without a prompt")
-    asked = (
+    asked = [
         {name: value for name, value in body.items() if name not in ("stream", "seed")}
         | {"temperature": 0.0, "max_tokens": max_tokens}
         for body in bodies
-    )
+    ]
     by_id = {_hash(body): body for body in asked}
+    origins = {_hash(body): (job.job_id, job.segment) for body, job in zip(asked, drawn_from, strict=False)}
     by_length = sorted(by_id, key=lambda prompt_id: (len(_canonical(by_id[prompt_id])), prompt_id))
     ordered = _take_turns(_quarters(by_length))
-    prompts = {i: ProbePrompt(prompt_id, by_id[prompt_id]) for i, prompt_id in enumerate(ordered)}
+    prompts = {
+        i: ProbePrompt(prompt_id, by_id[prompt_id], *origins.get(prompt_id, ())) for i, prompt_id in enumerate(ordered)
+    }
+    source = ProbeSource.TRAFFIC if drawn_from else ProbeSource.FILE
     return ProbeSet(task, _hash([num_draft_tokens, *ordered]), num_draft_tokens, prompts, source)
 
 
-def draw_prompts(jobs: Sequence[Job], num_prompts: int, seed: int) -> list[Mapping[str, Any]]:
-    """The bodies of `num_prompts` different prompts of traffic, fewer where there are fewer.
+def draw_prompts(jobs: Sequence[Job], num_prompts: int, seed: int) -> list[Job]:
+    """Jobs of traffic with `num_prompts` different prompts, fewer where there are fewer.
 
     The task must have consented (`probes_from_traffic`), because a probe set keeps prompts for good.
     The quarters of the prompts by length take turns, each with prompts drawn by lot. The same jobs and seed draw the
     same.
     """
-    bodies = {job.body.model_dump_json(): job.body for job in jobs if job.purpose is Purpose.TRAFFIC}
+    bodies = {job.body.model_dump_json(): job for job in jobs if job.purpose is Purpose.TRAFFIC}
     strata = _quarters(sorted(bodies, key=lambda body: (len(body), body)))
     rng = random.Random(seed)
     for stratum in strata:
         rng.shuffle(stratum)
-    drawn = _take_turns(strata)[:num_prompts]
-    return [bodies[one].model_dump(mode="json", exclude_defaults=True, exclude_none=True) for one in drawn]
+    return [bodies[one] for one in _take_turns(strata)[:num_prompts]]
 
 
 def _quarters(ordered: Sequence[str]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
 #: How the device of inference servers is named: several workers may ask the same servers.
@@ -26,6 +26,17 @@ class EngineIdentity:
     device: str  #: as a person would name it: `cpu-2-threads`, `NVIDIA H200`, `NVIDIA L4, small on cpu-2-threads`
     context_length: int  #: tokens of prompt and output together
     host: str  #: the machine: costs of one machine say nothing of another
+    adapters: tuple[str, ...] = ()  #: names of the target's adapters that jobs may ask for in place of it
+
+    def decodes(self, model: str | None) -> bool:
+        """Whether jobs that ask for this model are decoded here; None asks for none."""
+        return model in (None, self.target, *self.adapters)
+
+    def of(self, model: str | None) -> EngineIdentity:
+        """What decodes a job that asks for this model: its adapter is another target, with evidence of its own."""
+        if model not in self.adapters or model is None:
+            return self
+        return replace(self, target=model, target_revision=f"{self.target_revision}+{model}", adapters=())
 
     @property
     def has_shared_device(self) -> bool:
@@ -75,6 +86,7 @@ class ServerIdentity:
     context_length: int | None  #: tokens of prompt and text together, where it tells
     answers: tuple[Answer, ...]  #: to the prompts, in their order
     scatter: float = 0.0  #: distance between its own answers, one at a time and all at once
+    adapters: tuple[str, ...] = ()  #: of the model, by name
 
     def as_json(self) -> dict[str, Any]:
         """For the database."""
@@ -84,7 +96,7 @@ class ServerIdentity:
     def from_json(cls, found: Mapping[str, Any]) -> ServerIdentity:
         """What `as_json` made."""
         answers = tuple(Answer(one["text"], dict(one["likeliest"])) for one in found["answers"])
-        return cls(**{**found, "answers": answers})
+        return cls(**{**found, "answers": answers, "adapters": tuple(found.get("adapters", ()))})
 
     def sha256(self) -> str:
         """Of the names and answers as they came this time: a name for what was seen first, no way to compare."""

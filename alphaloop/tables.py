@@ -143,6 +143,61 @@ leader_terms: Final = _table(
 
 leader_leases: Final = _table("leader_leases", ["role"], _columns(Text, "role", "owner"), _instants("expires_at"))
 
+api_keys: Final = _table(
+    "api_keys",
+    ["id"],
+    _numbered(),
+    _columns(Text, "name", "prefix", "segment"),
+    _columns(LargeBinary, "digest"),
+    _columns(ARRAY(Text, as_tuple=True), "tasks"),
+    _instants("created_at"),
+    _instants("expires_at", "last_used_at", "revoked_at", nullable=True),
+    _index("uq_api_keys_digest", "digest", unique=True),
+    _index("uq_api_keys_not_revoked", "name", where="revoked_at IS NULL", unique=True),
+)
+
+#: Files and batches of OpenAI's API belong to the name of a key. Columns of json hold its null where there is nothing.
+api_files: Final = _table(
+    "api_files",
+    ["id"],
+    _columns(Text, "id", "key_name", "filename", "purpose"),
+    _columns(BigInteger, "num_bytes"),
+    _columns(JSON, "parts"),
+    _instants("created_at", "expires_at"),
+    _index("ix_api_files_key_name_created_at", "key_name", "created_at", "id"),
+    _index("ix_api_files_expires_at", "expires_at"),
+)
+
+api_batches: Final = _table(
+    "api_batches",
+    ["id"],
+    _columns(Text, "id", "key_name", "segment", "endpoint", "completion_window", "input_file_id", "status"),
+    _columns(Text, "task", "output_file_id", "error_file_id", nullable=True),
+    _columns(ARRAY(Text, as_tuple=True), "tasks"),
+    _columns(JSON, "metadata", "errors"),
+    _columns(Integer, "num_total", "num_sent", "num_invalid", "num_completed", "num_failed"),
+    _instants("created_at", "expires_at", "look_at"),
+    _instants("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", nullable=True),
+    _instants("cancelling_at", "cancelled_at", nullable=True),
+    _index("ix_api_batches_key_name_created_at", "key_name", "created_at", "id"),
+    _index("ix_api_batches_input_file_id", "input_file_id"),
+    _index(
+        "ix_api_batches_open",
+        "look_at",
+        where="status IN ('validating','in_progress','finalizing','cancelling')",
+    ),
+)
+
+audit: Final = _table(
+    "audit",
+    ["id"],
+    _numbered(),
+    _instants("at"),
+    _columns(Text, "by_kind", "by", "action", "subject"),
+    _columns(Text, "address", nullable=True),
+    _index("ix_audit_at", "at"),
+)
+
 #: One row a worker, which the worker itself writes every few seconds and deletes when it ends.
 workers: Final = _table(
     "workers",
@@ -170,12 +225,12 @@ server_identities: Final = _table(
 #: alphaloop.acceptance.EvidenceKey; empty text where a part does not apply.
 _EVIDENCE_KEY: Final = (
     *("task", "segment", "target_revision", "drafter", "draft_revision", "engine"),
-    *("sampling_bucket", "prompt_bucket"),
+    *("sampling_bucket", "prompt_bucket", "form_bucket"),
 )
 #: The same, wide keys first: a worker reads the rows of its own target, engine and drafts, and of nothing else.
 KEY: Final = (
     *("target_revision", "engine", "drafter", "draft_revision"),
-    *("task", "segment", "sampling_bucket", "prompt_bucket"),
+    *("task", "segment", "sampling_bucket", "prompt_bucket", "form_bucket"),
 )
 
 #: One sequence for both tables of the ledger: their rows have one order.
@@ -188,7 +243,7 @@ def _counted() -> list[Column[Any]]:
         *_instants("decoded_at", "recorded_at"),
         *_columns(BigInteger, "ledger_id", "recorded_in"),
         *_columns(Text, "job_id", *_EVIDENCE_KEY),
-        *_columns(BigInteger, "rounds", "num_empty_rounds", "num_cropped", "num_prompt_tokens"),
+        *_columns(BigInteger, "rounds", "num_empty_rounds", "num_cropped", "num_forced", "num_prompt_tokens"),
         *_columns(_COUNTS, "proposed", "trials", "accepts", "chances"),
         *_columns(Integer, "num_draft_tokens"),
     ]
@@ -202,6 +257,8 @@ decode_runs: Final = _table(
     _columns(Integer, "attempt", "batch_size"),
     _columns(Text, "purpose", "mode", "reason", "device"),
     _columns(Boolean, "is_evidence", "is_cut"),
+    # Of jobs whose rounds several proposers shared: by proposer, its trials and accepts. No sum of the counts above.
+    _columns(JSONB, "proposers", nullable=True),
     _columns(BigInteger, "num_tokens"),
     _columns(Double, "queue_s", "wall_s", "device_s"),
     _columns(Double, "time_to_first_token_s", nullable=True),
@@ -254,7 +311,8 @@ def _rollup(name: str) -> Table:
         _instants("bucket"),
         _columns(Text, *_EVIDENCE_KEY, "purpose", "mode"),
         _columns(Integer, "num_draft_tokens"),
-        _columns(BigInteger, "num_jobs", "rounds", "num_empty_rounds", "num_cropped", "num_prompt_tokens"),
+        _columns(BigInteger, "num_jobs", "rounds", "num_empty_rounds", "num_cropped", "num_forced"),
+        _columns(BigInteger, "num_prompt_tokens"),
         _columns(BigInteger, "num_tokens", "num_cut", "rounds_sq", "tokens_sq", "rounds_tokens"),
         _columns(_COUNTS, "proposed", "trials", "accepts", "trials_sq", "accepts_sq", "accepts_trials"),
         _columns(Double, "wall_s", "device_s"),
@@ -326,6 +384,7 @@ probe_prompts: Final = _table(
     _columns(Text, "task", "version", "prompt_id"),
     _columns(Integer, "position"),
     _columns(JSONB, "body"),
+    _columns(Text, "job_id", "segment", nullable=True),
     [ForeignKeyConstraint(["task", "version"], ["probe_sets.task", "probe_sets.version"], ondelete="CASCADE")],
 )
 
@@ -355,6 +414,25 @@ probe_texts: Final = _table(
     _columns(ARRAY(REAL), "gaps"),
     _columns(Double, "near_tie"),
     _index("ix_probe_texts_decoded_at", "decoded_at"),
+)
+
+#: The texts of a task's results that look-up searches, as tokens of the target; never prompts. A row that is forgotten
+#: stays for a day without its tokens, so that every worker learns of it.
+remembered_results: Final = _table(
+    "remembered_results",
+    ["id"],
+    _numbered(),
+    _columns(Text, "task", "segment", "target_revision", "job_id"),
+    _columns(Text, "batch_id", nullable=True),
+    _columns(Integer, "num_tokens"),
+    _columns(LargeBinary, "token_ids", nullable=True),
+    _instants("recorded_at"),
+    _instants("forgotten_at", nullable=True),
+    _columns(BigInteger, "changed_in"),
+    _index("ix_remembered_results_target_revision_task", "target_revision", "task", "id"),
+    _index("ix_remembered_results_changed_in", "changed_in"),
+    _index("ix_remembered_results_job_id", "job_id"),
+    _index("ix_remembered_results_recorded_at", "recorded_at", where="forgotten_at IS NULL"),
 )
 
 draft_revisions: Final = _table(
@@ -424,7 +502,10 @@ drift_positions: Final = _table(
 )
 
 #: What the drift test remembers of a stream, so that a run reads only new jobs.
-_STREAM: Final = ("task", "target_revision", "engine", "sampling_bucket", "drafter", "draft_revision")
+_STREAM: Final = (
+    *("task", "target_revision", "engine", "sampling_bucket", "form_bucket"),
+    *("drafter", "draft_revision"),
+)
 drift_memories: Final = _table(
     "drift_memories",
     _STREAM,

@@ -1,14 +1,19 @@
-"""Figures, names and foreign texts as every screen writes them: the terminal, the report and the console."""
+"""Figures, names and foreign texts as every screen writes them, and moments as people write them.
+
+Screens are the terminal, the report and the console. An option takes `2026-09-01`, `2026-09-01T12:30`, `90m`, `2h` or
+`3d`.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from alphaloop.acceptance import Interval
+from alphaloop.errors import ConfigError
 
 #: What a terminal acts upon instead of showing it (C0, DEL, C1), what turns the direction of the text around it, other
 #: line ends, and halves of UTF-16 pairs, which no encoding can write.
@@ -67,9 +72,9 @@ def counted_apart(num_probes: int, num_controls: int) -> str:
     return ", ".join(f"{number:,} {name}{'' if number == 1 else 's'}" for name, number in kinds if number)
 
 
-def acceptance_of(drafter: str | None, in_force: str | None, lengths: str) -> str:
-    """`k 3-5`: what acceptance was measured with; `lookup, k 3-5` where another drafter is in force."""
-    return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths)))
+def acceptance_of(drafter: str | None, in_force: str | None, lengths: str, form: str | None = "") -> str:
+    """`k 3-5`: what acceptance was measured with; `lookup, k 3-5, json` where another is in force, and of a form."""
+    return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths, form)))
 
 
 def named(drafter: str | None, num_draft_tokens: int) -> str:
@@ -91,6 +96,11 @@ def minute(at: datetime) -> str:
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
+def second(at: datetime) -> str:
+    """`2026-09-01 12:30:05 UTC`."""
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
 def words(name: str) -> str:
     """A cause, a kind, a reason or a verdict as people say it: without its underscores."""
     return name.replace("_", " ")
@@ -99,3 +109,37 @@ def words(name: str) -> str:
 def sentence(text: str) -> str:
     """A text with a capital at its beginning and a full stop at its end."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
+
+
+FORMS: Final = "2026-09-01, 2026-09-01T12:30, with +02:00 if not UTC; or 90m, 2h, 3d ago"
+FORMS_AHEAD: Final = "90m, 2h, 3d from now; or 2026-09-01, 2026-09-01T12:30, with +02:00 if not UTC"
+_AHEAD: Final = re.compile(r"(?:in\s+)?(\d+(?:\.\d+)?)\s*([smhdw])")
+_AGO: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])(?:\s+ago)?")
+_UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def moment_ago(text: str, now: datetime, option: str) -> datetime:
+    """The moment that `text` says, UTC where it names no zone. Raises ConfigError naming `option`."""
+    found = _read(text, now, option, _AGO, -1, FORMS)
+    if found > now:
+        raise ConfigError(f"{option}: expected a time in the past, found {second(found)}", hint=FORMS)
+    return found
+
+
+def moment_ahead(text: str, now: datetime, option: str) -> datetime:
+    """The moment after `now` that `text` says: of a duration, so long from now. Raises ConfigError naming `option`."""
+    found = _read(text, now, option, _AHEAD, 1, FORMS_AHEAD)
+    if found <= now:
+        raise ConfigError(f"{option}: expected a time in the future, found {second(found)}", hint=FORMS_AHEAD)
+    return found
+
+
+def _read(text: str, now: datetime, option: str, duration: re.Pattern[str], sign: int, forms: str) -> datetime:
+    written = text.strip()
+    try:
+        if found := duration.fullmatch(written):
+            return now + sign * timedelta(**{_UNITS[found[2]]: float(found[1])})
+        when = datetime.fromisoformat(written)
+        return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option}: expected a time, found {text[:60]!r}", hint=forms) from None

@@ -33,7 +33,7 @@ from typing import Any, Final
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 
-from alphaloop.acceptance import Interval
+from alphaloop.acceptance import Interval, t_quantile
 from alphaloop.cli.children import (
     LogFollower,
     await_event,
@@ -44,13 +44,10 @@ from alphaloop.cli.children import (
 )
 from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
+from alphaloop.client import Client
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.intervals import t_quantile
-from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Decoding, Job, Mode, Result, encode_job
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.messages import Decoding, Job, Mode, Result
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from benchmarks.jobs import PromptJob, prompts_of
@@ -170,7 +167,6 @@ def _scraped(address: str) -> Shown:
     return found
 
 
-_FLUSH_S: Final = 60.0
 _STALLED_S: Final = 300.0
 
 
@@ -214,27 +210,21 @@ class Deployed:
 
     def decode(self, jobs: Sequence[Job], worker: ChildProcess) -> dict[str, Result]:
         """The results by job_id. Raises RuntimeError where a job has no text."""
-        names, results = {job.job_id for job in jobs}, dict[str, Result]()
+        results = dict[str, Result]()
         since = time.monotonic()
 
         def alive() -> None:
             if not worker.is_running:
                 raise worker.failed("ended by itself")
             if time.monotonic() - since > _STALLED_S:
-                raise RuntimeError(f"nothing ended in {_STALLED_S:.0f} s; {len(results)} of {len(names)} results")
+                raise RuntimeError(f"nothing ended in {_STALLED_S:.0f} s; {len(results)} of {len(jobs)} results")
 
-        producer = Producer(self.settings.kafka, client_id="agreement")
-        try:
-            with OutcomeReader(self.settings.kafka, {job.task for job in jobs}) as reader:
-                for job in jobs:
-                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
-                producer.flush(_FLUSH_S)
-                for outcome in reader.outcomes(names, timeout_s=86_400.0, alive=alive):
-                    if outcome.usage is None or outcome.timings is None:
-                        raise RuntimeError(f"job {outcome.job_id} ended without a text")
-                    results[outcome.job_id], since = outcome, time.monotonic()
-        finally:
-            producer.close()
+        with Client(self.settings) as client:
+            batch = client.submit(jobs)
+            for outcome in client.results(batch, timeout_s=86_400.0, alive=alive):
+                if outcome.usage is None or outcome.timings is None:
+                    raise RuntimeError(f"job {outcome.job_id} ended without a text")
+                results[outcome.job_id], since = outcome, time.monotonic()
         return results
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from alphaloop.cli.demo import harvest
 from alphaloop.deciding.decision import Decision, Reason
-from alphaloop.demo_prompts import harvest
 from alphaloop.messages import Job, Mode, Origin, encode_job, parse_job
 
 MIN_TOKENS, MAX_TOKENS = 16, 192

@@ -57,6 +57,7 @@ NAVIGATION: Final = {
     "Guides": [
         "docs/guides/streams",
         "docs/guides/batches",
+        "docs/guides/openai-batches",
         "docs/guides/large-messages",
         "docs/guides/clients/README",
         "docs/guides/explain",

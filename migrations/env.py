@@ -14,8 +14,8 @@ from sqlalchemy import text
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings import load_settings
+from alphaloop.settings.processes import UNLIMITED
 from alphaloop.store.database import Database, parse_url
-from alphaloop.store.session_limits import UNLIMITED
 from alphaloop.tables import metadata
 
 #: Any fixed number: whoever migrates this schema takes the same one.

@@ -20,7 +20,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
-from alphaloop.settings import Settings, load_settings
+from alphaloop.settings import Settings, TasksFile, load_settings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schedule import LeaderLease
 from scheduler.leadership import stay
@@ -41,12 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the scheduler; returns why it ended, one of alphaloop.liveness."""
     options = _options(argv)
     try:
+        tasks_file = TasksFile(options.configs, options.profile)
         settings = load_settings(options.configs, profile=options.profile)
         if options.data_dir is not None:
             settings = settings.model_copy(update={"data_dir": options.data_dir.absolute()})
         settings = with_running_stack(settings)
         logs.configure(settings.logs.level, settings.logs.format)
-        return _measure(settings, stays=options.mode == "run")
+        return _measure(settings, tasks_file, stays=options.mode == "run")
     except AlphaloopError as error:
         log.error(
             "%s", error.message, extra={"action": "scheduler_failed", "code": error.code, "hint": error.hint or ""}
@@ -54,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.FAILED
 
 
-def _measure(settings: Settings, *, stays: bool) -> ExitCode:
+def _measure(settings: Settings, tasks_file: TasksFile, *, stays: bool) -> ExitCode:
     if settings.postgres.url is None or settings.kafka.bootstrap_servers is None:
         lacking = "postgres.url" if settings.postgres.url is None else "kafka.bootstrap_servers"
         raise ConfigError(
@@ -74,7 +75,7 @@ def _measure(settings: Settings, *, stays: bool) -> ExitCode:
         with Database(settings.postgres.url, pool_size=1, limits=settings.postgres.limits()) as beside:
             lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
             owner = _owner()
-            return stay(settings, database, LeaderLease(beside, owner, lease_s=lease_s), owner, sinks)
+            return stay(settings, tasks_file, database, LeaderLease(beside, owner, lease_s=lease_s), owner, sinks)
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:

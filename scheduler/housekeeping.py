@@ -14,6 +14,7 @@ from alphaloop.claim_check.store import ContentStore, drop_prompts
 from alphaloop.errors import BrokerError, ContentError
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.housekeeping import Dropped, RetentionStore
+from alphaloop.store.task_memory import FORGOTTEN_KEPT_FOR, ResultMemoryStore
 from scheduler.report.pages import drop_reports
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ MARGIN: Final = timedelta(days=1)
 HOURLY_KEPT_FOR: Final = timedelta(days=400)
 #: The age at which daily sums, closed drift events and incidents go.
 DAILY_KEPT_FOR: Final = timedelta(days=1825)
+#: The age at which rows of the audit go.
+AUDIT_KEPT_FOR: Final = timedelta(days=400)
 #: The most seconds that a run spends on deleting.
 MOST_S: Final = 120.0
 #: How long a message of a jobs topic may still be read; None: without limit. Raises BrokerError.
@@ -36,6 +39,7 @@ class Retention:
     """Deletes what is too old, for at most MOST_S a run; the next run goes on."""
 
     store: RetentionStore
+    memory: ResultMemoryStore
     settings: SchedulerSettings
     report_folder: Path
     message_retention: MessageRetention
@@ -56,8 +60,14 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
+        drop(history, "api_batches")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
+        drop(now - AUDIT_KEPT_FOR, "audit")
+        # A result is searched no longer than it may be read.
+        forgotten = self.memory.forget_before(now - timedelta(days=self.settings.jobs_retention_days))
+        _tell("remembered_results", Dropped(forgotten, is_all=True))
+        self.memory.delete_forgotten(now - FORGOTTEN_KEPT_FOR)
         ended = self._jobs_before(now)
         if ended is not None:
             drop(ended, "cancellations", "redrives")

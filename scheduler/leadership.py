@@ -21,7 +21,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdog
 from alphaloop.notifying import Sink
-from alphaloop.settings import SchedulerSettings, Settings
+from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schedule import LeaderLease, Term
@@ -39,7 +39,14 @@ MAX_RUN_S: Final = 1800.0
 NOTIFY_CHECK_S: Final = 10.0
 
 
-def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str, sinks: Sequence[Sink]) -> ExitCode:
+def stay(
+    settings: Settings,
+    tasks_file: TasksFile,
+    database: Database,
+    lease: LeaderLease,
+    owner: str,
+    sinks: Sequence[Sink],
+) -> ExitCode:
     """Measure at every interval while leading, and notify `sinks`, until SIGTERM or SIGINT.
 
     Returns FAILED when the Kafka client died, so that a supervisor starts the process again. Raises the errors of
@@ -61,7 +68,7 @@ def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str,
             password=dials.metrics_password,
         )
         exits.callback(endpoint.close)
-        console = _console(settings, exits)
+        console = _console(settings, tasks_file, exits)
         log.info("starting", extra={"action": "scheduler_starting", "metrics": endpoint.url, "console": console})
         try:
             await_servers(settings, database, start_wait)
@@ -82,19 +89,19 @@ def stay(settings: Settings, database: Database, lease: LeaderLease, owner: str,
         def parts(term: Term) -> tuple[Scheduler, Notifier | None]:
             its = database.guarded(term.check)
             notifier = Notifier(its, sinks, dials, metrics) if sinks else None
-            return Scheduler(its, producer, settings, owner=owner, metrics=metrics), notifier
+            return Scheduler(its, producer, settings, tasks_file, owner=owner, metrics=metrics), notifier
 
         _lead_in_turn(dials, stop, died, liveness, metrics, DatabaseClock(database).measure, lease, parts)
     log.info("stopped", extra={"action": "scheduler_stopped"})
     return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
 
-def _console(settings: Settings, exits: ExitStack) -> str:
+def _console(settings: Settings, tasks_file: TasksFile, exits: ExitStack) -> str:
     """Serve the console until `exits` ends; returns its address, `-` where it is off or cannot listen."""
     if not settings.console.is_on:
         return "-"
     try:
-        return exits.enter_context(closing(ConsoleServer(settings))).url
+        return exits.enter_context(closing(ConsoleServer(settings, tasks_file))).url
     except ConfigError as error:
         # Measuring goes on without it: another scheduler of this machine may serve it already.
         log.warning("no console: %s", error.message, extra={"action": "console_not_served", "hint": error.hint or ""})

@@ -25,25 +25,26 @@ from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState
-from alphaloop.store.hourly_sums import RollupStore
 from alphaloop.store.housekeeping import RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
-from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures
+from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures, with_targets
+from alphaloop.store.task_memory import ResultMemoryStore
 from alphaloop.store.traffic import TrafficStore
-from alphaloop.store.workers import ServerIdentityStore
+from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by_revision
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
-from scheduler.drift.watching import watch_traffic
+from scheduler.drift.watching import ALPHA_MARGIN, watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.housekeeping import MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
@@ -94,18 +95,20 @@ class Scheduler:
         database: Database,
         producer: Producer,
         settings: Settings,
+        tasks_file: TasksFile | None = None,
         *,
         owner: str,
         metrics: SchedulerMetrics,
         schedule_id: str = SCHEDULE_ID,
         message_retention: MessageRetention | None = None,
     ) -> None:
-        """`database` refuses a process that does not lead any more.
+        """`database` refuses a process that does not lead any more. Without a `tasks_file` the tasks stay.
 
         `message_retention` says how long a message of a jobs topic may still be read; without it the broker is asked.
         """
         dials = settings.scheduler
         self._database, self._producer, self._settings, self._dials = database, producer, settings, dials
+        self._tasks_file = tasks_file
         self._owner, self._metrics, self._schedule_id = owner, metrics, schedule_id
         self._timetable = timetable(dials)
         self._schedule, self._reports = ScheduleStore(database), ReportStore(database)
@@ -113,14 +116,15 @@ class Scheduler:
         self._state = AcceptanceStateStore(database)
         readable = message_retention or partial(longest_job_retention, settings.kafka)
         contents = ContentStore.of(settings.claim_check)
-        self._retention = Retention(RetentionStore(database), dials, settings.report_folder, readable, contents)
+        self._retention = Retention(
+            RetentionStore(database), ResultMemoryStore(database), dials, settings.report_folder, readable, contents
+        )
         self._drift, self._drift_memory = TrafficStore(database), DriftMemoryStore(database)
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
         self._probes = ProbeStore(database)
-        self._planner = ProbePlanner(database, settings)
-        self._servers = ServerIdentityStore(database)
+        self._servers, self._workers = ServerIdentityStore(database), WorkerStore(database)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
         """Run what was due at `scheduled_for` (`now`, if left out), with everything decoded until `now`.
@@ -135,10 +139,13 @@ class Scheduler:
             return RunSummary(due, claimed=False)
         try:
             with self._metrics.time_run():
+                if self._tasks_file is not None:
+                    self._settings = self._tasks_file.applied_to(self._settings)
                 self._keep_house(now)
                 self._switchback.refresh(now)
                 counts = self._read_counts(now)
                 figures = task_figures(self._database, now)
+                with_targets(list(figures.values()), self._settings.bindings, self._workers.seen())
                 choices = self._choices(counts, figures)
                 watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
@@ -198,17 +205,16 @@ class Scheduler:
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
         """Test the traffic for drift, compare the probes, and name causes."""
-        margin = self._dials.alpha_margin
         accepted = self._events.accepted_levels(counts.now)
         parents = {(d.drafter, d.draft_revision): d.parent_revision for d in self._drafts.all() if d.parent_revision}
         known = ((one.opened_at, one.found) for one in self._incidents.open_incidents())
         incidents = [SeenIncident(at, found.task, found.drafter, found.kind) for at, found in known]
         return judge(
             watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
-            probe_histories(counts.probes, margin, parents),
+            probe_histories(counts.probes, ALPHA_MARGIN, parents, targets_by_revision(self._workers.seen())),
             incidents,
             counts.in_use(),
-            margin,
+            ALPHA_MARGIN,
             accepted,
         )
 
@@ -242,8 +248,9 @@ class Scheduler:
 
     def _send_probes(self, due: datetime, now: datetime) -> SentProbes:
         """Send the probes and controls that are due. Raises DeliveryFailed with nothing marked as sent."""
-        sets = self._planner.sets()
-        plan = self._planner.plan(sets, now)
+        planner = ProbePlanner(self._database, self._settings)
+        sets = planner.sets()
+        plan = planner.plan(sets, now)
         chosen, most = plan.chosen, self._dials.probe_prompts
         planned = make_jobs(chosen, sets, due, num_prompts=most, deadline=now + DEADLINE)
         if planned:

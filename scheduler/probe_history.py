@@ -24,8 +24,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Final, NamedTuple, Self
 
-from alphaloop.acceptance import Interval
-from alphaloop.intervals import t95
+from alphaloop.acceptance import Interval, t95
 from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
 from scheduler.drift.watching import State, state_of
 
@@ -197,15 +196,28 @@ class ProbeHistory:
 
 
 def probe_histories(
-    results: Iterable[ProbeResult], margin: float, parents: Mapping[tuple[str, str], str]
+    results: Iterable[ProbeResult],
+    margin: float,
+    parents: Mapping[tuple[str, str], str],
+    targets: Mapping[str, str] | None = None,
 ) -> list[ProbeHistory]:
-    """The histories of every (task, drafter). `parents` is by (drafter, draft revision)."""
+    """The histories of every (task, drafter). `parents` is by (drafter, draft revision).
+
+    `targets`: by revision, the name of each target that is served now. A task that was bound to another one begins
+    anew there: what the targets accept is not compared.
+    """
     about = attrgetter("task", "drafter")
     found = []
     for (task, drafter), its in groupby(sorted(results, key=about), key=about):
         of_drafter = {draft: parent for (name, draft), parent in parents.items() if name == drafter}
-        found.append(ProbeHistory.of(task, drafter, its, margin, of_drafter))
+        found.append(ProbeHistory.of(task, drafter, _of_one_target(list(its), targets or {}), margin, of_drafter))
     return found
+
+
+def _of_one_target(its: Sequence[ProbeResult], targets: Mapping[str, str]) -> list[ProbeResult]:
+    """Those of the target of the newest; a revision that nobody serves any more may be one of its own."""
+    newest = targets.get(max(its, key=attrgetter("scheduled_for")).target_revision)
+    return [one for one in its if newest is None or targets.get(one.target_revision, newest) == newest]
 
 
 def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:

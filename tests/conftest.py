@@ -11,7 +11,10 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-_FIXTURES = ("worker", "broker", "postgres", "models", "cli", "runs", "history", "console", "object_store", "processes")
+_FIXTURES = (
+    *("worker", "broker", "postgres", "models", "cli", "runs", "history", "console", "object_store", "processes"),
+    "openai_api",
+)
 pytest_plugins = [f"tests.fixtures.{name}" for name in _FIXTURES]
 
 #: The seed of every run that asks for no other.

@@ -12,9 +12,11 @@ from typing import Final
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField
-from alphaloop.messages import Job
-from worker.decoding.counts import RoundCounts
+from alphaloop.messages import Choice, Job
+from alphaloop.messages.capabilities import served_by
+from tests.fixtures.answers import deltas_of
 from worker.decoding.prompts import fit_job
+from worker.decoding.proposal import RoundCounts
 from worker.decoding.text import TextStream
 from worker.engine import (
     CacheMemory,
@@ -97,6 +99,7 @@ class FakeEngine:
             "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
         )
         self.drafters = drafters
+        self.features = served_by("own").features
         self.sampling_defaults = SamplingDefaults()
         self.num_steps = 0
         self._num_slots, self._acceptance = num_slots, tuple(acceptance)
@@ -113,7 +116,7 @@ class FakeEngine:
         """A token a word."""
         if job.body.model not in (None, self.identity.target):
             raise InvalidField(f"expected {self.identity.target!r}", field="body.model")
-        prompt = job.body.prompt or " ".join(message.content for message in job.body.messages or ())
+        prompt = job.body.prompt or " ".join(message.text for message in job.body.messages or ())
         token_ids = tuple(_number("token", word) % 50_000 for word in prompt.split())
         return fit_job(job, token_ids, sampling, self.identity.context_length)
 
@@ -199,6 +202,9 @@ class FakeEngine:
     def abandon(self) -> None:
         """Drop every sequence."""
         self._running = []
+
+    def use_memory(self, view_of: object) -> None:
+        """It looks nothing up."""
 
     def wake(self) -> None:
         """A step waits for nothing."""
@@ -294,6 +300,49 @@ class VerboseEngine(FakeEngine):
         step = super().step()
         finished = (replace(one, text=one.text * (200 if self._marked in one.job_id else 1)) for one in step.finished)
         return replace(step, finished=tuple(finished))
+
+
+class AnsweringEngine(FakeEngine):
+    """A job whose prompt names one of `answers` gives that in place of its words, two pieces a step."""
+
+    def __init__(self, answers: Mapping[str, Sequence[Choice]], *, failing_steps: Sequence[int] = ()) -> None:
+        super().__init__(num_slots=16, num_words=(8, 16), failing_steps=failing_steps)
+        self._answers = answers
+        self._chosen: dict[str, tuple[Choice, ...]] = {}
+        self._pieces: dict[str, list[TokenDelta]] = {}
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a sequence in, from the beginning of its answer."""
+        super().admit(prepared, decision)
+        job_id, body = prepared.job.job_id, prepared.job.body
+        name = body.prompt or (body.messages[-1].content if body.messages else "")
+        self._chosen[job_id] = tuple(self._answers.get(str(name), ()))
+        self._pieces[job_id] = deltas_of(self._chosen[job_id], job_id)
+
+    def step(self) -> Step:
+        """One step, with pieces of the answers; the rest of an answer comes with its end."""
+        step = super().step()
+        deltas = [delta for delta in step.deltas if not self._chosen[delta.job_id]]
+        ended = {one.job_id for one in step.finished}
+        for job_id in step.tokens_by_job:
+            pieces = self._pieces[job_id]
+            num_now = len(pieces) if job_id in ended else 2
+            deltas += pieces[:num_now]
+            self._pieces[job_id] = pieces[num_now:]
+        return replace(step, deltas=tuple(deltas), finished=tuple(map(self._answered, step.finished)))
+
+    def _answered(self, generation: Generation) -> Generation:
+        if not (choices := self._chosen[generation.job_id]):
+            return generation
+        first = choices[0]
+        num_reasoning = sum(len((choice.said.reasoning or "").split()) for choice in choices)
+        return replace(
+            generation,
+            text=first.said.content or "",
+            choices=choices,
+            num_reasoning_tokens=num_reasoning,
+            finish_reason=first.finish_reason,
+        )
 
 
 def _generation(sequence: _Running) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,7 +20,20 @@ from alphaloop.cli.app import app
 from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Body, DecodingReport, Failure, Job, Origin, Result, Timings, Usage, parse_job
+from alphaloop.messages import (
+    AnswerMessage,
+    Body,
+    Choice,
+    ChosenToken,
+    DecodingReport,
+    Failure,
+    Job,
+    Origin,
+    Result,
+    Timings,
+    Usage,
+    parse_job,
+)
 from alphaloop.settings import KafkaSettings, Settings, TaskSettings
 from benchmarks.stored_runs.questions import Question, all_questions
 from tests.fixtures.worker import read
@@ -170,18 +184,24 @@ def test_the_shown_output_has_the_querys_columns(name: str, database_url: Secret
         assert [cell.strip() for cell in output.splitlines()[0].split("|")] == columns
 
 
+_REFERRED_TO = [Job, Body, Result, Usage, Choice, AnswerMessage, ChosenToken, Timings, DecodingReport, Failure]
+
+
 def test_the_jobs_of_the_reference_are_jobs() -> None:
-    *sent, refused = blocks("docs/reference/messages.md", "json")
+    *sent, answered, refused = blocks("docs/reference/messages.md", "json")
     jobs = [parse_job(block.encode(), Origin("c", "jobs.code", 0, 0), task="code") for block in sent]
     assert len(jobs) == 2
     assert Result.decode(refused.encode()).origin is not None
+    calling = Result.decode(answered.encode())
+    assert json.loads(calling.encode()) == json.loads(answered)
+    assert calling.messages[0].tool_calls
     (small,) = re.findall(r"echo '(\{.*\})' \| kcat", text("docs/guides/enqueue.md"))
     assert parse_job(small.encode(), Origin("c", "jobs.code", 0, 0), task="code").body.messages == jobs[0].body.messages
 
 
-@pytest.mark.parametrize("model", [Job, Body, Result, Usage, Timings, DecodingReport, Failure])
+@pytest.mark.parametrize("model", _REFERRED_TO)
 def test_the_reference_names_every_field(model: type[BaseModel]) -> None:
-    said = set(re.findall(r"[a-z][a-z_]+", text("docs/reference/messages.md")))
+    said = set(re.findall(r"[a-z][a-z_]+|(?<=`)[a-z](?=`)", text("docs/reference/messages.md")))
     assert set(model.model_fields) <= said
 
 

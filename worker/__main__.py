@@ -22,14 +22,14 @@ from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
-from alphaloop.settings import Settings, WorkerSettings, load_settings
+from alphaloop.settings import Settings, TasksFile, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore
 from worker.assembly import assemble, open_engine, owner_name
+from worker.background import set_up_interpreter
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
-from worker.threads import set_up_interpreter
 
 log = logging.getLogger("worker")
 
@@ -41,9 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one worker; returns why it ended, one of alphaloop.liveness."""
     options = _options(argv)
     try:
+        tasks_file = TasksFile(options.configs, options.profile)
         settings = with_running_stack(load_settings(options.configs, profile=options.profile))
         logs.configure(settings.logs.level, settings.logs.format)
-        _serve(settings, options.configs, random.Random(options.seed))
+        _serve(settings, tasks_file, random.Random(options.seed))
     except AlphaloopError as error:
         log.error("%s", error.message, extra={"action": "worker_failed", "code": error.code, "hint": error.hint or ""})
         return ExitCode.ENGINE_SICK if isinstance(error, EngineSick) else ExitCode.FAILED
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return ExitCode.STOPPED
 
 
-def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None:
+def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> None:
     stop, hurry = threading.Event(), threading.Event()
     _on_signals(stop, hurry, settings.worker.drain_s)
     if settings.postgres.url is None:
@@ -80,7 +81,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         producer = Producer(settings.kafka)
         exits.callback(producer.close)
         # Here, so that everything that can be checked without a model is checked before one is read.
-        WorkerStore(database).check_target(settings.models.target.name)
+        WorkerStore(database).check_target(settings.models.target.name, settings.default_model)
         engine = start_wait.until_answered(
             "the inference servers",
             partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),
@@ -91,7 +92,7 @@ def _serve(settings: Settings, configs: Path | None, rng: random.Random) -> None
         owner = owner_name()
         worker = assemble(
             settings,
-            configs,
+            tasks_file,
             engine,
             database,
             producer,

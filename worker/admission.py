@@ -2,11 +2,14 @@
 
 Three criteria, in this order:
 
-1. *Share of device time* between tasks. The task that had the least device time over weight goes next.
-2. *Priority with age* within a task. Jobs of the high lane go first, but for `NORMAL_SHARE` of the starts. Within a
-   lane the priority decides, where `AGEING_S` of waiting are worth one step of it, and then the arrival.
+1. *Share of device time* between tasks, and between the segments of a task (`worker/sharing.py`). Who had the least
+   device time over weight goes next. Jobs of a task without a segment are one segment. Of a task, jobs of the high lane
+   go first, but for `NORMAL_SHARE` of the starts.
+2. *Priority with age* within a segment. The priority decides, where `AGEING_S` of waiting are worth one step of it, and
+   then the arrival.
 3. *Shared beginning*. Jobs whose prompts begin alike save the device time in which that beginning is read, as long as
-   they run together. So a job may overtake others of its task, and its task may stay at its turn, within a slack.
+   they run together. So a job may overtake others of its segment, and its task and segment may stay at their turn,
+   within a slack.
 
 Probes and controls run alone: one lane of them has the device for up to as many jobs as there are slots, because some
 servers count what was drafted and accepted only for all of their requests together. Then as many jobs of traffic go
@@ -15,9 +18,10 @@ first, as far as traffic waits.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, KeysView, Mapping, Sequence, Set
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, KeysView, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from statistics import fmean
@@ -25,14 +29,13 @@ from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from alphaloop.messages import Job, Purpose
 from worker.engine import Sampling
+from worker.sharing import SHORTEST_JOB_S, FairShares
 
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")
 AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
-NUM_REMEMBERED_JOBS: Final = 64  #: the mean device time of a job follows about this many ended jobs
-SHORTEST_JOB_S: Final = 0.001  #: no job is expected to take less, so that many free jobs still count for something
 #: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
 MOST_SLACK_S: Final = 10.0
 #: Tokens of the shortest beginning that is compared; each further one is twice as long.
@@ -53,6 +56,8 @@ class AdmissionQueue(Generic[Item]):
     quantum_s: float = 1.0  #: device seconds over weight that a task may be ahead of the task that had least
     #: The weight of a task, above 0; asked whenever the task is charged, so weights may change.
     weight_of: Callable[[str], float] = lambda task: 1.0
+    #: The weight of a segment; the empty one is that of jobs without a segment.
+    weight_of_segment: Callable[[str], float] = lambda segment: 1.0
     #: Device seconds in which the target reads so many tokens of a prompt, as measured.
     read_s: Callable[[int], float] = lambda num_tokens: 0.0
 
@@ -60,10 +65,10 @@ class AdmissionQueue(Generic[Item]):
         self._shared = SharedBeginnings(self.num_slots, self.read_s)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
-        self._running: set[str] = set()
+        self._shares = FairShares(self.weight_of, self._mean_over_tasks_s)
         self._served_last: str | None = None
-        self._most_charged_s = 0.0
-        self._mean_over_tasks_s: float | None = None  # of device seconds a job; None until needed
+        self._mean_s: float | None = None  # device seconds of a job, over all tasks; None until needed
+        self._observed: set[str] = set()  # the tasks that may have running jobs
         self._alone: LaneKey | None = None  # the lane that has the device, or has it once the engine is empty
         self._num_alone_left = 0  # jobs that it may still admit
         self._num_traffic_first = 0  # jobs of traffic that go before the next such lane
@@ -73,6 +78,12 @@ class AdmissionQueue(Generic[Item]):
 
     def __len__(self) -> int:
         return self._num_jobs[True] + self._num_jobs[False]
+
+    def num_waiting(self, task: str, segment: str, *, is_high: bool) -> int:
+        """The waiting jobs of a segment in one of its task's lanes, but for probes and controls."""
+        found = self._tasks.get(task)
+        traffic = found.lanes[is_high].get(segment) if found is not None else None
+        return traffic.num_jobs if traffic is not None else 0
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """The waiting jobs of the high lanes, or of the others, and their bytes as given to `add`."""
@@ -88,59 +99,60 @@ class AdmissionQueue(Generic[Item]):
         now: float,
         beginnings: tuple[Beginning, ...] = (),
         is_high: bool = False,
+        segment: str = "",
     ) -> None:
         """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first.
 
-        `is_high`: it is of the high lane. Probes and controls never are.
+        `is_high`: it is of the high lane. Probes and controls never are, and have no segment.
 
         The effective priority of a job is `priority + waited_s / AGEING_S`. It grows equally fast for all jobs, so the
         order of two jobs never changes: it is the order of `now - priority * AGEING_S`, the rank.
         """
         task = self._task(lane.task)
         if not task.num_jobs:
-            # A task that was idle starts at the least virtual time of the others: it must not save up device time.
-            charged_s = (other.share.virtual_s for other in self._backlogged.values())
-            task.share.virtual_s = max(task.share.virtual_s, min(charged_s, default=self._most_charged_s))
+            self._shares.wait(task.name)
             self._backlogged[task.name] = task
         place = now - priority * AGEING_S, next(self._arrival)
         is_high = is_high and not lane.is_measured
-        job = _Job(place, lane, item, num_bytes, beginnings, is_high)
+        job = _Job(place, lane, "" if lane.is_measured else segment, item, num_bytes, beginnings, is_high)
         task.add(job)
         self._count(job, 1)
 
-    def next(self, limit: int, *, running: Mapping[LaneKey, int]) -> list[tuple[LaneKey, Item]]:
+    def next(self, limit: int, *, running: Mapping[Line, int]) -> list[tuple[LaneKey, Item]]:
         """Take out the jobs that are admitted now, in their order; none where none may be.
 
         Args:
             limit: the most jobs to take out.
-            running: how many jobs taken out before have not ended, by lane. Jobs that are still being claimed count.
+            running: how many jobs taken out before have not ended, by line. Jobs that are still being claimed count.
         """
         self._observe(running)
-        lanes = {lane for lane, num_running in running.items() if num_running > 0}
+        lanes = {line.lane for line, num_running in running.items() if num_running > 0}
         self._end_turn_alone(lanes)
         taken = self._take_traffic(limit) or self._take_alone(limit, lanes)
         return [(job.lane, job.item) for job in taken]
 
-    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
-        """Count the device seconds of an engine step, by task."""
-        for name, device_s in device_s_by_task.items():
-            share = self._task(name).share
-            share.weight = self.weight_of(name)
-            share.charge(device_s)
-            self._most_charged_s = max(self._most_charged_s, share.virtual_s)
+    def charge(self, device_s: Mapping[Line, float]) -> None:
+        """Count the device seconds of an engine step, by line."""
+        by_task: defaultdict[str, float] = defaultdict(float)
+        for (lane, segment), line_s in device_s.items():
+            by_task[lane.task] += line_s
+            if not lane.is_measured:
+                self._task(lane.task).shares.charge(segment, line_s)
+        for name, task_s in by_task.items():
+            self._shares.charge(name, task_s)
 
     def discard(self, unwanted: Callable[[Item], bool]) -> None:
         """Drop the jobs for which `unwanted` holds (their partition went to another worker). O(n)."""
         for job in [job for task in self._backlogged.values() for job in task.discard(unwanted)]:
             self._count(job, -1)
-        self._backlogged = {name: task for name, task in self._backlogged.items() if task.num_jobs}
+        for name in [name for name, task in self._backlogged.items() if not task.num_jobs]:
+            self._wait_no_more(name)
 
     def _take_traffic(self, limit: int) -> list[_Job[Item]]:
         """Traffic up to `limit`, or up to where a probe or control is next: the turn of its lane begins there.
 
-        Start-time fair queueing (Goyal, Vin and Cheng, 1996): the task with the least expected virtual time is served;
-        ties go by name. It goes on until it is more than `quantum_s` ahead of the least-served, the quantum of deficit
-        round robin (Shreedhar and Varghese, 1995), so that jobs of one task run together.
+        A task goes on until it is more than `quantum_s` ahead of the least-served, the quantum of deficit round robin
+        (Shreedhar and Varghese, 1995), so that jobs of one task run together.
         """
         taken: list[_Job[Item]] = []
         if self._alone is not None:
@@ -150,15 +162,15 @@ class AdmissionQueue(Generic[Item]):
         if may_be_alone:
             tasks = dict(self._backlogged)
         serving = tasks.get(self._served_last or "")
-        rival = _least_served(tasks.values(), but=serving)  # only the task that is served changes its virtual time here
+        rival = self._least_served(tasks, but=serving)  # only the task that is served changes its virtual time here
         while len(taken) < limit and tasks:
             if rival is not None and (serving is None or self._is_ahead(serving, rival)):
-                serving, rival = rival, _least_served(tasks.values(), but=rival)
+                serving, rival = rival, self._least_served(tasks, but=rival)
             assert serving is not None  # noqa: S101 - a task is left, and it is no rival of itself
-            if may_be_alone and serving.is_measured_first:
+            if may_be_alone and serving.is_measured_first(self._shared):
                 self._alone, self._num_alone_left = serving.first_measured_lane(), self.num_slots
                 break
-            job = serving.take_traffic(self._shared, self._expected_job_s(serving.share))
+            job = serving.take_traffic(self._shared)
             taken.append(self._admit(serving, job))
             if not (serving.num_jobs if may_be_alone else serving.has_traffic):
                 del tasks[serving.name]
@@ -168,11 +180,12 @@ class AdmissionQueue(Generic[Item]):
 
     def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
         """Whether the served task has to leave its turn to another: unless its next job shares a running beginning."""
-        ahead_s = serving.share.finish_s - rival.share.finish_s
-        if ahead_s <= self.quantum_s:
-            return False
-        num_shared = serving.num_shared(self._shared, self._expected_job_s(serving.share))
-        return ahead_s > self._shared.slack_s(num_shared)
+        ahead_s = self._shares.ahead_s(serving.name, rival.name)
+        return ahead_s > self.quantum_s and ahead_s > self._shared.slack_s(serving.num_shared(self._shared))
+
+    def _least_served(self, tasks: Mapping[str, _Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:
+        name = self._shares.least_served(name for name, task in tasks.items() if task is not but)
+        return None if name is None else tasks[name]
 
     def _take_alone(self, limit: int, running: Set[LaneKey]) -> list[_Job[Item]]:
         """Jobs of the lane that has the device, once no other lane runs."""
@@ -191,42 +204,47 @@ class AdmissionQueue(Generic[Item]):
             self._alone, self._num_traffic_first, self._served_last = None, self.num_slots, None
 
     def _admit(self, task: _Task[Item], job: _Job[Item]) -> _Job[Item]:
-        task.share.admit(self._expected_job_s(task.share))
+        self._shares.admit(task.name)
         self._shared.admit(job.beginnings)
         self._served_last = task.name
-        self._running.add(task.name)
+        self._observed.add(task.name)
         self._count(job, -1)
         if not task.num_jobs:
-            del self._backlogged[task.name]
+            self._wait_no_more(task.name)
         return job
+
+    def _wait_no_more(self, task: str) -> None:
+        del self._backlogged[task]
+        self._shares.wait_no_more(task)
 
     def _count(self, job: _Job[Item], sign: int) -> None:
         self._num_jobs[job.is_high] += sign
         self._num_bytes[job.is_high] += sign * job.num_bytes
 
-    def _observe(self, running: Mapping[LaneKey, int]) -> None:
+    def _observe(self, running: Mapping[Line, int]) -> None:
         num_running: Counter[str] = Counter()
-        for lane, num_jobs in running.items():
+        by_segment: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for (lane, segment), num_jobs in running.items():
             num_running[lane.task] += num_jobs
-        for name in self._running | num_running.keys():
-            self._task(name).share.observe(num_running[name])
+            if not lane.is_measured:
+                by_segment[lane.task][segment] += num_jobs
+        self._shares.observe(num_running)
+        for name in self._observed | by_segment.keys():
+            self._task(name).shares.observe(by_segment[name])
+        self._observed = set(num_running)
         self._shared.observe(num_running.total())
-        self._running = set(num_running)
-        self._mean_over_tasks_s = None
+        self._mean_s = None
 
-    def _expected_job_s(self, share: DeviceShare) -> float:
-        if share.mean_job_s is not None:
-            return max(SHORTEST_JOB_S, share.mean_job_s)
-        if self._mean_over_tasks_s is None:
-            means_s = (task.share.mean_job_s for task in self._tasks.values())
-            known_s = [mean_s for mean_s in means_s if mean_s is not None]
-            self._mean_over_tasks_s = max(SHORTEST_JOB_S, fmean(known_s)) if known_s else UNKNOWN_JOB_S
-        return self._mean_over_tasks_s
+    def _mean_over_tasks_s(self) -> float:
+        if self._mean_s is None:
+            known_s = self._shares.known_job_s()
+            self._mean_s = max(SHORTEST_JOB_S, fmean(known_s)) if known_s else UNKNOWN_JOB_S
+        return self._mean_s
 
     def _task(self, name: str) -> _Task[Item]:
         if (task := self._tasks.get(name)) is None:
-            task = self._tasks[name] = _Task(name)
-            task.share.weight = self.weight_of(name)
+            segments = FairShares(self.weight_of_segment, partial(self._shares.expected_job_s, name))
+            task = self._tasks[name] = _Task(name, segments)
         return task
 
 
@@ -247,6 +265,13 @@ class LaneKey(NamedTuple):
         return self.purpose in _MEASURED
 
 
+class Line(NamedTuple):
+    """Jobs that wait in one line: of one lane, for which device time counts as one segment's."""
+
+    lane: LaneKey
+    segment: str = ""  #: empty: the jobs without a segment
+
+
 def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
     """The lane of a job.
 
@@ -264,60 +289,6 @@ def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
         job.probe_num_draft_tokens or 0,
         switched_off,
     )
-
-
-class DeviceShare:
-    """A task's device time over its weight (virtual time), and the device time that its jobs are expected to take.
-
-    Device seconds are known only after a step, so an admitted job counts with its expected device seconds until real
-    ones take their place. The device seconds of a step are split evenly over the task's running jobs. Which job ended
-    is not known here, so the oldest one is taken. The mean over jobs does not depend on that choice (Little, 1961).
-    """
-
-    def __init__(self) -> None:
-        self.weight = 1.0
-        self.virtual_s = 0.0  #: charged device seconds over weight
-        #: Exponentially weighted mean of device seconds a job; None before one ended.
-        self.mean_job_s: float | None = None
-        self._num_ended = 0
-        self._expected_s = 0.0  # device seconds that running jobs are expected to need and were not charged
-        self._per_job_s = 0.0  # device seconds that a job running since the beginning would have had
-        self._began_at_s: deque[float] = deque()  # `_per_job_s` when each running job began
-
-    @property
-    def num_running(self) -> int:
-        """Jobs admitted and, as far as is known, not ended."""
-        return len(self._began_at_s)
-
-    @property
-    def finish_s(self) -> float:
-        """The virtual time that is expected once the running jobs have ended."""
-        return self.virtual_s + self._expected_s / self.weight
-
-    def admit(self, expected_s: float) -> None:
-        """Count a job that begins to run, with the device seconds that it is expected to need."""
-        self._expected_s += expected_s
-        self._began_at_s.append(self._per_job_s)
-
-    def charge(self, device_s: float) -> None:
-        """Count device seconds that the running jobs had."""
-        self.virtual_s += device_s / self.weight
-        self._expected_s -= min(device_s, self._expected_s)
-        self._per_job_s += device_s / max(1, self.num_running)
-
-    def observe(self, num_running: int) -> None:
-        """Take the number of jobs that still run; ended jobs update the mean and count no expected seconds."""
-        while self.num_running > num_running:
-            self._learn(self._per_job_s - self._began_at_s.popleft())
-        while self.num_running < num_running:
-            self._began_at_s.append(self._per_job_s)
-        if self.mean_job_s is not None:
-            self._expected_s = min(self._expected_s, num_running * max(SHORTEST_JOB_S, self.mean_job_s))
-
-    def _learn(self, device_s: float) -> None:
-        self._num_ended += 1
-        mean = self.mean_job_s or 0.0
-        self.mean_job_s = mean + (device_s - mean) / min(self._num_ended, NUM_REMEMBERED_JOBS)
 
 
 class Beginning(NamedTuple):
@@ -344,7 +315,7 @@ def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
 class SharedBeginnings:
     """The beginnings that the slots will hold when the next job starts, and how much device time sharing one is worth.
 
-    The engine copies a beginning that a running sequence holds (worker/decoding/prefixes.py) and does not read it
+    The engine copies a beginning that a running sequence holds (worker/decoding/network/slots.py) and does not read it
     again. Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which
     admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
     a beginning is read again, or a job goes first for nothing.
@@ -390,6 +361,7 @@ class _Job(Generic[Item]):
 
     place: _Place
     lane: LaneKey
+    segment: str
     item: Item
     num_bytes: int
     beginnings: tuple[Beginning, ...]  # of its prompt, the longest first
@@ -403,7 +375,7 @@ _Heap: TypeAlias = list[tuple[_Place, _Job[Item]]]
 
 @dataclass(slots=True)
 class _Traffic(Generic[Item]):
-    """The waiting traffic of one task: its high lane, or its normal one.
+    """The waiting traffic of one segment in its task's high lane, or in the normal one.
 
     A job whose prompt begins like a running job's may overtake: less than its slack after the first job in rank, and
     only while the jobs that overtook the first job are expected to take no more than the slack. What overtook a later
@@ -415,11 +387,10 @@ class _Traffic(Generic[Item]):
     #: Jobs that were taken before their turn, with their expected device seconds, as long as jobs wait before them.
     overtaking: list[tuple[_Place, float]] = field(default_factory=list)
     overtaking_s: float = 0.0  #: expected device seconds of these jobs together
-
-    def __bool__(self) -> bool:
-        return bool(self.heap)
+    num_jobs: int = 0
 
     def add(self, job: _Job[Item]) -> None:
+        self.num_jobs += 1
         heappush(self.heap, (job.place, job))
         for beginning in job.beginnings:
             heappush(self.by_beginning.setdefault(beginning, []), (job.place, job))
@@ -445,6 +416,7 @@ class _Traffic(Generic[Item]):
             heappush(self.overtaking, (job.place, job_s))
             self.overtaking_s += job_s
         job.is_waiting = False
+        self.num_jobs -= 1
         _drop_taken(self.heap)
         for beginning in job.beginnings:
             _drop_taken(alike := self.by_beginning[beginning])
@@ -464,33 +436,46 @@ class _Task(Generic[Item]):
     While both lanes wait, each job of the high lane adds to what the normal lane is owed, so that one in
     `1 / NORMAL_SHARE` starts is a normal job however fast high ones come. An empty lane is owed nothing. Probes and
     controls count as normal jobs; each of their lanes waits in a heap of its own, because it runs alone.
+
+    In both lanes the segments take turns. A segment has one share, whichever lane its jobs are of.
     """
 
     name: str
-    share: DeviceShare = field(default_factory=DeviceShare)
+    shares: FairShares  #: of its segments
     num_jobs: int = 0
-    high: _Traffic[Item] = field(default_factory=_Traffic)
-    normal: _Traffic[Item] = field(default_factory=_Traffic)
+    #: The waiting traffic by segment, of the high lane (True) and of the normal one.
+    lanes: dict[bool, dict[str, _Traffic[Item]]] = field(default_factory=lambda: {True: {}, False: {}})
     measured: dict[LaneKey, _Heap[Item]] = field(default_factory=dict)
     owed: float = 0.0  #: starts of the normal lane
+    served_last: str | None = None  #: segment
 
     @property
     def has_traffic(self) -> bool:
-        return bool(self.high or self.normal)
+        return bool(self.lanes[True] or self.lanes[False])
 
     def add(self, job: _Job[Item]) -> None:
+        if not job.lane.is_measured and not self._is_waiting(job.segment):
+            self.shares.wait(job.segment)
+        self._put(job)
+
+    def _put(self, job: _Job[Item]) -> None:
         if job.lane.is_measured:
             heappush(self.measured.setdefault(job.lane, []), (job.place, job))
         else:
-            (self.high if job.is_high else self.normal).add(job)
+            lane = self.lanes[job.is_high]
+            if (traffic := lane.get(job.segment)) is None:
+                traffic = lane[job.segment] = _Traffic()
+            traffic.add(job)
         self.num_jobs += 1
 
-    @property
-    def is_measured_first(self) -> bool:
+    def is_measured_first(self, shared: SharedBeginnings) -> bool:
         """Whether the job that starts next is a probe or a control."""
-        if not self.measured or (self.high and not self._is_normal_due):
+        if not self.measured or (self.lanes[True] and not self._is_normal_due):
             return False
-        return not self.normal or self.measured[self.first_measured_lane()][0][0] < self.normal.heap[0][0]
+        if not (normal := self.lanes[False]):
+            return True
+        traffic = normal[self._next_segment(normal, shared)]
+        return self.measured[self.first_measured_lane()][0][0] < traffic.heap[0][0]
 
     def first_measured_lane(self) -> LaneKey:
         return min(self.measured, key=lambda lane: self.measured[lane][0][0])
@@ -498,20 +483,33 @@ class _Task(Generic[Item]):
     def num_measured(self, lane: LaneKey) -> int:
         return len(self.measured.get(lane, ()))
 
-    def num_shared(self, shared: SharedBeginnings, job_s: float) -> int:
+    def num_shared(self, shared: SharedBeginnings) -> int:
         """Tokens that the next job of traffic shares with a running job; 0 where no traffic waits."""
-        return self._next_lane().next(shared, job_s)[1] if self.has_traffic else 0
+        if not self.has_traffic or not shared.held:
+            return 0
+        lane = self.lanes[self._is_high_next]
+        segment = self._next_segment(lane, shared)
+        return lane[segment].next(shared, self.shares.expected_job_s(segment))[1]
 
-    def take_traffic(self, shared: SharedBeginnings, job_s: float) -> _Job[Item]:
-        lane = self._next_lane()
-        if lane is self.normal:
+    def take_traffic(self, shared: SharedBeginnings) -> _Job[Item]:
+        lane = self.lanes[self._is_high_next]
+        if lane is self.lanes[False]:
             self.owed = max(0.0, self.owed - 1)
-        elif self.normal or self.measured:
+        elif self.lanes[False] or self.measured:
             self.owed += NORMAL_SHARE / (1 - NORMAL_SHARE)
         else:
             self.owed = 0.0
         self.num_jobs -= 1
-        return lane.take(shared, job_s)
+        segment = self._next_segment(lane, shared)
+        traffic = lane[segment]
+        job = traffic.take(shared, self.shares.expected_job_s(segment))
+        self.shares.admit(segment)
+        self.served_last = segment
+        if not traffic.num_jobs:
+            del lane[segment]
+            if not self._is_waiting(segment):
+                self.shares.wait_no_more(segment)
+        return job
 
     def take_measured(self, lane: LaneKey) -> _Job[Item]:
         self.owed = max(0.0, self.owed - 1)
@@ -522,31 +520,44 @@ class _Task(Generic[Item]):
         return job
 
     def discard(self, unwanted: Callable[[Item], bool]) -> list[_Job[Item]]:
-        heaps = (self.high.heap, self.normal.heap, *self.measured.values())
-        jobs = [job for heap in heaps for _, job in heap if job.is_waiting]
+        heaps = [traffic.heap for lane in self.lanes.values() for traffic in lane.values()]
+        jobs = [job for heap in (*heaps, *self.measured.values()) for _, job in heap if job.is_waiting]
         if gone := [job for job in jobs if unwanted(job.item)]:
             left = {id(job) for job in gone}
-            for lane in (self.high, self.normal):
-                lane.heap.clear()
-                lane.by_beginning.clear()
+            segments = {segment for lane in self.lanes.values() for segment in lane}
+            for lane in self.lanes.values():
+                lane.clear()
             self.measured.clear()
             self.num_jobs = 0
             for job in jobs:
                 if id(job) not in left:
-                    self.add(job)
+                    self._put(job)
+            for segment in segments:
+                if not self._is_waiting(segment):
+                    self.shares.wait_no_more(segment)
         return gone
+
+    def _is_waiting(self, segment: str) -> bool:
+        return segment in self.lanes[True] or segment in self.lanes[False]
 
     @property
     def _is_normal_due(self) -> bool:
         return self.owed >= 1 - _ROUNDING
 
-    def _next_lane(self) -> _Traffic[Item]:
-        return self.normal if not self.high or (self._is_normal_due and self.normal) else self.high
+    @property
+    def _is_high_next(self) -> bool:
+        return bool(self.lanes[True]) and not (self._is_normal_due and self.lanes[False])
 
-
-def _least_served(tasks: Iterable[_Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:
-    others = (task for task in tasks if task is not but)
-    return min(others, key=lambda task: (task.share.finish_s, task.name), default=None)
+    def _next_segment(self, lane: Mapping[str, _Traffic[Item]], shared: SharedBeginnings) -> str:
+        """Whose turn it is: the least-served's, but for the slack of the one served last."""
+        rival = self.shares.least_served(lane)
+        assert rival is not None  # noqa: S101 - the caller sees to it that the lane has jobs
+        last = self.served_last
+        if last is None or last == rival or last not in lane or not shared.held:
+            return rival
+        num_shared = lane[last].next(shared, self.shares.expected_job_s(last))[1]
+        ahead_s = self.shares.ahead_s(last, rival)
+        return last if ahead_s <= shared.slack_s(num_shared) else rival
 
 
 def _drop_taken(heap: _Heap[Item]) -> None:

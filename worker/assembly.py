@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.claim_check.store import ContentStore
@@ -19,20 +19,22 @@ from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.errors import ConfigError
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, TopicIds, cluster_id, ensure_topic, ensure_topics
+from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, topic_ids, topic_lister
 from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages import Status
-from alphaloop.messages.topics import JOBS_PATTERN
-from alphaloop.settings import ModelSettings, PolicySettings, Settings
+from alphaloop.messages.topics import dlq_topic, jobs_topic
+from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSettings, TasksFile, settings_of_segment
+from alphaloop.settings.models import LookupDrafterSettings
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, RefusedResultStore
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
+from alphaloop.store.outcomes import Outcome, OutcomeStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.workers import ServerIdentityStore, WorkerSetup, WorkerStore
+from alphaloop.store.task_memory import ResultMemoryStore
+from alphaloop.store.workers import Capabilities, ServerIdentityStore, WorkerSetup, WorkerStore
 from worker.admission import AdmissionQueue
-from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry
+from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry, Threads
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import half_life, open_deciding, revisions
@@ -42,7 +44,8 @@ from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch, make_topics, open_intake
-from worker.intake.validation import Fetching, Validation, no_references, tasks_reader
+from worker.intake.target_tasks import TargetTasks
+from worker.intake.validation import Fetching, Validation, no_references
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
@@ -51,11 +54,13 @@ from worker.recording import Recorder, ended
 from worker.running import Suspects
 from worker.sending import UnavailableTopics
 from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
-from worker.threads import Threads
+from worker.task_memory.memory import RememberedTasks
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing
 
+
+log = logging.getLogger(__name__)
 
 #: Messages that wait to be published before the recorder waits.
 PUBLISHING_ITEMS: Final = 8192
@@ -70,7 +75,7 @@ def owner_name() -> str:
 
 def assemble(
     settings: Settings,
-    configs: Path | None,
+    tasks_file: TasksFile | None,
     engine: Engine,
     database: Database,
     producer: Producer,
@@ -83,7 +88,8 @@ def assemble(
 ) -> Worker:
     """Build a worker. `producer` sends results; dead letters have a producer of their own.
 
-    Topics that are missing are created; costs never measured here are measured now.
+    Without a `tasks_file` its tasks stay as they are in `settings`. Topics that are missing are created; costs never
+    measured here are measured now.
     """
     limits = settings.worker
     make_topics(settings)
@@ -102,17 +108,24 @@ def assemble(
     jobs = JobStore(database)
     contents = ContentStore.of(settings.claim_check)
     probes = ProbeStore(database)
+    intake = open_intake(settings, settings.kafka.group_id, (), "intake", clock.now)
+    bound = TargetTasks(
+        engine.identity.target,
+        settings.bindings,
+        file=tasks_file,
+        topics_now=topic_lister(settings.kafka),
+        read_topics=intake.read_topics,
+    )
+    bound.look()
     validation = Validation(
         engine,
-        settings.tasks,
-        reread_tasks=tasks_reader(configs),
+        bound,
         limits=limits,
         cluster=cluster_id(settings.kafka),
         keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now).keeps,
         is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
         check_reference=contents.check if contents else no_references,
     )
-    intake = open_intake(settings, settings.kafka.group_id, [JOBS_PATTERN], "intake", clock.now)
     control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
     claiming = Claiming(
@@ -128,7 +141,9 @@ def assemble(
     )
     forwarder = Forwarder(
         lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
-        UnavailableTopics(partial(ensure_topic, settings.kafka), metrics.topic_unavailable),
+        UnavailableTopics(
+            lambda topic: ensure_topic(settings.kafka, topic, validation.tasks), metrics.topic_unavailable
+        ),
         metrics,
         letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
         is_hurried=retry.hurry.is_set,
@@ -146,8 +161,16 @@ def assemble(
     )
     tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
     outcomes = OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take)
+    memory = open_memory(settings, engine, database, lambda: bound.bindings.tasks)
+
+    def record(ended: Sequence[Outcome]) -> list[OutboxMessage]:
+        messages = outcomes.record(ended, owner=owner)
+        if memory is not None and any(one.remembered for one in ended):
+            memory.remembered()
+        return messages
+
     recorder = Recorder(
-        partial(outcomes.record, owner=owner),
+        record,
         intake,
         leases,
         publishing,
@@ -164,7 +187,7 @@ def assemble(
         intake,
         count=partial(jobs.fail, owner=owner),
         fail=lambda one: recorder.put([ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at)]),
-        ensure_topics=lambda task: ensure_topics(settings.kafka, [task]),
+        ensure_topics=lambda task: ensure_topic(settings.kafka, dlq_topic(jobs_topic(task)), [task]),
         retry=retry,
         rng=rng,
         max_bytes=limits.max_buffered_bytes,
@@ -178,6 +201,7 @@ def assemble(
             num_slots=num_slots,
             quantum_s=limits.task_quantum_s,
             weight_of=lambda task: validation.tasks[task].weight,
+            weight_of_segment=lambda segment: settings_of_segment(settings.segments, segment).weight,
             read_s=deciding.costs.read_s,
         ),
         claiming,
@@ -199,6 +223,13 @@ def assemble(
         refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )
+    content = settings.claim_check
+    can = Capabilities(
+        engine.identity.context_length,
+        limits.max_job_bytes,
+        tuple(sorted(engine.features)),
+        (content.url, *content.read_urls) if content.url else (),
+    )
     presence = Presence(
         WorkerStore(database),
         background.put,
@@ -206,10 +237,12 @@ def assemble(
         owner=owner,
         sampling_defaults=engine.sampling_defaults.sentence(),
         num_held=lambda: leases.num_held,
-        setup=lambda: WorkerSetup(deciding.facts, tuple(engine.drafters), engine.unserved(())),
+        setup=lambda: WorkerSetup(
+            deciding.facts, tuple(engine.drafters), engine.unserved(()), bound.bindings.default_model, can
+        ),
         clock=time.monotonic,
     )
-    topic_watch = TopicWatch([intake, control_intake], TopicIds(settings.kafka).ask)
+    topic_watch = TopicWatch([intake, control_intake], partial(topic_ids, settings.kafka))
 
     def refresh() -> None:
         clock.measure()
@@ -237,7 +270,12 @@ def assemble(
     }
     threads = Threads(
         neighbours=tuple(BackgroundThread(name, turn, on_failure=on_failure) for name, turn in turns.items()),
-        keepers=(leases.thread, Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S).thread),
+        keepers=(
+            leases.thread,
+            Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S).thread,
+            bound.thread,
+            *(memory.threads if memory else ()),
+        ),
         intakes=(intake, control_intake),
         tracing=tracing,
         liveness=liveness,
@@ -265,6 +303,7 @@ def assemble(
             lambda: presence.num_peers,
             now=clock.now,
             rng=rng,
+            num_vanilla_tokens=lambda task: validation.tasks[task].num_vanilla_tokens,
         ),
         recorder=recorder,
         retries=retries,
@@ -278,6 +317,28 @@ def assemble(
     )
 
 
+def open_memory(
+    settings: Settings, engine: Engine, database: Database, tasks: Callable[[], Mapping[str, TaskSettings]]
+) -> RememberedTasks | None:
+    """The memory of the tasks, loaded and ready to be searched; None where servers decode, which have their own."""
+    revision = engine.identity.target_revision
+    if settings.models.target.engine != "own" or not revision:
+        return None
+    memory = RememberedTasks(ResultMemoryStore(database), revision, tasks)
+    memory.load()
+    memory.merge()
+    engine.use_memory(memory.view)
+    remembering = [name for name, one in tasks().items() if one.memory != "off"]
+    lookups = (one for one in settings.models.drafters.values() if isinstance(one, LookupDrafterSettings))
+    if remembering and not any(one.memory for one in lookups):
+        log.warning(
+            "the memory of %s is on, and no drafter searches it: set memory = true in [models.drafters.NAME]",
+            ", ".join(remembering),
+            extra={"action": "memory_unused"},
+        )
+    return memory
+
+
 def open_steering(
     policy: PolicySettings,
     engine: Engine,
@@ -286,6 +347,7 @@ def open_steering(
     *,
     now: Callable[[], datetime],
     rng: random.Random,
+    num_vanilla_tokens: Callable[[str], int],
 ) -> Steering:
     """What assigns the arms of the experiment; `num_peers`: other workers that ask the same servers.
 
@@ -293,7 +355,8 @@ def open_steering(
     """
     share = policy.control_share
     if engine.can_redraft:
-        return RoundSteering(RoundSchedule(RoundDesign(control_share=share), rng), lengths, now)
+        schedule = RoundSchedule(RoundDesign(control_share=share), rng)
+        return RoundSteering(schedule, lengths, now, num_vanilla_tokens)
     endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(
         RequestSchedule(RequestDesign(control_share=share), rng),

@@ -19,7 +19,7 @@ from alphaloop.messages import Failure, Status, carried_headers
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
-from worker.streams import JobStream
+from worker.sending import JobStream
 
 log = logging.getLogger(__name__)
 

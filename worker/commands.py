@@ -187,7 +187,8 @@ def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) 
     # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
     from worker.measuring.records import MemoryWatch, records_of
 
-    only = {name: one for name, one in settings.models.drafters.items() if name in drafters}
+    needed = settings.models.with_sources(drafters)
+    only = {name: one for name, one in settings.models.drafters.items() if name in needed}
     settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
     watch = MemoryWatch(settings.models)
     engine = open_engine(settings.models, num_slots=batch)
@@ -236,11 +237,12 @@ def _database(settings: Settings) -> Database:
 
 
 def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
-    """`alphaloop check-pair`: read the facts of both models, without their weights, and check them.
+    """`alphaloop check-pair`: read the facts of both models, or of a model and heads, without weights, and check them.
 
     1 where the draft is refused.
     """
     from worker.decoding.device import TARGET_SETTING
+    from worker.decoding.drafters.head_files import check_heads, find_heads
     from worker.decoding.pairing import check_pair, facts_of
 
     served = settings.models.target
@@ -249,15 +251,19 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
     room = _room(order.device or served.device, "--device" if order.device else TARGET_SETTING)
     draft_room = _room(order.draft_device, "--draft-device") if order.draft_device else room
     target = facts_of(order.target, dtype=dtype, context_length=order.context_length)
-    draft = facts_of(order.draft, dtype=order.draft_dtype or dtype, context_length=target.context_length)
-    findings = check_pair(
-        target,
-        draft,
-        num_slots=order.batch_size or settings.worker.batch_size,
-        max_draft_tokens=order.max_draft_tokens,
-        room=room,
-        draft_room=draft_room,
-    )
+    if (heads := find_heads(order.draft)) is not None:
+        sizes = {"hidden_size": target.hidden_size, "num_layers": target.num_layers, "vocabulary": target.num_rows}
+        findings = check_heads(heads, **sizes)
+    else:
+        draft = facts_of(order.draft, dtype=order.draft_dtype or dtype, context_length=target.context_length)
+        findings = check_pair(
+            target,
+            draft,
+            num_slots=order.batch_size or settings.worker.batch_size,
+            max_draft_tokens=order.max_draft_tokens,
+            room=room,
+            draft_room=draft_room,
+        )
     found = PairCheck(order.target, order.draft, findings)
     tell(ReportEvent(data=found))
     return 1 if found.is_refused else 0

@@ -134,8 +134,9 @@ class JobRetries:
     """Decides in the loop which failed jobs are tried again, and sends them from a thread of its own.
 
     `delays_s`: the delay before each try after the first; without any, no job is tried again. `count` counts failures
-    in the database and gives the claims back, attempts by job_id. `ensure_topics` makes a task's retry topics where
-    they are missing, and raises BrokerError where it may not; `fail` then ends the job.
+    in the database and gives the claims back, attempts by job_id. `ensure_topics` makes the topics of a task's failures
+    where they are missing, and raises BrokerError where it may not; `fail` then ends the job, and for a while every
+    other of the task that fails.
     """
 
     delays_s: Sequence[int]
@@ -149,9 +150,11 @@ class JobRetries:
     retry: Retry
     rng: random.Random
     max_bytes: int
+    clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
-        self._has_topics: dict[str, bool] = {}
+        self._has_topics: set[str] = set()  #: tasks
+        self._ask_again: dict[str, float] = {}  #: tasks without, until when nobody is asked
         self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
             max_items=MOST_AT_ONCE,
             max_bytes=self.max_bytes,
@@ -196,18 +199,20 @@ class JobRetries:
     def _can_wait(self, one: FailedTry) -> bool:
         """Whether the job's retry topics are there; if they cannot be, it has failed for good."""
         task = one.claimed.ready.job.task
-        if task not in self._has_topics:
+        if task not in self._has_topics and self._ask_again.get(task, 0.0) <= self.clock():
             try:
                 self.retry.until_done("retry topics", lambda: self.ensure_topics(task))
-                self._has_topics[task] = True
+                self._has_topics.add(task)
             except BrokerUnavailable:
                 raise
             except BrokerError as error:
-                log.error("no retries of task %s: %s", task, error.message, extra={"action": "no_retry_topics"})
-                self._has_topics[task] = False
-        if not self._has_topics[task]:
+                if task not in self._ask_again:
+                    told = {"action": "no_retry_topics", "hint": "`alphaloop topics create --all` by a user who may"}
+                    log.error("no retries of task %s: %s", task, error.message, extra=told)
+                self._ask_again[task] = self.clock() + RETRY_S
+        if task not in self._has_topics:
             self.fail(one)
-        return self._has_topics[task]
+        return task in self._has_topics
 
     def _message(self, one: FailedTry) -> Forwarded:
         delivery = one.claimed.ready.delivery

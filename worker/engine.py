@@ -10,19 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from alphaloop.acceptance import AcceptanceCounts, sampling_bucket
+from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_bucket
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
-from alphaloop.messages import Job
+from alphaloop.messages import Choice, Constraint, Job
+from alphaloop.messages.capabilities import Feature
+from alphaloop.messages.result import ChosenToken, FinishReason
+from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.server_identity import EngineIdentity as EngineIdentity
 from alphaloop.server_identity import Granularity
 from alphaloop.settings import TaskSettings
 
 if TYPE_CHECKING:
     from worker.servers.fleet_member import EndpointStatus, SuspectCounts
+    from worker.task_memory.index import ViewOf
 
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
@@ -47,6 +51,10 @@ class Engine(Protocol):
     def sampling_defaults(self) -> SamplingDefaults:
         """What the model says of sampling; nothing where a server has the model: every request has every setting."""
         return SamplingDefaults()
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a job may ask for here, beside what every engine can do."""
 
     @property
     def can_redraft(self) -> bool:
@@ -79,6 +87,10 @@ class Engine(Protocol):
 
         Raises DecodeFailed, after which `abandon` empties the engine, and EngineSick where nothing will mend it.
         """
+
+    def use_memory(self, view_of: ViewOf) -> None:
+        """Let drafters search earlier results, from the next job on. Servers have drafters of their own."""
+        return
 
     def wake(self) -> None:
         """End the wait of `step`, because there is something else to do. Any thread may call it."""
@@ -139,6 +151,9 @@ class PreparedJob:
     sampling: Sampling
     is_pooled: bool = False  #: whether the job's segment has no evidence of its own
     num_estimated_tokens: int = 0  #: of a prompt that is not tokenized here
+    features: frozenset[Feature] = frozenset()  #: what a server has to be able to do; empty of an own engine's job
+    is_remembered: bool = False  #: whether the task's memory takes in its result
+    tells_rounds: bool = True  #: whether its result has counts of its rounds
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -167,6 +182,16 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
+    n: int = 1  #: texts of the job; those behind the first have seeds seed + i
+    min_tokens: int = 0  #: before so many tokens no end token, stop token or stop string ends the text
+    ignore_eos: bool = False  #: the model's end tokens are text
+    bad_words: tuple[str, ...] = ()  #: never written
+    allowed_token_ids: tuple[int, ...] = ()  #: no others are written; empty: all
+    include_stop: bool = False  #: the stop string is part of the text
+    skip_special_tokens: bool = True  #: special tokens are no part of the text
+    num_logprobs: int | None = None  #: likeliest tokens told at each place; 0: the chosen one's alone; None: nothing
+    constraint: Constraint | None = None  #: what the text has to match
+    form_bucket: str = ""  #: which forms of jobs share evidence: of alphaloop.acceptance.form_bucket
     bucket: str = field(init=False, compare=False, repr=False)  #: which settings share evidence
 
     def __post_init__(self) -> None:
@@ -180,10 +205,16 @@ class Sampling:
 
     @property
     def is_adjusted(self) -> bool:
-        """Whether scores change before a token is chosen."""
-        return bool(
-            self.logit_bias or self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
-        )
+        """Whether scores change before a token is chosen, all through the text: then evidence is kept apart.
+
+        `min_tokens` is not meant: it bars the few end tokens for a while, which hardly moves the acceptance rate.
+        """
+        return bool(self.logit_bias or self.bad_words or self.allowed_token_ids or self.has_penalty)
+
+    @property
+    def has_penalty(self) -> bool:
+        """Whether a token's score depends on how often it stands in the text."""
+        return self.repetition_penalty != 1 or self.frequency_penalty != 0 or self.presence_penalty != 0
 
     @property
     def is_cut(self) -> bool:
@@ -260,20 +291,50 @@ class Step:
     num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
+    num_resident_hits: int = 0  #: texts that began with a resident beginning
+    num_resident_tokens: int = 0  #: tokens of prompts that were not read, because they were resident
+    resident_bytes: int = 0  #: of resident beginnings, behind the step
     num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
     drafter: str | None = None  #: the one that proposed; None where none did or several
+    #: Of `draft_s`, the seconds of each proposer; empty: all are those of `drafter`.
+    draft_s_by_proposer: Mapping[str, float] = field(default_factory=dict)
+    #: What each proposed in them; of one without, it was for all sequences of the step, up to its `width`.
+    shape_by_proposer: Mapping[str, ProposalShape] = field(default_factory=dict)
     shadow_s: float = 0.0  #: beside it, scoring texts with drafters that do not decode them
     #: Tokens that each sequence put out in this step, by job_id: 0 for those whose prompts are still being read.
     tokens_by_job: Mapping[str, int] = field(default_factory=dict)
     #: Draft tokens that the target read, by job_id; sequences without a proposal are left out.
     proposed_by_job: Mapping[str, int] = field(default_factory=dict)
+    #: Sequences that each job had in this step, where it had several (n > 1).
+    sequences_by_job: Mapping[str, int] = field(default_factory=dict)
     #: Times that a drafter raised since the step before, by drafter. What it drafted went on vanilla.
     drafter_failures: Mapping[str, int] = field(default_factory=dict)
-    drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter
+    drafting: tuple[str, ...] = ()  #: job ids of the sequences whose round belonged to a drafter, each once
     failed: tuple[FailedRequest, ...] = ()  #: jobs that are here no more, by their own fault; the others go on
     #: Jobs that are here no more, because their server went away when a part of their text was out. Each is decoded
     #: again, under a new attempt, so that readers of its stream can tell both texts apart.
     interrupted: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProposalShape:
+    """What a proposer did in a step."""
+
+    batch: int  #: sequences that it was asked for
+    width: int  #: tokens of its longest proposal, and the pending one
+    num_read: int = 0  #: tokens of texts that it read before it could propose
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPiece:
+    """What one of a job's texts goes on with."""
+
+    text: str
+    part: Part = "content"  #: of tool_calls, `text` is a piece of arguments
+    tool_call: ToolCallHead | None = None  #: of tool_calls: the call, as the generation's choices have it
+    choice: int = 0  #: which of the job's texts
+    #: If asked for, of tokens that came since the piece before, whose text may be there only with a later one.
+    logprobs: tuple[ChosenToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +344,10 @@ class TokenDelta:
     job_id: str
     text: str
     index: int  #: 0 for the job's first delta
+    choice: int = 0  #: which of the job's texts
+    part: Part = "content"  #: as an `AnswerPiece` has it, and `tool_call` and `logprobs` too
+    tool_call: ToolCallHead | None = None
+    logprobs: tuple[ChosenToken, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +357,7 @@ class Generation:
     job_id: str
     text: str
     token_ids: tuple[int, ...]  #: empty where the server does not tell
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     num_prompt_tokens: int
     counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
     time_to_first_token_s: float
@@ -304,9 +369,16 @@ class Generation:
     shadows: tuple[ShadowCounts, ...] = ()
     drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
     num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
+    #: What each proposer offered inside the rounds, where not all was its drafter's own; no sum of `counts`.
+    proposers: tuple[ProposerCounts, ...] = ()
     #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
     second_choices: tuple[SecondChoice, ...] = ()
     served: Served | None = None  #: where and how fast a server decoded it; None: this process did
+    #: Where the answer says more than `text`: several texts, reasoning, calls of tools, logprobs. `text` is the first
+    #: one's content, `token_ids` and `counts` are of all.
+    choices: tuple[Choice, ...] = ()
+    num_reasoning_tokens: int | None = None  #: of all texts; None where not told
+    num_unparsed_calls: int = 0  #: pieces of its texts that begin like a call of a tool and are none: they stay text
 
     @property
     def is_counted(self) -> bool:
@@ -363,12 +435,16 @@ class Served:
     is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
     slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None of a request that was no job's
+    num_texts: int = 1  #: of the request
 
     def num_passes(self, num_tokens: int) -> int | None:
         """Passes of the target for a text of `num_tokens`; None where not even sums are told.
 
-        Each pass yields one token more than it accepts; the last one may have been cut.
+        Each pass yields one token more than it accepts; the last one may have been cut. Several texts share passes, and
+        no server tells how many.
         """
+        if self.num_texts > 1:
+            return None
         if self.num_rounds is not None:
             return self.num_rounds
         if self.drafter is None:
@@ -427,7 +503,7 @@ class CacheMemory:
     """What there is for keys and values, and what they take, in bytes."""
 
     free: int  #: of the target's device, as in `DeviceMemory`
-    held: int  #: on the target's device
+    held: int  #: on the target's device, resident beginnings among them, which yield
     target_limit: int  #: most that the target's may hold; jobs that would need more wait
     target_per_token: int
     drafts_per_token: Mapping[str, int]  #: by drafter; none for those that keep none

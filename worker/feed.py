@@ -11,16 +11,18 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from alphaloop.errors import MessageError
 from alphaloop.settings import WorkerSettings
-from worker.admission import AdmissionQueue, LaneKey, beginnings_of
+from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
+from worker.intake.unread import Unread
 from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
@@ -32,6 +34,7 @@ IDLE_WAIT_S: Final = 0.1
 HELD_WAIT_S: Final = 0.02
 #: A portion ends after this long, because long prompts take seconds and claims must go on between them.
 MOST_READING_S: Final = 0.05
+MOST_TAKEN: Final = 1024  #: messages that are put in line at once, unread
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
 #: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
@@ -67,11 +70,12 @@ class JobFeed:
 
     def __post_init__(self) -> None:
         self._assignment = -1
+        self._unread = {is_high: Unread(self.limits.max_buffered_bytes) for is_high in (True, False)}
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
-        self._taken: Counter[LaneKey] = Counter()  # jobs taken out of the queue that have not ended
-        self._aside: Counter[LaneKey] = Counter()  # of these, jobs that nobody has to wait for
+        self._taken: Counter[Line] = Counter()  # jobs taken out of the queue that have not ended
+        self._aside: Counter[Line] = Counter()  # of these, jobs that nobody has to wait for
 
     @property
     def num_waiting(self) -> int:
@@ -92,17 +96,17 @@ class JobFeed:
         self._discard_revoked()
         self._claim_ahead()
 
-    def charge(self, device_s_by_task: Mapping[str, float]) -> None:
-        """Count the device time of an engine step, by task. Called by the loop."""
+    def charge(self, device_s: Mapping[Line, float]) -> None:
+        """Count the device time of an engine step, by line. Called by the loop."""
         with self._lock:
-            self.queue.charge(device_s_by_task)
+            self.queue.charge(device_s)
 
-    def ended(self, lanes: Sequence[LaneKey]) -> None:
-        """Jobs of these lanes have ended or were given back. Called by the loop; makes room for claims."""
-        self._forget(lanes)
+    def ended(self, lines: Sequence[Line]) -> None:
+        """Jobs of these lines have ended or were given back. Called by the loop; makes room for claims."""
+        self._forget(lines)
         self.intake.wake()
 
-    def set_aside(self, absent: Mapping[str, LaneKey]) -> None:
+    def set_aside(self, absent: Mapping[str, Line]) -> None:
         """These jobs wait for servers that are away, so that no other has to wait for their end. Called by the loop."""
         self.suspects.absent = frozenset(absent)
         aside = Counter(absent.values())
@@ -123,29 +127,35 @@ class JobFeed:
             self.intake.wake()
 
     def _read(self) -> None:
-        """Read until the jobs that wait fill their room, or the portion's time is over; the high lane first."""
+        """Take what has come, then read until the jobs that wait fill their room, or the portion's time is over.
+
+        The high lane goes first.
+        """
         wait_s = HELD_WAIT_S if self._held else IDLE_WAIT_S
-        came = self.intake.take(1 if min(self._room(is_high=False)) > 0 else 0, wait_s)
+        if any(unread and min(self._room(is_high=is_high)) > 0 for is_high, unread in self._unread.items()):
+            wait_s = 0.0
+        normal = self._unread[False]
+        normal.put(self.intake.take(1 if normal.room_bytes > 0 else 0, wait_s))
+        for is_high, unread in self._unread.items():
+            if (room_bytes := unread.room_bytes) > 0:
+                unread.put(self.intake.take(MOST_TAKEN, 0.0, is_high=is_high, max_bytes=room_bytes))
         until = self.clock() + MOST_READING_S
-        lanes: tuple[tuple[bool, list[Delivery]], ...] = (True, []), (False, came)
-        for is_high, unread in lanes:
+        for is_high, unread in self._unread.items():
             ready: list[ReadyJob] = []
             refused: list[Refusal] = []
             num, num_bytes = self._room(is_high=is_high)
-            while unread or (num > 0 and num_bytes > 0):
-                if not unread and self.clock() > until:
-                    self.intake.wake()  # there may be more
-                    break
-                if not (unread := unread or self.intake.take(1, 0.0, is_high=is_high)):
-                    break
-                delivery = unread.pop()
+            in_turn = unread.take(partial(self.queue.num_waiting, is_high=is_high))
+            while num > 0 and num_bytes > 0 and (delivery := next(in_turn, None)) is not None:
                 num -= 1
                 job = self.reader.read(delivery, refused) if self.intake.is_current(delivery) else None
                 if job is not None:
                     ready.append(job)
                     num_bytes -= job.num_bytes
+                if self.clock() > until:
+                    break
             self._add(ready)
-            self.undecoded.refuse(refused)
+            # What no job was made of while its topic was dropped is for another target to judge.
+            self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
 
     def _room(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of that lane, and their bytes, that may wait beside those that do. The lanes share no room."""
@@ -170,6 +180,7 @@ class JobFeed:
                     now=now,
                     beginnings=beginnings_of(job.prepared.token_ids),
                     is_high=job.delivery.is_high,
+                    segment=job.line.segment,
                 )
 
     def _add_fetched(self) -> None:
@@ -194,6 +205,8 @@ class JobFeed:
         if self.intake.assignment_number == self._assignment:
             return
         self._assignment = self.intake.assignment_number
+        for unread in self._unread.values():
+            unread.discard(lambda delivery: not self.intake.is_current(delivery))
         self.reader.discard(lambda delivery: not self.intake.is_current(delivery))
         self._held = [(at, job) for at, job in self._held if self.intake.is_current(job.delivery)]
         self.suspects.discard(lambda job: not self.intake.is_current(job.delivery))
@@ -204,7 +217,7 @@ class JobFeed:
         if self.suspects.come_first:
             if (suspect := self.suspects.next()) is not None:
                 with self._lock:
-                    self._taken[suspect.lane] += 1
+                    self._taken[suspect.line] += 1
                 self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
@@ -223,7 +236,7 @@ class JobFeed:
             batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside)]
             again = [job for job in batch if self._is_ours(job)]
             new = [job for job in batch if not self._is_ours(job)] if again else batch
-            self._taken.update(job.lane for job in new)
+            self._taken.update(job.line for job in new)
         now = self.clock()
         self._held += [(now, job) for job in again]
         self.ready.count_claimed(len(new))
@@ -243,10 +256,13 @@ class JobFeed:
     def _is_ours(self, job: ReadyJob) -> bool:
         return self.claiming.leases.holds(job.job.job_id)
 
-    def _forget(self, lanes: Iterable[LaneKey]) -> None:
-        """Jobs of these lanes that were taken out of the queue have ended, or were given back."""
+    def _forget(self, lines: Sequence[Line]) -> None:
+        """Jobs of these lines that were taken out of the queue have ended, or were given back."""
         with self._lock:
-            self._taken.subtract(lanes)
+            self._taken.subtract(lines)
+            for line in lines:
+                if not self._taken[line]:  # a segment is a free label, so there may be any number of lines
+                    del self._taken[line]
 
 
 class ClaimedAhead(BoundedQueue[ClaimedJob]):
@@ -312,8 +328,8 @@ class UndecodedJobs:
         """These messages are no jobs."""
         self.forwarder.put(*(DeadMessage(delivery, error, self.intake) for delivery, error in refused))
 
-    def pass_on(self, claims: Claims) -> list[LaneKey]:
-        """Pass on the jobs that need no decoding; the lanes of all that were not claimed to be decoded."""
+    def pass_on(self, claims: Claims) -> list[Line]:
+        """Pass on the jobs that need no decoding; the lines of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
             told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
@@ -322,4 +338,4 @@ class UndecodedJobs:
             now = self.now()
             self.recorder.put([ended(one.claimed, one.status, one.failure, now=now) for one in claims.ended])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.lane for job in (*gone, *(one.claimed.ready for one in claims.ended))]
+        return [job.line for job in (*gone, *(one.claimed.ready for one in claims.ended))]

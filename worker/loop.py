@@ -26,8 +26,8 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import recording
-from worker.admission import LaneKey
-from worker.background import BackgroundWrites, Retry
+from worker.admission import Line
+from worker.background import BackgroundWrites, Retry, Threads
 from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
 from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
@@ -42,7 +42,6 @@ from worker.publishing import Publisher
 from worker.recording import EndedJob, Recorder
 from worker.running import Blame, RunningJob, RunningJobs, Stepped
 from worker.steering import SliceRecorder, Steering
-from worker.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -195,7 +194,7 @@ class Worker:
             extra = {"action": "jobs_moved", "num_jobs": len(moved)}
             log.info("jobs of partitions that another worker takes over are given back", extra=extra)
             self.release(moved)
-            self.feed.ended([one.ready.lane for one in moved])
+            self.feed.ended([one.ready.line for one in moved])
 
     def _split(self, claimed: Iterable[ClaimedJob]) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
         """Jobs of partitions that stay, and jobs of partitions that leave.
@@ -226,14 +225,14 @@ class Worker:
         counts as tried.
         """
         absent = self.running.absent()
-        self.feed.set_aside({job.job_id: job.lane for job in absent})
+        self.feed.set_aside({job.job_id: job.line for job in absent})
         if not absent or not len(self.feed.suspects):
             return
         left = self.running.drop([job.job_id for job in absent])
         self.feed.set_aside({})
         self.release(left)
         self.feed.put_back([one.ready for one in left if self.intake.is_current(one.ready.delivery)])
-        self.feed.ended([one.ready.lane for one in left])
+        self.feed.ended([one.ready.line for one in left])
 
     # 6. Start.
 
@@ -256,7 +255,7 @@ class Worker:
         if not self.running.num_to_run_alone:
             for _, jobs in groupby(startable, key=lambda claimed: claimed.ready.lane):
                 lane = list(jobs)
-                num_running = self._num_beside(len(lane), num_startable=len(startable) - num_started)
+                num_running = self._num_beside(lane, num_startable=len(startable) - num_started)
                 num_begun = self._start_lane(lane, num_running=num_running)
                 num_started += num_begun
                 if num_begun < len(lane):
@@ -281,15 +280,17 @@ class Worker:
         self._end_unwanted(unwanted, overdue)
         return startable
 
-    def _num_beside(self, num_jobs: int, num_startable: int) -> int:
+    def _num_beside(self, jobs: Sequence[ClaimedJob], num_startable: int) -> int:
         """Sequences that will run beside jobs of one lane, these included.
 
         A sequence that can draft in another way later is decided for what runs at its start. A request stays where it
-        began, so jobs that start right behind it count too: the other startable ones, and those in line.
+        began, so jobs that start right behind it count too: the other startable ones, and those in line. A job of
+        several texts is as many sequences, as far as there are slots.
         """
-        num_running = self.running.num_decoding + num_jobs
         if self.engine.can_redraft:
-            return num_running
+            load, num_texts = self.engine.load(), sum(one.ready.prepared.sampling.n for one in jobs)
+            return min(load.num_decoding + num_texts, load.num_slots)
+        num_running = self.running.num_decoding + len(jobs)
         num_soon = self.running.num_decoding + num_startable + self.feed.num_in_turn
         return max(num_running, min(num_soon, self.engine.load().num_slots))
 
@@ -364,7 +365,7 @@ class Worker:
             self.presence.stepped(step)
             self.costs.observe(step)
             self._keep(self.steering.observe(step))
-            self._charge(stepped.lanes, step.wall_s)
+            self._charge(stepped.lines, step.wall_s)
             self._stream(stepped)
         else:
             self._keep(self.steering.close())
@@ -382,10 +383,9 @@ class Worker:
         if slices:
             self.background.put("switchback slices", partial(self.slices.store, slices))
 
-    def _charge(self, lanes: Sequence[LaneKey], wall_s: float) -> None:
-        share_s = wall_s / len(lanes) if lanes else 0.0
-        num_by_task = Counter(lane.task for lane in lanes)
-        self.feed.charge({task: number * share_s for task, number in num_by_task.items()})
+    def _charge(self, lines: Sequence[Line], wall_s: float) -> None:
+        share_s = wall_s / len(lines) if lines else 0.0
+        self.feed.charge({line: number * share_s for line, number in Counter(lines).items()})
 
     def _stream(self, stepped: Stepped) -> None:
         gone = [*(job for job, _ in (*stepped.finished, *stepped.refused)), *stepped.interrupted]
@@ -394,14 +394,14 @@ class Worker:
             job = ended.get(delta.job_id) or self.running.by_id()[delta.job_id]
             if stream := job.claimed.stream:
                 created, model = int(job.started_at.timestamp()), self.engine.identity.target
-                self.publisher.queue.put([stream.add(delta.text, created=created, model=model)])
+                self.publisher.queue.put([stream.add(delta, created=created, model=model)])
 
     # How a job ends: its outcome goes to the recorder, and the feed gets its place back.
 
     def _end(self, ended: Sequence[EndedJob]) -> None:
         if ended:
             self.recorder.put(ended)
-            self.feed.ended([one.claimed.ready.lane for one in ended])
+            self.feed.ended([one.claimed.ready.line for one in ended])
 
     def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
         self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in unwanted])
@@ -517,7 +517,11 @@ class Worker:
             return f"no result can be published: {reason}"
         if isinstance(self.engine, AsksServers) and (reason := self.engine.unavailable()) is not None:
             return reason
-        return None if self.intake.is_assigned else "no partitions assigned yet"
+        if self.intake.is_assigned:
+            return None
+        if not self.intake.listed:
+            return f"no task is bound to {self.engine.identity.target}, so there is no topic to read"
+        return "no partitions assigned yet"
 
     def give_back_unstarted(self) -> None:
         """Give back what no step has touched. What is in the engine may be what hangs, so that counts as a crash."""

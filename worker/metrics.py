@@ -21,7 +21,7 @@ from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
-from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from worker.costs.learning import KnownCosts
 from worker.engine import AsksServers, Engine, Step
@@ -95,6 +95,9 @@ class WorkerMetrics:
             "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65)
         )
         self._prefill = counter("alphaloop_step_prefill_tokens", "Tokens of prompts read")
+        self._resident_hits = counter("alphaloop_resident_hits", "Texts that began with a resident beginning")
+        self._resident_tokens = counter("alphaloop_resident_tokens", "Tokens of prompts that were resident, not read")
+        self._resident_bytes = gauge("alphaloop_resident_bytes", "Of resident beginnings, as of the last step")
         self._shadow = counter(
             "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode"
         )
@@ -138,6 +141,9 @@ class WorkerMetrics:
         self._steps.observe(step.wall_s)
         self._batch.observe(step.batch)
         self._prefill.inc(step.num_prefill_tokens)
+        self._resident_hits.inc(step.num_resident_hits)
+        self._resident_tokens.inc(step.num_resident_tokens)
+        self._resident_bytes.set(step.resident_bytes)
         self._shadow.inc(step.shadow_s)
         for drafter, num_failures in step.drafter_failures.items():
             self._drafter_failures.labels(drafter).inc(num_failures)

@@ -36,8 +36,7 @@ from worker.dead_letters import DeadMessage, Forwarder, failed_job
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
-from worker.sending import KafkaMessage, deliver
-from worker.streams import ChunkSender, final_message
+from worker.sending import ChunkSender, KafkaMessage, deliver, final_message
 
 if TYPE_CHECKING:
     from worker.tracing import JobTrace
@@ -234,8 +233,8 @@ def _message(result: OutboxMessage) -> KafkaMessage:
 class RefusedResults:
     """Settles refused results; `count` is told the code and what was done, of each.
 
-    With `contents`, the text of a result that is too large lies there, and the result refers to it. While that store is
-    away the result waits in the outbox, and the others go on.
+    With `contents`, the texts of a result that is too large lie there, and the result refers to them. While that store
+    is away the result waits in the outbox, and the others go on.
     """
 
     store: RefusedResultStore
@@ -260,7 +259,8 @@ class RefusedResults:
             result = Result.decode(message.value)
         except ValidationError:
             result = None
-        if self.contents is not None and result is not None and result.text and isinstance(error, MessageTooLarge):
+        has_text = result is not None and bool(result.text or result.choices)
+        if self.contents is not None and result is not None and has_text and isinstance(error, MessageTooLarge):
             return self._moved(outgoing, result, self.contents)
         if result is None or outgoing.on_refusal is OnRefusal.SET_ASIDE:
             if self.store.set_aside(message.id, {job_id: error.message}):
@@ -271,7 +271,8 @@ class RefusedResults:
             message=f"Kafka refused the result of {len(message.value)} bytes: {error.message}",
             hint="ask for fewer tokens; an operator can read the text and raise the topic's limit",
         )
-        instead = {"status": Status.FAILED, "text": None, "finish_reason": None, "decoding": None, "error": failure}
+        nothing = {"text": None, "choices": (), "finish_reason": None, "decoding": None}
+        instead = {**nothing, "status": Status.FAILED, "error": failure}
         value = result.model_copy(update=instead).encode()
         if not self.store.replace(message.id, {job_id: value}):
             return None
@@ -279,7 +280,7 @@ class RefusedResults:
         return Outgoing(message._replace(value=value), OnRefusal.SET_ASIDE)
 
     def _moved(self, outgoing: Outgoing, result: Result, contents: ContentStore) -> Outgoing | None:
-        """Move the text that makes a result too large into the store; returns the smaller result."""
+        """Move the texts that make a result too large into the store; returns the smaller result."""
         message, job_id = outgoing.message, result.job_id
         beat()  # each text may take as long as the store may
         try:
@@ -289,7 +290,8 @@ class RefusedResults:
             if self.store.postpone(message.id, [job_id]):
                 self.count(TOO_LARGE, POSTPONED)
             return None
-        value, url = smaller.encode(), smaller.text_ref.url if smaller.text_ref else ""
+        reference = smaller.text_ref or smaller.choices_ref
+        value, url = smaller.encode(), reference.url if reference else ""
         if not self.store.refer(message.id, {job_id: value}, {job_id: url}):
             return None
         self.count(TOO_LARGE, BY_REFERENCE)

@@ -21,16 +21,19 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID, uuid4
 
+from pydantic_core import to_jsonable_python
+
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError, StoreValueRefused
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
-from alphaloop.messages.result import encode_fields
+from alphaloop.messages.result import choices_to_write, encode_fields
 from alphaloop.probes import ProbeText
-from alphaloop.store.decode_runs import DecodeRun, ShadowRun
+from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outbox import OutboxMessage
 from alphaloop.store.outcomes import Outcome
+from alphaloop.store.task_memory import ResultToRemember
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import failed_job
@@ -177,9 +180,9 @@ class Recorder:
     def _record(self, group: list[EndedJob]) -> tuple[list[EndedJob], list[OutboxMessage]]:
         """Record the group; returns it as it was recorded, and the messages to publish.
 
-        An outcome that Postgres does not take, alone, is recorded without what drafters were scored with and without
-        a probe's text, which no job depends on. If that is refused too, a failure that says so replaces it: the job
-        must not stop the others, nor be decoded again and again.
+        An outcome that Postgres does not take, alone, is recorded without what no job depends on: what drafters were
+        scored with, a probe's text, what is to be remembered. If that is refused too, a failure that says so replaces
+        it: the job must not stop the others, nor be decoded again and again.
         """
         outcomes = [one.outcome for one in group]
         try:
@@ -188,7 +191,7 @@ class Recorder:
             if len(group) > 1:
                 parts = [self._record([one]) for one in group]
                 return [one for jobs, _ in parts for one in jobs], [message for _, sent in parts for message in sent]
-            if (bare := replace(outcomes[0], shadows=(), probe_text=None)) != outcomes[0]:
+            if (bare := replace(outcomes[0], shadows=(), probe_text=None, remembered=None)) != outcomes[0]:
                 log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
                 return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
@@ -221,6 +224,7 @@ def succeeded(
     decode_batch_id: UUID | None = None,
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
+    identity = identity.of(claimed.ready.job.body.model)
     counts = generation.counts
     run = _run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     return _outcome(
@@ -229,12 +233,13 @@ def succeeded(
         {
             "target": identity.target,
             "target_revision": identity.target_revision,
-            "text": generation.text,
+            **_answer_of(generation),
             "finish_reason": generation.finish_reason,
             "usage": {
                 "prompt_tokens": run.num_prompt_tokens,
                 "completion_tokens": run.num_tokens,
                 "total_tokens": run.num_prompt_tokens + run.num_tokens,
+                **_details_of(generation),
             },
             "timings": {
                 "queue_s": queue_s,
@@ -250,13 +255,8 @@ def succeeded(
                 "engine": identity.engine,
                 "num_draft_tokens": run.num_draft_tokens,
                 "reason": run.reason,
-                "explanation": decision.explanation,
-                "rounds": counts.rounds,
-                "num_empty_rounds": counts.num_empty_rounds,
-                "proposed": counts.proposed,
-                "trials": counts.trials,
-                "accepts": counts.accepts,
-                "num_cropped": counts.num_cropped,
+                "explanation": decision.explanation + _remark(generation),
+                **(_rounds_of(counts) if claimed.ready.prepared.tells_rounds else {}),
                 "batch_size": generation.batch_size,
             },
         },
@@ -264,7 +264,34 @@ def succeeded(
         run=run,
         shadows=(*(_shadow(run, scored) for scored in generation.shadows), *_drafted(run, generation)),
         probe_text=_probe_text(claimed, generation, identity),
+        remembered=_to_remember(claimed, generation, identity),
     )
+
+
+def _rounds_of(counts: AcceptanceCounts) -> dict[str, Any]:
+    return {
+        "rounds": counts.rounds,
+        "num_empty_rounds": counts.num_empty_rounds,
+        "proposed": counts.proposed,
+        "trials": counts.trials,
+        "accepts": counts.accepts,
+        "num_cropped": counts.num_cropped,
+        **({"num_forced": counts.num_forced} if counts.num_forced else {}),
+    }
+
+
+def _answer_of(generation: Generation) -> dict[str, Any]:
+    """The text, and the choices where these say more; no text where the first one is calls of tools alone."""
+    if not (choices := choices_to_write(generation.choices)):
+        return {"text": generation.text}
+    content = choices[0].said.content
+    written = to_jsonable_python(choices, exclude_none=True)
+    return {**({} if content is None else {"text": content}), "choices": written}
+
+
+def _details_of(generation: Generation) -> dict[str, Any]:
+    number = generation.num_reasoning_tokens
+    return {} if number is None else {"completion_tokens_details": {"reasoning_tokens": number}}
 
 
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> EndedJob:
@@ -291,6 +318,7 @@ def _outcome(
     run: DecodeRun | None = None,
     shadows: tuple[ShadowRun, ...] = (),
     probe_text: ProbeText | None = None,
+    remembered: ResultToRemember | None = None,
 ) -> Outcome:
     """The outcome with its result, which has these `fields` and what every result repeats of its job.
 
@@ -328,7 +356,16 @@ def _outcome(
         run=run,
         shadows=shadows,
         probe_text=probe_text,
+        remembered=remembered,
     )
+
+
+def _remark(generation: Generation) -> str:
+    """What the reader of a text has to know beside it."""
+    if not generation.num_unparsed_calls:
+        return ""
+    num = generation.num_unparsed_calls
+    return f"; of the text {num} piece{'s' * (num > 1)} began like a call of a tool, could not be read, and stayed text"
 
 
 def _run_of(
@@ -353,6 +390,7 @@ def _run_of(
         claimed.ready.prepared.segment,
         (drafted.drafter or "") if drafted else "",
         drafted.draft_revision if drafted else "",
+        sampling.form_bucket,
     )
     return DecodeRun(
         key=key,
@@ -373,7 +411,8 @@ def _run_of(
         device_s=generation.device_s,
         decoded_at=now,
         is_counted=generation.is_counted,
-        is_cut=generation.finish_reason == "length",
+        is_cut="length" in (generation.finish_reason, *(choice.finish_reason for choice in generation.choices)),
+        proposers=generation.proposers,
     )
 
 
@@ -407,6 +446,14 @@ def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIde
     )
 
 
+def _to_remember(claimed: ClaimedJob, generation: Generation, identity: EngineIdentity) -> ResultToRemember | None:
+    """The text, for the memory of its task; None where that is off, and where a server decoded it."""
+    if not claimed.ready.prepared.is_remembered or generation.served is not None or not generation.token_ids:
+        return None
+    job = claimed.ready.job
+    return ResultToRemember(job.task, job.segment or "", job.batch_id, identity.target_revision, generation.token_ids)
+
+
 def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
     """The same job under the key of a drafter that did not decode it."""
     return ShadowRun(
@@ -415,7 +462,7 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
         counts=shadow.counts,
         chances=shadow.chances,
         num_prompt_tokens=run.num_prompt_tokens,
-        num_output_tokens=run.num_tokens,
+        num_output_tokens=run.num_tokens - run.counts.num_forced,
         decoded_at=run.decoded_at,
     )
 

@@ -33,7 +33,7 @@ from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat
 from alphaloop.messages import Body, Failure, Job, Mode, Purpose
 from worker import recording
-from worker.admission import LaneKey
+from worker.admission import LaneKey, Line
 from worker.claims import ClaimedJob, Claims, LeaseKeeper
 from worker.dead_letters import JobRetries
 from worker.engine import Engine, FailedRequest, Generation, PreparedJob, Sampling, Step
@@ -62,6 +62,16 @@ class RunningJob:
     def lane(self) -> LaneKey:
         """The job's."""
         return self.claimed.ready.lane
+
+    @property
+    def line(self) -> Line:
+        """The job's."""
+        return self.claimed.ready.line
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether somebody reads its text while it is written."""
+        return self.claimed.ready.job.body.stream
 
     @property
     def admitted(self) -> Decision:
@@ -96,7 +106,7 @@ class Stepped:
     """What one engine step brought."""
 
     step: Step | None = None  #: None where it failed
-    lanes: tuple[LaneKey, ...] = ()  #: of the sequences that were in it and did not wait for a server
+    lines: tuple[Line, ...] = ()  #: of the sequences that were in it and did not wait for a server
     finished: list[tuple[RunningJob, Generation]] = field(default_factory=list)
     failed: list[tuple[RunningJob, DecodeFailed]] = field(default_factory=list)
     #: By their own fault, as the engine made sure; the others in the engine go on.
@@ -179,19 +189,19 @@ class RunningJobs:
         Raises EngineSick where the engine says so itself; its jobs stay here.
         """
         waiting = self._engine.load().waiting
-        lanes = tuple(job.lane for job_id, job in self._running.items() if job_id not in waiting)
+        lines = tuple(job.line for job_id, job in self._running.items() if job_id not in waiting)
         if (failure := self._redraft_failure) is not None:
-            return self._after_failure(failure, lanes)
+            return self._after_failure(failure, lines)
         try:
             step = self._engine.step()
         except EngineSick:
             raise
         except Exception as error:
-            return self._after_failure(_decode_failed(f"a step over {len(lanes)} jobs", error), lanes)
+            return self._after_failure(_decode_failed(f"a step over {len(lines)} jobs", error), lines)
         finished = [(self._running.pop(generation.job_id), generation) for generation in step.finished]
         refused = [(self._running.pop(failed.job_id), failed) for failed in step.failed]
         interrupted = [self._running.pop(job_id) for job_id in step.interrupted]
-        return Stepped(step, lanes, finished, refused=refused, interrupted=interrupted)
+        return Stepped(step, lines, finished, refused=refused, interrupted=interrupted)
 
     def overdue(self, now: datetime) -> list[str]:
         """Those of the jobs here whose deadline has passed."""
@@ -230,18 +240,18 @@ class RunningJobs:
         """What runs."""
         return self._running
 
-    def _after_failure(self, error: DecodeFailed, lanes: tuple[LaneKey, ...]) -> Stepped:
+    def _after_failure(self, error: DecodeFailed, lines: tuple[Line, ...]) -> Stepped:
         self._redraft_failure = None
         self._abandon()
         jobs = list(self._running.values())
         self._running.clear()
         if len(jobs) == 1:
-            return Stepped(None, lanes, failed=[(jobs[0], error)])
+            return Stepped(None, lines, failed=[(jobs[0], error)])
         log.warning(
             "a step over %d jobs failed, each is decoded alone: %s", len(jobs), error, extra={"action": "batch_split"}
         )
         self._to_run_alone.extend(job.claimed for job in jobs)
-        return Stepped(None, lanes)
+        return Stepped(None, lines)
 
     def _abandon(self) -> None:
         """Empty the engine. One that cannot even be emptied fails the next test of it, so that is only logged."""
@@ -339,14 +349,14 @@ class Blame:
     before the first one, in the same way. If this test passes, the failure was the job's. If the test fails too,
     nothing is said against the job, and it is tried again.
 
-    `gone` is called with the lanes of jobs that wait in Kafka for their next try.
+    `gone` is called with the lines of jobs that wait in Kafka for their next try.
     """
 
     engine: Engine
     running: RunningJobs
     retries: JobRetries
     _: KW_ONLY
-    gone: Callable[[Sequence[LaneKey]], object]
+    gone: Callable[[Sequence[Line]], object]
     now: Callable[[], datetime]
 
     def __post_init__(self) -> None:
@@ -408,7 +418,7 @@ class Blame:
     def _is_tried_again(self, job: RunningJob, failure: Failure) -> bool:
         if not self.retries.put(job.claimed, failure, self.now()):
             return False
-        self.gone([job.lane])
+        self.gone([job.line])
         return True
 
     def _test(self, setting: DraftSetting) -> str | None:

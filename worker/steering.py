@@ -47,12 +47,24 @@ _ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY
 
 
 class RoundSteering:
-    """Sets drafters and k before each round and counts the round afterwards."""
+    """Sets drafters and k before each round and counts the round afterwards.
 
-    def __init__(self, schedule: RoundSchedule, lengths: LengthsTogether, now: Callable[[], datetime]) -> None:
+    `num_vanilla_tokens`: of a task, the first tokens of a streamed answer that are decoded vanilla, so that no draft
+    model reads a prompt while somebody waits for them. Until then the sequence takes no part in the experiment.
+    """
+
+    def __init__(
+        self,
+        schedule: RoundSchedule,
+        lengths: LengthsTogether,
+        now: Callable[[], datetime],
+        num_vanilla_tokens: Callable[[str], int] = lambda task: 0,
+    ) -> None:
         self._schedule = schedule
         self._lengths = lengths
         self._now = now
+        self._num_vanilla_tokens = num_vanilla_tokens
+        self._first: dict[str, int] = {}  # by job_id of streams: tokens that are still to come vanilla, or 0
         self._running_ids: frozenset[str] = frozenset()
         self._wanted: dict[str, DraftSetting] = {}
         self._treatments: dict[str, Treatment] = {}
@@ -79,12 +91,17 @@ class RoundSteering:
 
     def observe(self, step: Step) -> Sequence[Slice]:
         """Count the round that ran; returns the slices that ended with it."""
+        for job_id, left in self._first.items():
+            if left and (num_tokens := step.tokens_by_job.get(job_id, 0)):
+                self._first[job_id] = max(0, left - num_tokens)
+                if not self._first[job_id]:
+                    self._running_ids = frozenset()  # it may draft now
         rounds: dict[str, TaskRound] = {}
         for job_id, num_tokens in step.tokens_by_job.items():
             if (subject := self._on_trial.get(job_id)) is not None and num_tokens:
                 before = rounds.get(subject) or TaskRound(0, 0)
                 rounds[subject] = TaskRound(
-                    before.num_sequences + 1,
+                    before.num_sequences + step.sequences_by_job.get(job_id, 1),
                     before.num_tokens + num_tokens,
                     before.num_proposed + step.proposed_by_job.get(job_id, 0),
                     self._expected.get(subject),
@@ -105,10 +122,17 @@ class RoundSteering:
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
+        self._first = {
+            job.job_id: self._first.get(job.job_id, self._num_vanilla_tokens(job.lane.task))
+            for job in jobs
+            if job.is_streamed and not job.lane.is_measured
+        }
         settings = self._lengths.settings([RunningSequence(job.lane, job.decision) for job in jobs], self._now())
         self._wanted = {job.job_id: setting for job, setting in zip(jobs, settings, strict=True)}
         free = [
-            (job, _subject_of(job.lane), self._wanted[job.job_id]) for job in jobs if _is_free(job.lane, job.decision)
+            (job, _subject_of(job.lane), self._wanted[job.job_id])
+            for job in jobs
+            if _is_free(job.lane, job.decision) and not self._first.get(job.job_id)
         ]
         votes: dict[str, Counter[Treatment]] = {}
         for _, subject, setting in free:
@@ -132,6 +156,8 @@ class RoundSteering:
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
+        if self._first.get(job.job_id):
+            return DraftSetting(wanted.drafter, 0)
         if (subject := self._on_trial.get(job.job_id)) is None or subject not in self._arms:
             return wanted
         if (arm := self._arms[subject]) is None:
@@ -218,7 +244,7 @@ class RequestSteering:
 
     def _facts(self, generation: Generation, assigned: _Assigned) -> RequestFacts | None:
         served, num_tokens = generation.served, generation.counts.num_tokens
-        if served is None or num_tokens < 1:
+        if served is None or num_tokens < 1 or served.num_texts > 1:
             return None
         if assigned.setting != DraftSetting(served.drafter, served.num_draft_tokens):
             return None

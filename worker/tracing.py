@@ -16,21 +16,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
-from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from alphaloop import __version__
 from alphaloop.messages import Status as JobStatus
 from alphaloop.settings import TracingSettings
-from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.job_counts import DecodeRun
 from worker.engine import EngineIdentity
 
 if TYPE_CHECKING:
@@ -62,10 +61,12 @@ class Tracing:
         now: Callable[[], datetime],
         processor: SpanProcessor | None = None,
     ) -> None:
-        """Spans go to the settings' endpoint over HTTP, unless another `processor` is given."""
+        """Spans go to the settings' endpoint over HTTP, unless another `processor` is given.
+
+        The SDK reads its own variables of the environment: the sampler, and headers with the collector's credentials.
+        """
         self._identity, self._group_id, self._now = identity, group_id, now
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(settings.sample_share)),
             resource=Resource.create(
                 {
                     "service.name": SERVICE_NAME,
@@ -76,8 +77,7 @@ class Tracing:
             ),
             shutdown_on_exit=False,
         )
-        headers = {name: value.get_secret_value() for name, value in settings.headers.items()}
-        exporter = OTLPSpanExporter(endpoint=settings.endpoint, headers=headers)
+        exporter = OTLPSpanExporter(endpoint=settings.endpoint)
         self._provider.add_span_processor(processor or BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("alphaloop", __version__)
 
@@ -117,7 +117,7 @@ class Tracing:
                     inside,
                     decoding_began,
                     decoded_at,
-                    self._decoding_attributes(ended, run, operation, result.get("finish_reason")),
+                    self._decoding_attributes(ended, run, operation, _finish_reasons(result)),
                 )
             self._span("record", inside, decoded_at, at, {"db.system.name": "postgresql"})
             sending = self._tracer.start_span(
@@ -156,7 +156,7 @@ class Tracing:
         }
 
     def _decoding_attributes(
-        self, ended: EndedJob, run: DecodeRun, operation: str, finish_reason: str | None
+        self, ended: EndedJob, run: DecodeRun, operation: str, finish_reasons: Sequence[str]
     ) -> _Attributes:
         body = ended.claimed.ready.job.body
         asked = {
@@ -169,7 +169,7 @@ class Tracing:
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "alphaloop",
             "gen_ai.response.model": self._identity.target,
-            "gen_ai.response.finish_reasons": [finish_reason] if finish_reason else [],
+            "gen_ai.response.finish_reasons": finish_reasons,
             "gen_ai.usage.input_tokens": run.num_prompt_tokens,
             "gen_ai.usage.output_tokens": run.num_tokens,
             "alphaloop.decoding.mode": run.mode,
@@ -195,6 +195,11 @@ class JobTrace:
         acknowledged_at = _ns(self._now())
         self._sending.end(acknowledged_at)
         self._whole.end(acknowledged_at)
+
+
+def _finish_reasons(result: Mapping[str, Any]) -> list[str]:
+    """By text."""
+    return [one["finish_reason"] for one in result.get("choices") or [result] if one.get("finish_reason")]
 
 
 def _ns(moment: datetime) -> int:

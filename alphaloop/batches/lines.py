@@ -12,9 +12,9 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
@@ -23,7 +23,7 @@ from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, Messag
 from alphaloop.files import STANDARD, readable_again, replace_file
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job
-from alphaloop.messages.job import without_nulls
+from alphaloop.messages.fields import without_nulls
 from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
@@ -50,11 +50,30 @@ class BadRequest:
 BatchLine = BatchRequest | BadRequest
 
 
-class BatchReader:
-    """Reads the lines of one batch. `task` is that of lines that name none."""
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """What lines may ask for, where that is not left to whoever wrote them."""
 
-    def __init__(self, settings: Settings, batch_id: str, *, task: str, ignores_model: bool = False) -> None:
-        self._jobs = JobReader(settings, task=task, overrides=Overrides(top={"batch_id": batch_id}))
+    endpoint: str | None = None  #: the only one
+    tasks: tuple[str, ...] = ()  #: the only ones; empty: all
+    fixed: Mapping[str, str] = field(default_factory=dict)  #: fields of every job, whatever its line says
+
+
+class BatchReader:
+    """Reads the lines of one batch. `task` is that of lines that name none; without one each has to."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        batch_id: str,
+        *,
+        task: str | None,
+        ignores_model: bool = False,
+        rules: LineRules | None = None,
+    ) -> None:
+        self._rules = rules or LineRules()
+        top = {**self._rules.fixed, "batch_id": batch_id}
+        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top))
         self._batch_id = batch_id
         self._ignores_model = ignores_model
         self._seen: set[str] = set()
@@ -78,6 +97,9 @@ class BatchReader:
             return BadRequest(number, custom_id, error)
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
+        if self._rules.tasks and item.job.task not in self._rules.tasks:
+            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to"
+            return BadRequest(number, custom_id, InvalidField(told, field="task"))
         return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
@@ -87,6 +109,8 @@ class BatchReader:
         needed = ENDPOINTS.get(url) if isinstance(url, str) else None
         if needed is None:
             raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}", field="url")
+        if self._rules.endpoint not in (None, url):
+            raise InvalidField(f"expected {self._rules.endpoint}, the endpoint of the batch", field="url")
         body = fields.get("body")
         if not isinstance(body, dict) or body.get(needed) is None:
             raise InvalidField(f"expected an object with {needed}, which {url} needs", field="body")
@@ -112,6 +136,8 @@ class BatchSource:
 
     batch_id: str
     path: Path | None
+    #: Makes a reader of its lines; None: one that takes whatever anybody may send.
+    reader: Callable[[], BatchReader] | None = None
 
     @classmethod
     @contextmanager

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
 
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
-from alphaloop.claim_check.store import ContentStore, by_reference, with_text
+from alphaloop.claim_check.store import ContentStore, with_text
+from alphaloop.client import Client
 from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
 from alphaloop.letters.redriving import next_job_id
-from alphaloop.messages import Failure, Result, Status, encode_job
-from alphaloop.messages.topics import jobs_topic
+from alphaloop.messages import Failure, Job, Result, Status
 from alphaloop.outcomes.reading import refusals, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -35,6 +32,7 @@ class RequestRow:
     status: str
     job_id: str | None
     row: dict[str, Any] | None = None
+    custom_id: str | None = None  #: of an open one, where it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +79,17 @@ def rows_of(
             now = latest[one.job_id]
             redriven |= {*now.made_of[1:], now.job_id} if now.made_of else set()
             if now.result is not None:
-                yield _ended(now.result, one, settings, contents)
+                yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield RequestRow("open", "running", now.job_id)
+                yield RequestRow("open", "running", now.job_id, custom_id=one.custom_id)
             else:
                 open_later[now.job_id] = one
     refused = refusals_of(settings.kafka, open_later)
     for job_id, one in open_later.items():
         if job_id in refused:
-            yield _ended(refused[job_id], one, settings, contents)
+            yield _ended(refused[job_id], one, contents)
         else:
-            yield RequestRow("open", "waiting", job_id)
+            yield RequestRow("open", "waiting", job_id, custom_id=one.custom_id)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
@@ -115,36 +113,42 @@ class SentBatch:
     """What came of it."""
 
     num_lines: int = 0  #: with text, wrong ones among them
+    num_wrong: int = 0
     num_sent: int = 0
     waiting: dict[str, None] = field(default_factory=dict)  #: the jobs that have not ended
 
 
-def send(lines: Iterator[BatchLine], settings: Settings, database: Database) -> SentBatch:
+def send(
+    lines: Iterator[BatchLine],
+    settings: Settings,
+    database: Database,
+    *,
+    after_page: Callable[[SentBatch], None] | None = None,
+) -> SentBatch:
     """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
 
+    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it.
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
-    ensure_topics(settings.kafka, settings.tasks)
-    contents = ContentStore.of(settings.claim_check)
     done = SentBatch()
-    with closing(Producer(settings.kafka, client_id="alphaloop-batch")) as producer:
+    with Client(settings) as client:
         for page in pages(lines):
-            done.num_lines += len(page)
-            jobs = [line.job for line in page if isinstance(line, BatchRequest)]
-            latest = latest_jobs(database, [job.job_id for job in jobs])
-            for job in jobs:
-                now = latest[job.job_id]
-                if now.job_id == job.job_id and not now.is_claimed:
-                    producer.send(
-                        jobs_topic(job.task),
-                        key=job.job_id.encode(),
-                        value=encode_job(by_reference(job, settings.worker.max_job_bytes, contents)),
-                    )
-                    done.num_sent += 1
-                if now.result is None:
-                    done.waiting[now.job_id] = None
-        producer.flush(_FLUSH_S)
+            client.submit(_unseen(page, database, done))
+            if after_page is not None:
+                after_page(done)
     return done
+
+
+def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch) -> list[Job]:
+    """The jobs of a page that no worker has seen; the page is counted in `done`."""
+    jobs = [line.job for line in page if isinstance(line, BatchRequest)]
+    done.num_lines += len(page)
+    done.num_wrong += len(page) - len(jobs)
+    latest = latest_jobs(database, [job.job_id for job in jobs])
+    done.waiting |= {now.job_id: None for now in latest.values() if now.result is None}
+    unseen = [job for job in jobs if latest[job.job_id].job_id == job.job_id and not latest[job.job_id].is_claimed]
+    done.num_sent += len(unseen)
+    return unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,20 +184,9 @@ def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, Lates
     return latest
 
 
-def output_row(result: Result, *, custom_id: str | None, model: str, is_chat: bool) -> dict[str, Any]:
-    """A request that succeeded: the response as the endpoint would have given it.
-
-    `model` is named where the result does not name one, because a worker of an earlier release wrote it.
-    """
-    body: dict[str, Any] = {
-        "id": result.job_id,
-        "object": "chat.completion" if is_chat else "text_completion",
-        "created": int(result.recorded_at.timestamp()),
-        "model": result.target or model,
-        "choices": [_choice(result, is_chat=is_chat)],
-        "usage": result.usage.model_dump() if result.usage else None,
-    }
-    response = {"status_code": 200, "request_id": result.job_id, "body": body}
+def output_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that succeeded: the response as the endpoint would have given it."""
+    response = {"status_code": 200, "request_id": result.job_id, "body": result.response}
     return {"id": _request(result.job_id), "custom_id": custom_id, "response": response, "error": None}
 
 
@@ -206,8 +199,13 @@ def failed_row(result: Result, *, custom_id: str | None) -> dict[str, Any]:
     if result.status is Status.REFUSED:
         field = result.error.field if result.error else None
         return refused_row(result.job_id, code, message, field, custom_id=custom_id)
-    error = {"code": f"batch_{result.status.value}", "message": message}
-    return {"id": _request(result.job_id), "custom_id": custom_id, "response": None, "error": error}
+    return unanswered_row(result.job_id, result.status, message, custom_id=custom_id)
+
+
+def unanswered_row(job_id: str, status: Status, message: str, *, custom_id: str | None) -> dict[str, Any]:
+    """A request that expired or was cancelled."""
+    error = {"code": f"batch_{status.value}", "message": message}
+    return {"id": _request(job_id), "custom_id": custom_id, "response": None, "error": error}
 
 
 #: Status and type of an error, by whose fault it is.
@@ -253,11 +251,10 @@ _PAGE: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A request that was sent. `is_chat` is None where only its result can say so."""
+    """A request that was sent."""
 
     job_id: str
     custom_id: str | None
-    is_chat: bool | None = None
 
 
 def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
@@ -267,14 +264,13 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
         return
     with reading(batch.path) as source:
         # The task only matters where a line is sent.
-        reader = BatchReader(settings, batch.batch_id, task=next(iter(settings.tasks), "any"))
+        reader = (
+            BatchReader(settings, batch.batch_id, task=next(iter(settings.tasks), "any"))
+            if batch.reader is None
+            else batch.reader()
+        )
         for page in pages(reader.read(source.lines)):
-            yield [
-                line
-                if isinstance(line, BadRequest)
-                else _Asked(line.job.job_id, line.custom_id, line.job.body.prompt is None)
-                for line in page
-            ]
+            yield [line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id) for line in page]
 
 
 def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
@@ -309,7 +305,7 @@ def _is_redriven(job: LatestJob) -> bool:
     return job.result is not None and job.result.redrive_of is not None
 
 
-def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentStore | None) -> RequestRow:
+def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> RequestRow:
     status, job_id, custom_id = result.status.value, result.job_id, asked.custom_id
     try:
         result = with_text(result, contents)
@@ -319,23 +315,9 @@ def _ended(result: Result, asked: _Asked, settings: Settings, contents: ContentS
         failure = Failure(code=error.code, message=error.message)
         result = result.model_copy(update={"status": Status.FAILED, "error": failure})
     if result.status is Status.SUCCEEDED:
-        is_chat = result.endpoint is None if asked.is_chat is None else asked.is_chat
-        model = settings.models.target.name
-        return RequestRow(
-            "output", status, job_id, output_row(result, custom_id=custom_id, model=model, is_chat=is_chat)
-        )
+        return RequestRow("output", status, job_id, output_row(result, custom_id=custom_id))
     return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
-
-
-def _choice(result: Result, *, is_chat: bool) -> dict[str, Any]:
-    end = {"index": 0, "logprobs": None, "finish_reason": result.finish_reason}
-    if is_chat:
-        return {**end, "message": {"role": "assistant", "content": result.text, "refusal": None}}
-    return {**end, "text": result.text}
 
 
 def _request(job_id: str) -> str:
     return f"batch_req_{job_id}"
-
-
-_FLUSH_S: Final = 120.0

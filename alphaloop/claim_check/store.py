@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Annotated, Any, Final, Self, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from pydantic import Field, TypeAdapter, ValidationError
 
 from alphaloop.claim_check.addresses import is_below
 from alphaloop.errors import (
@@ -27,8 +28,7 @@ from alphaloop.errors import (
     InvalidField,
 )
 from alphaloop.files import replace_file
-from alphaloop.messages import Job, Result, encode_job, encode_prompt
-from alphaloop.messages.job import ContentReference
+from alphaloop.messages import Choice, ContentReference, Job, Result, encode_job, encode_prompt
 from alphaloop.settings import ClaimCheckSettings
 
 #: The longest wait for one answer of an object store.
@@ -226,18 +226,33 @@ def by_reference(job: Job, max_bytes: int, store: ContentStore | None) -> Job:
 
 
 def text_by_reference(result: Result, store: ContentStore) -> Result:
-    """The result with its text in the store. Its name is of job and attempt: a repeat writes the same."""
+    """The result with its text in the store, or with text and choices, which have the text, where it has choices.
+
+    The name there is of job and attempt: a repeat writes the same.
+    """
     digest = hashlib.sha256(result.job_id.encode()).hexdigest()
-    text = (result.text or "").encode()
-    reference = store.write(f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}.txt", text)
+    name = f"{_RESULTS}/{digest[:2]}/{digest}.{result.attempt}"
+    if result.choices:
+        reference = store.write(f"{name}.json", _CHOICES.dump_json(result.choices, exclude_none=True))
+        return result.model_copy(update={"text": None, "choices": (), "choices_ref": reference})
+    reference = store.write(f"{name}.txt", (result.text or "").encode())
     return result.model_copy(update={"text": None, "text_ref": reference})
 
 
 def with_text(result: Result, store: ContentStore | None) -> Result:
-    """The result with its text, wherever that lies; as it is without a store. Raises ContentError, InvalidField."""
-    if result.text_ref is None or store is None:
+    """The result with its texts, wherever they lie; as it is without a store. Raises ContentError, InvalidField."""
+    if store is None:
         return result
-    return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
+    if result.text_ref is not None:
+        return result.model_copy(update={"text": store.read(result.text_ref).decode(), "text_ref": None})
+    if result.choices_ref is not None:
+        try:
+            choices = _CHOICES.validate_json(store.read(result.choices_ref))
+        except ValidationError:
+            raise ContentAltered(f"{result.choices_ref.url} has no choices of a result") from None
+        text = choices[0].said.content
+        return result.model_copy(update={"text": text, "choices": choices, "choices_ref": None})
+    return result
 
 
 def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
@@ -281,6 +296,7 @@ def _differs(reference: ContentReference, found: str) -> str:
 
 _BODIES: Final = "bodies"
 _RESULTS: Final = "results"
+_CHOICES: Final = TypeAdapter(Annotated[tuple[Choice, ...], Field(min_length=1)])
 _NUM_FOLDERS: Final = 256
 #: A prompt, or what a writer left of one when it was killed.
 _PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")

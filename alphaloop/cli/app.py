@@ -1,13 +1,16 @@
-"""The command line: every command with its example, by group."""
+"""The command line: every command with its example, by group; and all their help as one page."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
 
 import alphaloop
 from alphaloop import logs
@@ -16,8 +19,10 @@ from alphaloop.cli import (
     demo,
     dlq,
     enqueue,
+    erase,
     explain,
     jobs,
+    keys,
     measure,
     models,
     probes,
@@ -25,6 +30,7 @@ from alphaloop.cli import (
     reports,
     services,
     status,
+    topics,
 )
 from alphaloop.cli.options import EXAMPLES, GlobalOptions
 
@@ -80,11 +86,15 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 _add(app, demo.demo, services.up, services.down, services.worker, services.scheduler, enqueue.enqueue, status.status)
 _add(app, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay, reports.report, jobs.cancel)
-_add(app, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
+_add(app, erase.erase, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
 _batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
 _add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors)
+_keys = _group("keys", "Make, list and revoke keys of the API for files and batches.")
+_add(_keys, keys.create, list=keys.list_keys, revoke=keys.revoke)
 _letters = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")
 _add(_letters, list=dlq.list_letters, show=dlq.show, redrive=dlq.redrive, purge=dlq.purge)
+_topics = _group("topics", "Create and list the topics.")
+_add(_topics, topics.create, list=topics.list_topics)
 _drafts = _group("draft", "Train, register and list draft models.")
 _add(_drafts, models.train, models.register, list=models.list_drafts)
 _drift = _group("drift", "List and acknowledge drift events.")
@@ -94,3 +104,46 @@ _add(_probes, probes.register, probes.draw, list=probes.list_sets, show=probes.s
 _notify = _group("notify", "Test notification targets, and list deliveries.")
 _add(_notify, reports.test, list=reports.list_attempts)
 _add(_group("kafka", "Install the embedded broker."), services.install)
+
+_WIDTH: Final = 96
+_HELP_OPTION: Final = re.compile(r"\n  -h, --help +Show this message and exit\.")
+_NO_OPTION: Final = re.compile(r"\n\nOptions:(?=\n\n|$)")
+_HEAD: Final = """\
+# The command line
+
+Every command as its `--help` shows it, without `-h, --help` itself. Written by `make generated`; `make check` fails
+when it is out of date.
+
+Options of the first section stand before the command: `alphaloop --data-dir ./data status`. Data goes to standard
+output; progress, notes and errors go to standard error. Exit codes: 0 done; 1 an error, or a job without a text; 2
+wrong usage; 130 interrupted. Where neither the environment nor `configs/` names a broker or a database, a command uses
+those of the `alphaloop up` that runs with the same data folder.
+"""
+
+
+def commands() -> Iterator[tuple[str, typer.Context]]:
+    """Every command with its full name, the groups among them, in the order of the help."""
+    yield from _below("alphaloop", None, typer.main.get_command(app))
+
+
+def cli_reference() -> str:
+    """The page of the commands, from their help. A group, such as `alphaloop dlq`, has no section: its commands do."""
+    sections = [_HEAD]
+    for name, context in commands():
+        if isinstance(context.command, TyperGroup) and context.parent is not None:
+            continue
+        shown = "\n".join(line.rstrip() for line in context.get_help().splitlines())
+        shown = _NO_OPTION.sub("", _HELP_OPTION.sub("", shown))
+        sections.append(f"## {name}\n\n```text\n{shown}\n```\n")
+    return "\n".join(sections)
+
+
+def _below(name: str, parent: typer.Context | None, command: object) -> Iterator[tuple[str, typer.Context]]:
+    assert isinstance(command, TyperCommand | TyperGroup)  # noqa: S101
+    context = typer.Context(
+        command, parent=parent, info_name=name.split()[-1], terminal_width=_WIDTH, **command.context_settings
+    )
+    yield name, context
+    if isinstance(command, TyperGroup):
+        for child in command.list_commands(context):
+            yield from _below(f"{name} {child}", context, command.get_command(context, child))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
@@ -14,12 +13,11 @@ import typer
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
 from alphaloop.batches.progress import Part, counted, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json
+from alphaloop.client import Batch, Client, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
-from alphaloop.kafka.producer import request_cancellation
-from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.wording import counts, one_line
@@ -49,12 +47,12 @@ def submit(
     are not sent again. The batch's id is printed. With --wait the exit code is 1 if a request has no text.
     """
     settings = connected_settings(context)
-    if task not in settings.tasks:
-        raise ConfigError(f"no task {task!r}", hint=f"expected one of {', '.join(settings.tasks)}")
+    require_tasks(settings, [task])
     with open_database(settings) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
         batch = BatchSource(batch_id_of(path), path)
-        reader = stack.enter_context(OutcomeReader(settings.kafka, set(settings.tasks))) if wait else None
+        client = stack.enter_context(Client(settings))
+        before = client.sent_before(()) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
             if source.form:
@@ -66,8 +64,8 @@ def submit(
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
             sys.stdout.flush()
-        if reader is not None:
-            _wait(reader, sent.waiting, timeout)
+        if before is not None:
+            _wait(client, before.only(tuple(sent.waiting)), timeout)
         num_failed = _tell_status(batch, settings, database, as_json=as_json, says_why=True)
     if wait and num_failed:
         raise typer.Exit(1)
@@ -91,7 +89,8 @@ def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     settings = connected_settings(context)
     with open_database(settings) as database, BatchSource.named(batch) as found:
         job_ids = open_jobs(rows_of(found, settings, database))
-    request_cancellation(settings.kafka, job_ids)
+    with Client(settings) as client:
+        client.cancel(job_ids)
     note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
 
 
@@ -107,15 +106,15 @@ def errors(context: typer.Context, batch: str = _BATCH, to: Path | None = _TO) -
     _write(context, batch, to, "error")
 
 
-def _wait(reader: OutcomeReader, waiting: dict[str, None], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    for result in reader.outcomes(waiting, timeout_s=timeout_s):
-        waiting.pop(result.sent_job_id, None)
-    if waiting and time.monotonic() >= deadline:
+def _wait(client: Client, waiting: Batch, timeout_s: float) -> None:
+    try:
+        for _ in client.results(waiting, timeout_s=timeout_s):
+            pass
+    except ResultsMissing as error:
         raise AlphaloopError(
-            f"{len(waiting)} requests have not ended within {timeout_s:g} s",
+            f"{len(error.job_ids)} requests have not ended within {timeout_s:g} s",
             hint="they go on; `alphaloop batch status` shows how far they are",
-        )
+        ) from None
 
 
 def _tell_status(

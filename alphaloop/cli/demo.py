@@ -1,16 +1,22 @@
-"""`alphaloop demo`: jobs of real text on this machine, from Kafka to the report."""
+"""`alphaloop demo`: jobs of real text on this machine, from Kafka to the report.
+
+Their prompts come from this Python's sources: some for probe sets, others for traffic, none in both.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
+import sysconfig
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
 from typing import Final
 
 import typer
@@ -21,16 +27,13 @@ from alphaloop.cli.options import DATA_DIR, GlobalOptions, example, global_optio
 from alphaloop.cli.screen import err, note, out, progress
 from alphaloop.cli.services import fetch_kafka, prepare, program
 from alphaloop.cli.status import task_table
-from alphaloop.demo_prompts import DemoPrompts, harvest
+from alphaloop.client import Client
 from alphaloop.embedded.install import find_kafka_home
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.errors import AlphaloopError, InstallFailed
+from alphaloop.errors import AlphaloopError, ConfigError, InstallFailed
 from alphaloop.explaining.explanation import tasks_now
-from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job, Result, Status, encode_job
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.messages import Job, Result, Status
 from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -210,19 +213,12 @@ class _Demo:
         def alive() -> None:
             check(len(ended), prompts.num_traffic)
 
-        with (
-            closing(Producer(running.kafka, client_id="alphaloop-demo")) as producer,
-            OutcomeReader(running.kafka, prompts.traffic.keys()) as reader,
-            progress() as bar,
-        ):
+        with Client(running) as client, progress() as bar:
             # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
             for task, found in prompts.traffic.items():
                 shown = bar.add_task(f"jobs of {task}", total=len(found), note="")
-                jobs = {job.job_id: job for job in (_job(task, prompt, batch_id) for prompt in found)}
-                for job_id, job in jobs.items():
-                    producer.send(jobs_topic(task), key=job_id.encode(), value=encode_job(job))
-                producer.flush(_SCHEDULER_TIMEOUT_S)
-                for result in reader.outcomes(jobs, timeout_s=_STALLED_S * len(jobs), alive=alive):
+                batch = client.submit([_job(task, prompt, batch_id) for prompt in found])
+                for result in client.results(batch, alive=alive):
                     ended.append(result)
                     bar.update(shown, advance=1)
         if failed := sum(result.status is not Status.SUCCEEDED for result in ended):
@@ -303,3 +299,162 @@ def _stall_check(what: str, worker: ChildProcess) -> Callable[[int, int], None]:
             raise AlphaloopError(told, hint=f"see {worker.log}")
 
     return check
+
+
+# About 60 to 400 tokens: long enough for look-up, short enough for a laptop.
+MIN_CHARS: Final = 240
+MAX_CHARS: Final = 1300
+_MAX_PER_MODULE: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class DemoPrompts:
+    """Prompts by task."""
+
+    traffic: Mapping[str, Sequence[str]]
+    probes: Mapping[str, Sequence[str]]
+
+    @property
+    def num_traffic(self) -> int:
+        """Jobs to send."""
+        return sum(len(prompts) for prompts in self.traffic.values())
+
+
+def _code(function: Function) -> str:
+    lines = function.body.splitlines()
+    started = "\n".join(lines[: max(1, len(lines) // 2)])
+    return (
+        f"Complete this function of Python's module {function.module}. Answer with the rest of its code.\n\n"
+        f"```python\n{function.signature}\n{_quoted(function.docstring)}\n{started}\n```"
+    )
+
+
+def _docstring(function: Function) -> str:
+    return f"Write the docstring of this Python function.\n\n```python\n{function.source}\n```"
+
+
+def _test_writing(function: Function) -> str:
+    return (
+        f"Write a pytest test of {function.module}.{function.name}.\n\n"
+        f"```python\n{function.signature}\n{_quoted(function.docstring)}\n{function.body}\n```"
+    )
+
+
+def _extraction(function: Function) -> str:
+    return (
+        "List every parameter of this function as JSON: name, default (null if it has none), meaning.\n\n"
+        f"```python\n{function.signature}\n{_quoted(function.docstring)}\n```"
+    )
+
+
+FROM_FUNCTIONS: Final[Mapping[str, Callable[[Function], str]]] = {
+    "code": _code,
+    "docstring": _docstring,
+    "test_writing": _test_writing,
+    "extraction": _extraction,
+}
+
+
+def harvest(
+    seed: int, *, num_traffic: int, num_probes: int, tasks: Collection[str] = tuple(FROM_FUNCTIONS)
+) -> DemoPrompts:
+    """`num_traffic` and `num_probes` prompts of each task.
+
+    The same for the same arguments and the same Python. Raises ConfigError where this Python came without its sources.
+    """
+    folder, rng, each = stdlib_folder(), Random(seed), num_traffic + num_probes
+    prompts = _deal(_some_of_each_module(folder, rng), tasks, each)
+    short = {task: len(found) for task, found in prompts.items() if len(found) < each}
+    if short:
+        raise ConfigError(
+            f"expected {each} prompts a task from {folder}, found too few: {short}",
+            hint="the demo reads the sources of the Python that runs it; use a full installation",
+        )
+    return DemoPrompts(
+        traffic={task: found[num_probes:] for task, found in prompts.items()},
+        probes={task: found[:num_probes] for task, found in prompts.items()},
+    )
+
+
+def _deal(found: Iterable[Function], tasks: Collection[str], each: int) -> dict[str, list[str]]:
+    """Give each function to the task with the fewest prompts among those that it makes a prompt of the right size for.
+
+    Ends when every task has enough, because parsing the whole library would take seconds.
+    """
+    dealt: dict[str, list[str]] = {task: [] for task in tasks}
+    for function in found:
+        for task in sorted(dealt, key=lambda task: len(dealt[task])):
+            prompt = FROM_FUNCTIONS[task](function)
+            if len(dealt[task]) < each and MIN_CHARS <= len(prompt) <= MAX_CHARS:
+                dealt[task].append(prompt)
+                break
+        if all(len(prompts) >= each for prompts in dealt.values()):
+            break
+    return dealt
+
+
+def _some_of_each_module(folder: Path, rng: Random) -> Iterator[Function]:
+    for name, tree, source in modules(folder, rng):
+        some = list(functions(name, tree, source))
+        yield from rng.sample(some, min(_MAX_PER_MODULE, len(some)))
+
+
+def _quoted(docstring: str) -> str:
+    return "\n".join(f"    {line}".rstrip() for line in f'"""{docstring}\n"""'.splitlines())
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A documented function of the standard library."""
+
+    module: str
+    name: str
+    signature: str  #: from `def` to the colon, on one line
+    docstring: str
+    body: str  #: without the docstring, indented as in the file
+
+    @property
+    def source(self) -> str:
+        """The function without its docstring."""
+        return f"{self.signature}\n{self.body}"
+
+
+def stdlib_folder() -> Path:
+    """Where this Python's own sources lie. Raises ConfigError where there are none to read."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    if not any(folder.glob("*.py")):
+        raise ConfigError(f"expected the sources of Python's standard library in {folder}, found no .py file")
+    return folder
+
+
+def modules(folder: Path, rng: Random) -> Iterator[tuple[str, ast.Module, str]]:
+    """Public top-level modules as (name, tree, source), in an order that depends only on the seed."""
+    paths = sorted(path for path in folder.glob("*.py") if not path.stem.startswith(("_", "test")))
+    rng.shuffle(paths)
+    for path in paths:
+        try:
+            source = path.read_text(encoding="utf-8")
+            yield path.stem, ast.parse(source), source
+        except (OSError, SyntaxError, UnicodeDecodeError):
+            continue  # a distribution may patch or drop single files
+
+
+def functions(module: str, tree: ast.Module, source: str) -> Iterator[Function]:
+    """The documented top-level functions of a module that take something, in their order."""
+    lines = source.splitlines()
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef) or node.name.startswith("_") or node.decorator_list:
+            continue
+        docstring = ast.get_docstring(node)
+        arguments = node.args
+        has_parameters = bool(arguments.posonlyargs or arguments.args or arguments.kwonlyargs)
+        if not docstring or not has_parameters or len(node.body) < 2:
+            continue
+        returns = f" -> {ast.unparse(node.returns)}" if node.returns else ""
+        yield Function(
+            module,
+            node.name,
+            f"def {node.name}({ast.unparse(arguments)}){returns}:",
+            docstring,
+            "\n".join(lines[node.body[1].lineno - 1 : node.end_lineno]),
+        )

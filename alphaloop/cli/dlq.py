@@ -16,10 +16,9 @@ from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
 from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
-from alphaloop.moments import FORMS, moment
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
-from alphaloop.wording import one_line
+from alphaloop.wording import FORMS, moment_ago, one_line
 
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
@@ -139,7 +138,7 @@ def purge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
-    choice = LetterFilter(task, until=moment(before, datetime.now(UTC), "--before"))
+    choice = LetterFilter(task, until=moment_ago(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
@@ -161,7 +160,7 @@ def _choice(
 ) -> LetterFilter:
     """What the options ask for. Raises ConfigError for a time that is none."""
     now, options = datetime.now(UTC), (("--since", since), ("--until", until))
-    span = (moment(text, now, option) if text is not None else None for option, text in options)
+    span = (moment_ago(text, now, option) if text is not None else None for option, text in options)
     return LetterFilter(task, frozenset(code), frozenset(job_id), frozenset(at), *span)
 
 

@@ -7,33 +7,30 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import typer
 
-from alphaloop.claim_check.store import ContentStore, by_reference
-from alphaloop.cli.jobs import GrowingText, row_of, say_they_go_on, texts_of, wait_again
+from alphaloop.cli.jobs import PrintedText, row_of, say_they_go_on, wait_again
 from alphaloop.cli.options import connected_settings, example, global_options
 from alphaloop.cli.screen import as_shown, note, print_json, progress
+from alphaloop.client import Batch, Client, Piece, ResultsMissing
+from alphaloop.client.sync import no_high_topic
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD, Destination, reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
-from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Decoding, Result, encode_job
-from alphaloop.messages.topics import high_topic, jobs_topic
-from alphaloop.moments import FORMS_AHEAD, moment_ahead
-from alphaloop.outcomes.reading import OutcomeReader, reason_of
+from alphaloop.kafka.topics import list_topics
+from alphaloop.messages import Decoding, Job, Result
+from alphaloop.messages.topics import high_topic
+from alphaloop.outcomes.reading import as_one_text, reason_of
 from alphaloop.settings import KafkaSettings
-from alphaloop.wording import counts, json_text, one_line, rate
+from alphaloop.wording import FORMS_AHEAD, counts, json_text, moment_ahead, one_line, rate
 
-_TopicOf: TypeAlias = Callable[[str], str]
 _MAX_SHOWN: Final = 20
-_FLUSH_S: Final = 120.0
 
 
 @example("""\
@@ -87,11 +84,9 @@ def enqueue(
     settings = connected_settings(context, database=False)
     reader = JobReader(settings, task=task, overrides=Overrides(_given(body), _given({**top, "deadline": ends_by})))
     waits = wait or stream or output is not None
-    topic_of = high_topic if high else jobs_topic
     with contextlib.ExitStack() as stack:
-        contents = ContentStore.of(settings.claim_check)
-        lines = _read(reader, file, prompt, stack)
-        items: Iterable[JobLine | BadLine] = carried(lines, settings.worker.max_job_bytes, contents)
+        client = stack.enter_context(Client(settings))
+        items: Iterable[JobLine | BadLine] = _with_topic(_read(reader, file, prompt, stack), settings.kafka, high=high)
         if waits or strict:
             items = list(items)
         if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
@@ -102,15 +97,16 @@ def enqueue(
         summary, rows = _Summary(), list[dict[str, Any]]()
         written = None if target is None else stack.enter_context(target.writing())
         if waits:
-            rows += _send_and_wait(
-                settings.kafka, list(items), summary, timeout, topic_of=topic_of, contents=contents, streams=stream
-            )
+            rows += _send_and_wait(client, list(items), summary, timeout, high=high, streams=stream)
         else:
-            send(settings.kafka, items, summary, show_id=prompt is not None and not as_json, topic_of=topic_of)
+            sent = _send(client, items, summary, high=high)
+            if prompt is not None and not as_json:
+                sys.stdout.writelines(f"{job_id}\n" for job_id in sent.job_ids)
         if written is not None:
             written.writelines(json_text(row) + "\n" for row in rows)
     if target is None and prompt is not None and not (stream or as_json):
-        sys.stdout.writelines(f"{as_shown(row['text'])}\n" for row in rows if row.get("text") is not None)
+        results = [Result.model_validate(row) for row in rows if row.get("object") == "alphaloop.result"]
+        sys.stdout.writelines(f"{as_shown(as_one_text(one.messages))}\n" for one in results if one.messages)
     _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
 
@@ -146,89 +142,90 @@ class _Summary:
         }
 
 
-def carried(
-    items: Iterable[JobLine | BadLine], max_bytes: int, contents: ContentStore | None
-) -> Iterator[JobLine | BadLine]:
-    """The lines as they are sent: a prompt that is too large for a message of `max_bytes` lies in the store."""
+def _with_topic(items: Iterable[JobLine | BadLine], kafka: KafkaSettings, *, high: bool) -> Iterator[JobLine | BadLine]:
+    """The lines; if they shall go first, those of a task without a topic for such jobs are wrong."""
+    if not high:
+        yield from items
+        return
+    existing = frozenset(list_topics(kafka))
     for item in items:
-        yield item if isinstance(item, BadLine) else replace(item, job=by_reference(item.job, max_bytes, contents))
+        if isinstance(item, JobLine) and high_topic(item.job.task) not in existing:
+            yield BadLine(item.where, no_high_topic(item.job.task))
+        else:
+            yield item
 
 
-def send(
-    kafka: KafkaSettings, items: Iterable[JobLine | BadLine], summary: _Summary, *, topic_of: _TopicOf, show_id: bool
-) -> None:
-    """Send lines as they are read, so that a file need not fit into memory. Connects at the first good line.
-
-    `topic_of` names the topic for jobs of a task.
-    """
-    producer: Producer | None = None
-    ready: set[str] = set()
+def _send(
+    client: Client, items: Iterable[JobLine | BadLine], summary: _Summary, *, high: bool, stream: bool = False
+) -> Batch:
+    """Send lines as they are read, so that a file need not fit into memory; wrong ones are reported at the end."""
     wrong: list[BadLine] = []
-    try:
+
+    def jobs() -> Iterator[Job]:
         for item in items:
             if isinstance(item, BadLine):
                 wrong.append(item)
-                continue
-            producer = producer or Producer(kafka, client_id="alphaloop-enqueue")
-            if item.job.task not in ready:
-                ensure_topics(kafka, [item.job.task])
-                ready.add(item.job.task)
-            producer.send(topic_of(item.job.task), key=item.job.job_id.encode(), value=encode_job(item.job))
-            summary.sent += 1
-            summary.job_ids.append(item.job.job_id)
-            if show_id:
-                sys.stdout.write(f"{item.job.job_id}\n")
-        if producer is not None:
-            producer.flush(_FLUSH_S)
+            else:
+                summary.sent += 1
+                summary.job_ids.append(item.job.job_id)
+                yield item.job
+
+    try:
+        return client.submit(jobs(), high=high, stream=stream)
     finally:
-        if producer is not None:
-            producer.close()
         summary.invalid = len(wrong)
         report_wrong(wrong)
 
 
 def _send_and_wait(
-    kafka: KafkaSettings,
+    client: Client,
     items: Sequence[JobLine | BadLine],
     summary: _Summary,
     timeout_s: float,
     *,
-    topic_of: _TopicOf,
-    contents: ContentStore | None = None,
+    high: bool,
     streams: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Send, wait, and yield one row for each line, in its order; texts that lie in `contents` are in the rows.
-
-    With `streams`, texts are printed while they are decoded.
-    """
+    """Send, wait, and return one row for each line, in its order. With `streams`, texts are printed as they grow."""
     by_id = {item.job.job_id: item for item in items if isinstance(item, JobLine)}
     results: dict[str, Result] = {}
-    texts = {job_id: GrowingText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
-    on_text = (lambda job_id, text: texts[job_id].show(text)) if streams else None
+    texts = {job_id: PrintedText(job_id, is_one=len(by_id) == 1) for job_id in by_id} if streams else {}
+    if by_id:
+        client.sent_before(())  # connects, which is no part of the time
+    started = time.monotonic()
     try:
-        with contextlib.ExitStack() as stack:
-            # Before anything is sent, so that no outcome is missed.
-            tasks = {line.job.task for line in by_id.values()}
-            reader = stack.enter_context(OutcomeReader(kafka, tasks, on_text=on_text)) if by_id else None
-            started = time.monotonic()
-            send(kafka, items, summary, show_id=False, topic_of=topic_of)
-            bar = stack.enter_context(progress(is_shown=not streams))
+        batch = _send(client, items, summary, high=high, stream=streams)
+        arriving: Iterator[Piece | Result] = client.results(batch, timeout_s=timeout_s)
+        if streams:
+            arriving = client.stream(batch, timeout_s=timeout_s)
+        with progress(is_shown=not streams) as bar:
             shown = bar.add_task("results", total=len(by_id), note="")
-            for result in reader.outcomes(by_id, timeout_s=timeout_s) if reader else ():
-                job_id = result.sent_job_id
-                results[job_id] = _named_in_line(result, by_id[job_id])
-                if text := texts.get(job_id):
-                    text.end(result.text)
+            for one in arriving:
+                if isinstance(one, Piece):
+                    texts[one.job_id].add(one)
+                    continue
+                job_id = one.sent_job_id
+                results[job_id] = _named_in_line(one, by_id[job_id])
+                if streams:
+                    if one.messages:
+                        texts[job_id].show(as_one_text(one.messages), is_end=True)
+                    texts[job_id].end()
                 summary.wall_s = time.monotonic() - started
                 bar.update(shown, advance=1, note=counts(Counter(one.status.value for one in results.values())))
-    except KeyboardInterrupt:
-        summary.interrupted = True  # the results so far are still written
+    except (ResultsMissing, KeyboardInterrupt) as error:  # the results so far are still written
+        summary.interrupted = isinstance(error, KeyboardInterrupt)
     finally:
         for text in texts.values():
             text.end()
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in results]
     failed = ((one, why) for one in results.values() if (why := reason_of(one)) is not None)
     _note_first([f"{one.sent_job_id}: {one.status.value}, {why}" for one, why in failed], "jobs without a text")
+    return _rows(items, results, summary)
+
+
+def _rows(
+    items: Sequence[JobLine | BadLine], results: Mapping[str, Result], summary: _Summary
+) -> Iterator[dict[str, Any]]:
     for item in items:
         if isinstance(item, BadLine):
             named = {"code": item.error.code, "message": item.error.message, "field": item.error.field}
@@ -238,7 +235,7 @@ def _send_and_wait(
         summary.by_status["missing" if end is None else end.status.value] += 1
         if end is not None and end.usage:
             summary.completion_tokens += end.usage.completion_tokens
-        yield row_of(item.job, end and texts_of(end, contents))
+        yield row_of(item.job, end)
 
 
 def _named_in_line(result: Result, line: JobLine) -> Result:

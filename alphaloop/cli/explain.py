@@ -34,18 +34,27 @@ from alphaloop.explaining.explanation import (
     usual_request,
 )
 from alphaloop.explaining.wording import document, opening
-from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import ChoiceFigures, DecisionChange, ExpectedSpeedup
-from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.store.decisions import ChoiceFigures, DecisionChange, ExpectedSpeedup, SnapshotStore
 from alphaloop.store.task_figures import figures_of
 from alphaloop.store.traffic import TrafficStore
-from alphaloop.wording import acceptance_of, counted_apart, counts, named, rate, share, share_with_interval
+from alphaloop.wording import (
+    acceptance_of,
+    counted_apart,
+    counts,
+    moment_ago,
+    named,
+    rate,
+    second,
+    share,
+    share_with_interval,
+)
 from alphaloop.wording import sentence as capitalized
 
-#: As alphaloop.acceptance.sampling_bucket makes them.
+#: As alphaloop.acceptance.sampling_bucket and form_bucket make them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
+_FORM: Final = re.compile(r"(?=[a-z])(json|regex|choice|grammar)?((^|,)tools)?((^|,)images)?|text")
 _MAX_ALTERNATIVES: Final = 10
 _AIMS: Final = {
     Aim.TIME_PER_TOKEN: "time per token",
@@ -77,6 +86,9 @@ def explain(
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
     ),
+    form: str | None = typer.Option(
+        None, help="Form: text, json, regex, choice, grammar, tools, images …; if not given, that of most jobs."
+    ),
     as_json: bool = AS_JSON,
 ) -> None:
     """Show how a task is decoded, and why.
@@ -88,11 +100,16 @@ def explain(
     if (task is None) == (job is None):
         raise typer.BadParameter("expected either a task or --job: alphaloop explain code, alphaloop explain --job ID")
     now = datetime.now(UTC)
-    when = now if at is None else moment(at, now, "--at")
+    when = now if at is None else moment_ago(at, now, "--at")
     if sampling is not None and not _BUCKET.fullmatch(sampling):
         raise ConfigError(
             f"--sampling: expected a sampling bucket, found {sampling[:60]!r}",
             hint="greedy, t<=0.5, t<=1.0 or t>1.0; with ,cut ,seeded ,adjusted where it applies",
+        )
+    if form is not None and not _FORM.fullmatch(form):
+        raise ConfigError(
+            f"--form: expected the form of a job, found {form[:60]!r}",
+            hint="text, json, regex, choice or grammar; with ,tools ,images where it applies; or tools, images",
         )
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
@@ -103,6 +120,8 @@ def explain(
             figures = figures_of(database, task, None if at is None else when)
             usual = usual_request(figures, when, is_now=at is None, segment=segment)
             request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
+            if form is not None:
+                request = replace(request, form_bucket="" if form == "text" else form)
             found = explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
     if as_json:
         print_json(document(found))
@@ -117,13 +136,13 @@ def _explain_last(database: Database, request: ExplainRequest, batch: int | None
     if stored is None:
         beside = f" at a batch of about {batch}" if batch else ""
         kept = store.first_and_last(request.task)
-        found = "none of the task" if kept is None else f"those from {shown(kept[0])} to {shown(kept[1])}"
+        found = "none of the task" if kept is None else f"those from {second(kept[0])} to {second(kept[1])}"
         raise AlphaloopError(
-            f"expected a decision of {request.task}, {request.sampling_bucket}{beside}, up to {shown(request.at)}, "
+            f"expected a decision of {request.task}, {request.sampling_bucket}{beside}, up to {second(request.at)}, "
             f"found {found}",
             hint="decisions are kept for `scheduler.history_retention_days`; without --at: what would be decided now",
         )
-    return explain_recorded(database, stored, segment=request.segment)
+    return explain_recorded(database, stored, segment=request.segment, form_bucket=request.form_bucket)
 
 
 def _explain_job(database: Database, job_id: str) -> Explanation:
@@ -134,7 +153,7 @@ def _explain_job(database: Database, job_id: str) -> Explanation:
             f"no recorded decision of job {job_id}",
             hint="it was not decoded, or that was more than `scheduler.history_retention_days` ago",
         )
-    return explain_recorded(database, stored, segment=kind[0], prompt_bucket=kind[1])
+    return explain_recorded(database, stored, segment=kind[0], prompt_bucket=kind[1], form_bucket=kind[2])
 
 
 def check_task(database: Database, settings: Settings, task: str) -> None:
@@ -177,7 +196,7 @@ def show(found: Explanation) -> None:
 def _recorded(its: RecordedAs, at: datetime) -> str:
     groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
     jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs{groups}"
-    sentences = f"Decided on {shown(at)} for {jobs} on {its.host}. "
+    sentences = f"Decided on {second(at)} for {jobs} on {its.host}. "
     if its.is_reproduced:
         return sentences + "Taken again from its snapshot, it is the same decision."
     if not its.is_whole:
@@ -191,7 +210,7 @@ def _asked(found: Explanation) -> str:
     prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
     known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
     sentences = (
-        f"A batch of {request.batch}, {request.sampling_bucket}{segment}: about {context.expected_tokens:.0f} tokens "
+        f"A batch of {request.batch}, {request.kind}{segment}: about {context.expected_tokens:.0f} tokens "
         f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
     )
     if context.objective.aim in _AIMS:
@@ -256,7 +275,7 @@ def _costs(found: Explanation) -> str:
     if found.context.prompt_tokens:
         sentences += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
     points = [p for p in found.costs.points if p.kind is not CostKind.PREFILL and p.num_corrections]
-    sentences += f". Measured {shown(found.engine.measured_at)}"
+    sentences += f". Measured {second(found.engine.measured_at)}"
     if points:
         low, high = min(p.correction for p in points), max(p.correction for p in points)
         rounds = sum(p.num_corrections for p in points)
@@ -297,7 +316,8 @@ def _counted(found: Explanation) -> str:
     sentences = f"{when} the task had {jobs} of traffic{by_status}{f', apart from {apart}' if apart else ''}."
     if its.alpha_1 is None:
         return sentences
-    with_what = acceptance_of(its.alpha_drafter, None, draft_lengths(its.alpha_num_draft_tokens or ()))
+    lengths = draft_lengths(its.alpha_num_draft_tokens or ())
+    with_what = acceptance_of(its.alpha_drafter, None, lengths, its.alpha_form_bucket)
     behind = "1 job" if its.num_alpha_jobs == 1 else f"{its.num_alpha_jobs} jobs"
     return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
 
@@ -320,7 +340,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
         reason = why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
-        paragraph(f"{shown(change.decided_at)}  {step} ({reason}; {where})", style="bold")
+        paragraph(f"{second(change.decided_at)}  {step} ({reason}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,17 +18,18 @@ from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.cli.options import GlobalOptions, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
 from alphaloop.cli.services import program
+from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
 from alphaloop.files import STANDARD, Destination, reading, shown_name
 from alphaloop.kafka.backlog import search
-from alphaloop.kafka.producer import request_cancellation
 from alphaloop.messages import Job, Result, Status
 from alphaloop.outcomes.reading import (
     Ended,
     Event,
-    OutcomeReader,
+    GrowingText,
     TextSoFar,
     Waits,
+    as_one_text,
     follow,
     reason_of,
     refusals_of,
@@ -143,7 +144,8 @@ def cancel(
             raise AlphaloopError(f"no job of batch {batch_id} was found")
         found = find_jobs(settings, database, wanted)
         asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
-        request_cancellation(settings.kafka, asked)
+        with Client(settings) as client:
+            client.cancel(asked)
         if not as_json:
             _tell(found, len(asked))
         awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
@@ -200,15 +202,17 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
     Ends when all are there or the time is up. Raises BrokerError and StoreError.
     """
     left = dict.fromkeys(job_ids)
-    with OutcomeReader(settings.kafka, settings.tasks) as reader:
-        # Nothing is missed: what ends from here on the reader sees, and what ended before is recorded.
+    with Client(settings) as client:
+        # Nothing is missed: what ends from here on is read, and what ended before is recorded.
+        before = client.sent_before(())
         yield from _recorded(database, left)
         for job_id, refusal in refusals_of(settings.kafka, left).items():
             del left[job_id]
             yield refusal
-        for result in reader.outcomes(left, timeout_s=timeout_s):
-            del left[result.sent_job_id]
-            yield result
+        with suppress(ResultsMissing):
+            for result in client.results(before.only(tuple(left)), timeout_s=timeout_s):
+                del left[result.sent_job_id]
+                yield result
     yield from _recorded(database, left)  # a result that Kafka refused is recorded and never published
 
 
@@ -246,7 +250,7 @@ def row_of(job: Job | str, result: Result | None) -> dict[str, Any]:
 
 
 def texts_of(result: Result, contents: ContentStore | None) -> Result:
-    """The result with its text. One whose text cannot be read keeps the reference."""
+    """The result with its texts. One whose texts cannot be read keeps the reference."""
     try:
         return with_text(result, contents)
     except (ContentError, MessageError) as error:
@@ -293,8 +297,8 @@ def _show_result(result: Result, *, is_single: bool, as_json: bool) -> None:
     row = row_of(result.job_id, result)
     if as_json:
         print_json_line(row)
-    elif is_single and isinstance(text := row.get("text"), str):
-        sys.stdout.write(f"{as_shown(text)}\n")
+    elif is_single and (messages := result.messages):
+        sys.stdout.write(f"{as_shown(as_one_text(messages))}\n")
     why = reason_of(result)
     note(one_line(f"{result.job_id}: {result.status.value}" + (f", {why}" if why else "")))
 
@@ -336,32 +340,42 @@ def _going_on(
         raise typer.Exit(130) from None
 
 
-class GrowingText:
-    """One job's text on standard output. What is printed stays, so a new attempt goes on where it says the same."""
+class PrintedText:
+    """One job's answer on standard output, piece by piece, as a text to read."""
 
     def __init__(self, job_id: str, *, is_one: bool) -> None:
+        self._growing = GrowingText()
+        self._printed = ""
+        self._said = ""  #: by pieces, where that is not all that was printed
+        self._is_behind = False  #: an attempt that began again has not come so far yet
         self._job_id = job_id
         self._is_one = is_one
-        self._shown = ""
         self._line = ""  #: of several jobs: the line that is not complete
         self._is_in_line = False  #: of one job: whether what was printed does not end a line
 
-    def show(self, text: str, *, is_end: bool = False) -> None:
-        """Print what is new of the text so far."""
-        if self._shown.startswith(text) and not (is_end and text != self._shown):
-            return  # a new attempt has not come so far yet
-        if not text.startswith(self._shown):
-            self._finish_line()
-            note(f"{self._job_id}: decoded again with another text; it begins here")
-            self._shown = ""
-        self._print(text[len(self._shown) :])
-        self._shown = text
+    def add(self, piece: Piece) -> None:
+        """Print what a piece adds to the first text; the others come with the result."""
+        added = self._growing.added(piece)
+        if piece.begins_again:
+            self._said, self._is_behind = "", True
+        if self._is_behind:
+            self._said += added
+            self.show(self._said)
+            self._is_behind = len(self._said) < len(self._printed)
+        else:
+            self._printed += added
+            self._print(added)
 
-    def end(self, text: str | None = None) -> None:
-        """Nothing more comes; `text` is the whole text where there is one."""
-        if text is not None:
-            self.show(text, is_end=True)
-        self._finish_line()
+    def show(self, text: str, *, is_end: bool = False) -> None:
+        """Print what is new; a text that begins again begins on a line of its own. With `is_end` it is complete."""
+        if not text.startswith(self._printed):
+            if self._printed.startswith(text) and not is_end:
+                return
+            self.end()
+            note(f"{self._job_id}: decoded again with another text; it begins here")
+            self._printed = ""
+        self._print(text[len(self._printed) :])
+        self._printed = text
 
     def _print(self, text: str) -> None:
         text = as_shown(text)
@@ -373,7 +387,8 @@ class GrowingText:
             sys.stdout.writelines(f"{self._job_id}  {line}\n" for line in lines)
         sys.stdout.flush()
 
-    def _finish_line(self) -> None:
+    def end(self) -> None:
+        """Nothing more comes."""
         if self._is_in_line:
             sys.stdout.write("\n")
             self._is_in_line = False
@@ -384,20 +399,22 @@ class GrowingText:
 
 
 def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
-    texts: dict[str, GrowingText] = {}
+    texts: dict[str, PrintedText] = {}
     ended: dict[str, Ended] = {}
     for event in events:
-        text = texts.setdefault(event.job_id, GrowingText(event.job_id, is_one=is_one))
+        text = texts.setdefault(event.job_id, PrintedText(event.job_id, is_one=is_one))
         match event:
             case Waits(is_claimed=True):
                 note(f"{event.job_id}: a worker has it; a text that is not streamed comes at its end")
             case Waits():
                 note(f"{event.job_id}: no worker has seen it: it waits in Kafka, or no such job was sent")
             case TextSoFar():
-                text.show(event.text)
+                text.show(event.shown)
             case Ended():
                 ended[event.job_id] = event
-                text.end(event.text)
+                if event.shown is not None:
+                    text.show(event.shown, is_end=True)
+                text.end()
                 told = event.status.value + (f", {event.reason}" if event.reason else "")
                 note(f"{event.job_id}: {told}{'' if event.is_streamed else '; it was not streamed'}")
     return ended
@@ -415,11 +432,15 @@ def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
                 before = shown.get(event.job_id)
                 is_same = before is not None and before.attempt == event.attempt
                 num_shown = len(before.text) if before is not None and is_same else 0
-                line |= {"attempt": event.attempt, "new_text": event.text[num_shown:]}
                 shown[event.job_id] = event
+                if is_same and num_shown == len(event.text):
+                    continue  # reasoning, or another text: it comes with the end
+                line |= {"attempt": event.attempt, "new_text": event.text[num_shown:]}
             case Ended():
                 ended[event.job_id] = event
                 line |= {"status": event.status.value, "text": event.text, "streamed": event.is_streamed}
+                if event.messages:
+                    line |= {"messages": [said.model_dump(exclude_none=True) for said in event.messages]}
                 line |= {"reason": event.reason} if event.reason else {}
         print_json_line(line)
     return ended

@@ -19,6 +19,7 @@ from alphaloop.commands import (
     CheckFinding,
     CheckPairOrder,
     CheckServerOrder,
+    DraftMethod,
     PairCheck,
     RegisterOrder,
     ServerCheck,
@@ -129,10 +130,14 @@ def calibrate(
 @example("""\
 alphaloop draft train drafts/small
 alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
+alphaloop draft train drafts/heads --method heads
 alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat""")
 def train(
     context: typer.Context,
     folder: Path = typer.Argument(help="Folder of the draft: a new one, or that of a run that was stopped."),
+    method: DraftMethod = typer.Option(
+        "draft_model", help="draft_model: some of the target's layers; heads, eagle3: heads over its hidden states."
+    ),
     prompts: Path | None = typer.Option(
         None,
         help="JSONL to train on, in any form that `alphaloop enqueue` takes, - for standard input; without it the "
@@ -274,7 +279,7 @@ def _show_card(card: DraftCard, folder: Path) -> None:
         worth = "At no length is it faster than the target alone: more texts or epochs, or another number of layers."
     screen.print(f"{worth} `alphaloop calibrate` measures it on the engine.", markup=False)
     screen.print(
-        f'\nTo serve it, in configs/models.toml:\n\n[models.drafters.{card.name}]\nmethod = "draft_model"\n'
+        f'\nTo serve it, in configs/models.toml:\n\n[models.drafters.{card.name}]\nmethod = "{card.method}"\n'
         f'source = "{folder.absolute()}"\nmax_draft_tokens = {max(1, length)}',
         markup=False,
         soft_wrap=True,

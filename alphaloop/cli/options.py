@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import typer
 
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, UnknownTask
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store.database import Database
 
@@ -96,6 +96,14 @@ def connected_settings(context: typer.Context, *, broker: bool = True, database:
 def _lacks(settings: Settings, *, broker: bool, database: bool) -> list[str]:
     lacking = ["broker"] if broker and settings.kafka.bootstrap_servers is None else []
     return lacking + (["database"] if database and settings.postgres.url is None else [])
+
+
+def require_tasks(settings: Settings, tasks: Iterable[str]) -> None:
+    """Raises UnknownTask for the first of these that the settings do not name."""
+    for task in tasks:
+        if task not in settings.tasks:
+            known = ", ".join(settings.tasks)
+            raise UnknownTask(f"no task {task[:100]!r} in configs/tasks.toml", hint=f"expected one of {known}")
 
 
 def open_database(settings: Settings) -> Database:

@@ -18,11 +18,12 @@ from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.kafka.topics import cluster_id
 from alphaloop.letters.reading import read_letters
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import Measurement, ProbePlan, ProbePlanner
-from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, ProbeSet, ProbeSource, draw_prompts, new_probe_set
+from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, ProbeSet, draw_prompts, new_probe_set
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
@@ -48,8 +49,7 @@ def register(
     """
     settings = connected_settings(context, broker=False)
     jobs = _read_file(settings, file, task)
-    bodies = [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
-    _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.FILE)
+    _put_in_use(settings, task, jobs, num_draft_tokens, max_tokens, is_drawn=False)
 
 
 @example("alphaloop probes draw --task code --prompts 40")
@@ -68,10 +68,10 @@ def draw(
     deleted, and are decoded again and again. No command and no report shows their text.
     """
     settings = connected_settings(context)
-    bodies = draw_prompts(list(_read_traffic(settings, task, newest)), prompts, seed)
-    if len(bodies) < prompts:
-        raise AlphaloopError(f"expected {prompts} different prompts in {jobs_topic(task)}, found {len(bodies)}")
-    _put_in_use(settings, task, bodies, num_draft_tokens, max_tokens, ProbeSource.TRAFFIC)
+    drawn = draw_prompts(list(_read_traffic(settings, task, newest)), prompts, seed)
+    if len(drawn) < prompts:
+        raise AlphaloopError(f"expected {prompts} different prompts in {jobs_topic(task)}, found {len(drawn)}")
+    _put_in_use(settings, task, drawn, num_draft_tokens, max_tokens, is_drawn=True)
 
 
 @example("alphaloop probes list --json")
@@ -159,13 +159,15 @@ def plan(
 def _put_in_use(
     settings: Settings,
     task: str,
-    bodies: Sequence[Mapping[str, Any]],
+    jobs: Sequence[Job],
     num_draft_tokens: int | None,
     max_tokens: int | None,
-    source: ProbeSource,
+    *,
+    is_drawn: bool,
 ) -> None:
     k, most = num_draft_tokens or DEFAULT_K, max_tokens or DEFAULT_MAX_TOKENS
-    made = new_probe_set(task, bodies, num_draft_tokens=k, max_tokens=most, source=source)
+    bodies = [job.body.model_dump(mode="json", exclude_defaults=True, exclude_none=True) for job in jobs]
+    made = new_probe_set(task, bodies, num_draft_tokens=k, max_tokens=most, drawn_from=jobs if is_drawn else ())
     with open_database(settings) as database:
         ProbeSetStore(database).register(made, datetime.now(UTC))
     note(f"{task} has a probe set of {len(made.prompts)} prompts at k={made.num_draft_tokens}, version {made.version}")
@@ -205,11 +207,11 @@ def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
             f"tasks.{task}.probes_from_traffic: expected true, found false",
             hint="set it if prompts of this task may be stored and decoded again; else register a file of prompts",
         )
-    topic = jobs_topic(task)
+    topic, cluster = jobs_topic(task), cluster_id(settings.kafka)
     for letter in read_letters(settings.kafka, [topic], newest=newest):
         record = letter.record
         with suppress(MessageError):
-            yield parse_job(record.value, Origin("", topic, record.partition, record.offset), task=task)
+            yield parse_job(record.value, Origin(cluster, topic, record.partition, record.offset), task=task)
 
 
 def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:

@@ -20,11 +20,10 @@ from alphaloop.deciding.snapshot import JobsAlike, Snapshot
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.explaining.explanation import HISTORY
 from alphaloop.messages import Purpose
-from alphaloop.moments import moment, shown
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
-from alphaloop.store.snapshots import SnapshotStore
-from alphaloop.wording import named
+from alphaloop.store.decisions import SnapshotStore
+from alphaloop.wording import moment_ago, named, second
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
@@ -73,8 +72,8 @@ def replay(
     time of these choices with that of the choices made. Writes nothing to the database.
     """
     now = datetime.now(UTC)
-    end = now if until is None else moment(until, now, "--until")
-    begin = None if since is None else moment(since, now, "--since")
+    end = now if until is None else moment_ago(until, now, "--until")
+    begin = None if since is None else moment_ago(since, now, "--since")
     if begin is not None and begin >= end:
         raise ConfigError("--since: expected a time before --until", hint="--since 7d --until 1d")
     was = connected_settings(context, broker=False)
@@ -213,7 +212,7 @@ def _compare(
     past: Snapshot, decisions: Sequence[Decision], jobs: Sequence[JobsAlike], pricing: Pricing, found: Replayed
 ) -> None:
     for its in jobs:
-        number = group_of(past, its.segment, its.prompt_bucket)
+        number = group_of(past, its.segment, its.prompt_bucket, its.form_bucket)
         if its.purpose != Purpose.TRAFFIC or (number is not None and is_given(past, past.decisions[number])):
             found.num_given += its.num_jobs
             continue
@@ -233,7 +232,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     """Print what would have been chosen, and what that would have cost."""
     everything = total(found.tasks.values())
     paragraph(
-        f"{everything.num_jobs} jobs from {shown(found.window.since)} to {shown(found.window.until)}, "
+        f"{everything.num_jobs} jobs from {second(found.window.since)} to {second(found.window.until)}, "
         f"{found.num_recorded} decisions, taken again with {', '.join(changed) or 'the settings of today'}.",
         style="bold",
     )

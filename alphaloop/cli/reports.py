@@ -15,11 +15,10 @@ from alphaloop.cli.screen import note as tell
 from alphaloop.cli.screen import out, paragraph, print_json, show_rows
 from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
 from alphaloop.files import Destination
-from alphaloop.moments import moment
 from alphaloop.notifying import Gravity, NotificationText, open_sinks
 from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
 from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
-from alphaloop.wording import minute, words
+from alphaloop.wording import minute, moment_ago, words
 
 ACK_EXAMPLE: Final = """\
 alphaloop drift ack 17 --by Ada --note "a new draft is in training"
@@ -81,7 +80,7 @@ def list_events(
     """List open drift events: cause, state, and what it costs to do nothing."""
     with open_database(connected_settings(context, broker=False)) as database:
         store = DriftEventStore(database)
-        events = store.open_events() if since is None else store.since(moment(since, datetime.now(UTC), "--since"))
+        events = store.open_events() if since is None else store.since(moment_ago(since, datetime.now(UTC), "--since"))
     show_rows(
         events,
         *("id", "task", "drafter", "cause", "state", "costs", "since"),

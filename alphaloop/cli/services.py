@@ -21,6 +21,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Final, Literal, NoReturn
+from urllib.parse import urlsplit
 
 import typer
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
@@ -43,6 +44,7 @@ from alphaloop.errors import BrokerError, StartFailed
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.settings import Settings
+from alphaloop.settings.load import ENV_PREFIX
 from alphaloop.store.database import parse_url, redacted
 
 _WATCH_S: Final = 0.5
@@ -259,9 +261,13 @@ def _start(
         with err().status(f"the {module} is starting"):
             line = await_event(child, follower, f"{module}_ready", stop.is_set)
         if line is not None:
-            addresses[f"{module} metrics"] = f"{field_of(line, 'metrics')}/metrics"
-            if console := field_of(line, "console"):
+            metrics, console = field_of(line, "metrics"), field_of(line, "console")
+            addresses[f"{module} metrics"] = f"{metrics}/metrics"
+            _stays_at(child, module, metrics)
+            if console:
                 addresses["console"] = console
+                if settings.console.public_url is None:
+                    _stays_at(child, "console", console)
 
     if with_worker:
         note("loading the model, and measuring what a round costs here unless that is known …")
@@ -269,6 +275,13 @@ def _start(
     if with_scheduler and not stop.is_set():
         start("scheduler", "run")
     return addresses
+
+
+def _stays_at(child: ChildProcess, section: str, address: str | None) -> None:
+    """Have the child's next start take the port of this one, which bookmarks and Prometheus know, where it was free."""
+    name = f"{ENV_PREFIX}{section.upper()}__HTTP_PORT"
+    if address and (port := urlsplit(address).port) is not None:
+        child.env[name] = str(port)
 
 
 def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:

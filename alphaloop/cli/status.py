@@ -27,7 +27,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
-from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_waiting
+from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
 from alphaloop.wording import counted_apart, minute, rate, share_with_interval, span, words
 
@@ -69,7 +69,7 @@ def status(
         ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
     except BrokerError as error:
         note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
-    tasks = with_waiting(tasks, waiting)
+    tasks = list(with_targets(with_waiting(tasks, waiting), settings.bindings, workers))
     if as_json:
         told = [{"opened_at": one.opened_at.isoformat(), **asdict(one.found)} for one in incidents]
         shown = [{**now.as_json(waiting), "oldest_s": ages.get(now.task)} for now in tasks]
@@ -89,7 +89,7 @@ def status(
         out().print(_worker_line(worker), markup=False, soft_wrap=True)
     if not workers:
         note("no worker runs")
-    for sentence in told_of(workers):
+    for sentence in (*told_of(workers), *told_of_waiting(tasks, waiting or {})):
         note(sentence)
     for incident in incidents:
         its = incident.found
@@ -106,10 +106,10 @@ def task_table(
     shown = FittedTable("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
     for now in tasks:
         shown.add_row(
-            now.task,
+            now.task if now.target is None else f"{now.task}\n{now.target}",
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
-            "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter))),
+            "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter, now.alpha_form_bucket))),
             figure(its) if (its := now.measured) is None else f"{figure(its)}\n{its.drafter}, {load(its)}",
             _next(now),
         )
@@ -165,16 +165,27 @@ def _worker_line(one: SeenWorker) -> str:
     )
 
 
+def told_of_waiting(tasks: Sequence[TaskFigures], waiting: Mapping[str, int]) -> list[str]:
+    """Which tasks wait because their target has no worker, a sentence a reason."""
+    found: dict[str, list[str]] = {}
+    for now in tasks:
+        if now.not_served is not None and waiting.get(now.task):
+            found.setdefault(now.not_served, []).append(now.task)
+    return [f"{why}: the jobs of {', '.join(its)} wait" for why, its in found.items()]
+
+
 def told_of(workers: Sequence[SeenWorker]) -> list[str]:
-    """What somebody should look at: drafters that are asked no more, and several revisions of the target."""
-    setups = [(one.load.owner, one.load.setup) for one in workers if one.load.setup is not None]
-    found = [
-        f"worker {owner} does not ask {name} for {why}" for owner, setup in setups for name, why in setup.ended.items()
-    ]
-    revisions = Counter(setup.facts.target_revision for _, setup in setups)
-    if len(revisions) > 1:
-        counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
-        found.append(f"workers serve {len(revisions)} revisions of the target: {counted}")
+    """What somebody should look at: drafters that are asked no more, and several revisions of one target."""
+    found, by_target = list[str](), dict[str, Counter[str]]()
+    for one in workers:
+        if (setup := one.load.setup) is not None:
+            found += [f"worker {one.load.owner} does not ask {name} for {why}" for name, why in setup.ended.items()]
+            by_target.setdefault(one.load.target, Counter())[setup.facts.target_revision] += 1
+    for target, revisions in by_target.items():
+        if len(revisions) > 1:
+            counted = ", ".join(f"{revision} ({number})" for revision, number in revisions.most_common())
+            which = "the target" if len(by_target) == 1 else target
+            found.append(f"workers serve {len(revisions)} revisions of {which}: {counted}")
     return found
 
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cache, partial
 from importlib import resources
@@ -28,14 +30,17 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
+from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, letters, reports, tasks
+from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
-from alphaloop.errors import AlphaloopError, BrokerError, StoreUnavailable
+from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.liveness import listening, url_of
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, TasksFile
+from alphaloop.store.api import Deed, write_down
 from alphaloop.store.drift import DriftEventStore, NoSuchEvent
 from alphaloop.store.incidents import IncidentStore, NoSuchIncident
 
@@ -105,15 +110,17 @@ _STOP_S: Final = 5.0
 class ConsoleServer:
     """Listens from its construction on, until it is closed."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, tasks_file: TasksFile | None = None) -> None:
         """Raises ConfigError where the port is taken, or no database is configured."""
-        self._sources = Sources.of(settings)
+        self._sources = Sources.of(settings, tasks_file)
         self._socket = listening(settings.console.http_host, settings.console.http_port, "console.http_port")
         self.listens_at: Final = url_of(*self._socket.getsockname()[:2])
         self.url: Final = settings.console.public_url or self.listens_at  #: what people type
+        owner = f"console-{uuid.uuid4().hex}"
+        self._advancing = Advancing(settings, self._sources.database, owner=owner)
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config = uvicorn.Config(
-            Console(self._sources).app(),
+            Console(self._sources, self._advancing).app(),
             http="h11",
             loop="asyncio",
             ws="none",
@@ -131,10 +138,12 @@ class ConsoleServer:
         run = partial(self._server.run, sockets=[self._socket])
         self._thread = threading.Thread(target=run, name="console", daemon=True)
         self._thread.start()
+        self._advancing.start()
 
     def close(self) -> None:
         """Stop serving, and give the connections back."""
         self._server.should_exit = True
+        self._advancing.close(_STOP_S)
         self._thread.join(_STOP_S)
         self._socket.close()
         self._sources.close()
@@ -143,8 +152,8 @@ class ConsoleServer:
 class Console:
     """Answers requests: who asks, what they ask for, and the page around it."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
+    def __init__(self, sources: Sources, advancing: Advancing) -> None:
+        self._sources, self._advancing = sources, advancing
         self._settings = sources.settings.console
         self._sessions = Sessions(self._settings)
         self._streams = jobs.Streams()
@@ -169,6 +178,8 @@ class Console:
             routes=routes,
             middleware=[
                 Middleware(_SafeHeaders),
+                # Before the host is looked at: no page of another site has a key.
+                Middleware(OpenAIApi, sources=self._sources, advancing=self._advancing),
                 Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts or ("*",)), www_redirect=False),
             ],
             exception_handlers={HTTPException: self._refuse},
@@ -226,7 +237,8 @@ class Console:
             async with batches.received(request, session) as upload:
                 if upload is None:
                     return self._sign_in_first(request)
-                return await self._acted(request, lambda: batches.submit(self._sources, session, upload))
+                address = address_of(request)
+                return await self._acted(request, lambda: batches.submit(self._sources, session, upload, address))
         except WrongRequest as error:
             return self._error(request, 400, error.message, error.hint)
 
@@ -270,6 +282,8 @@ class Console:
             session = self._sessions.sign_in(name, password)
             if session is None:
                 return self._sign_in_page(request, to, is_wrong=True)
+            with suppress(StoreError):  # whoever looks why the database is away must be let in without it
+                _write_down(self._sources, session, request, "signed_in", "")
             welcome = RedirectResponse(_inside(to), 303)
             # Strict: a link on another site opens the console signed out, and no form there can act here.
             welcome.set_cookie(
@@ -335,6 +349,7 @@ def acknowledge(sources: Sources, session: Session, request: Request, fields: Fi
         raise WrongRequest(f"expected a name of 1 to 200 characters and a note of at most {_MAX_NOTE_CHARS}")
     store = (DriftEventStore if kind == "event" else IncidentStore)(sources.database)
     store.acknowledge(min(number, 2**63 - 1), by, note, datetime.now(UTC))
+    _write_down(sources, session, request, f"{'drift' if kind == 'event' else kind}_acknowledged", str(number))
     if kind == "incident":
         _log(session, "incident_acknowledged", f"incident {number}")
         return "/drift"
@@ -351,6 +366,7 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
         raise WrongRequest("expected an id")
     is_batch = request.url.path == "/batch/cancel"
     found = batches.open_jobs_of(sources, name) if is_batch else [name]
+    _write_down(sources, session, request, "batch_cancelled" if is_batch else "job_cancelled", name)
     request_cancellation(sources.settings.kafka, found)
     told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"
     _log(session, "batch_cancelled" if is_batch else "job_cancelled", told)
@@ -360,12 +376,23 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
     asked = {name: found for name in letters.FILTERS if (found := fields.get(name, "").strip())}
+    _write_down(sources, session, request, "letters_redriven", urlencode(asked))
     done = letters.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
     _log(session, "letters_redriven", f"{done.num_sent} dead letters")
     if "at" in asked:
         return f"/dead-letter?{urlencode({'at': asked['at']})}"
     shown = {name: found for name, found in asked.items() if name != "until"}
     return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
+
+
+def _write_down(sources: Sources, session: Session, request: Request, action: str, subject: str) -> None:
+    """Before what cannot be undone is done, so that nothing is done of which the audit knows nothing."""
+    write_down(sources.database, Deed("login", session.username, action, subject, address_of(request)))
+
+
+def address_of(request: Request) -> str | None:
+    """Where a request came from; behind a proxy, the proxy's address."""
+    return request.client.host if request.client else None
 
 
 def _log(session: Session, action: str, about: str) -> None:

@@ -23,6 +23,7 @@ from alphaloop.console.page import NotFound, Page, WrongRequest, named, text
 from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.files import source_of
+from alphaloop.store.api import Deed, write_down
 
 log = logging.getLogger(__name__)
 
@@ -136,7 +137,7 @@ async def received(request: Request, session: Session) -> AsyncIterator[Upload |
             yield Upload(file.file, file.filename[:200], str(form.get("task", "")))
 
 
-def submit(sources: Sources, session: Session, upload: Upload) -> str:
+def submit(sources: Sources, session: Session, upload: Upload, address: str | None) -> str:
     """Keep the file and send its requests, as `alphaloop batch submit` does; returns the address of its page.
 
     Raises WrongRequest, BrokerError, StoreError, ContentStoreUnavailable.
@@ -152,6 +153,7 @@ def submit(sources: Sources, session: Session, upload: Upload) -> str:
     upload.file.seek(0)
     found = kept.add(upload.file, name=upload.name, task=upload.task, by=session.username, at=now)
     upload.file.seek(0)
+    write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
     sent = send(BatchReader(settings, found.batch_id, task=found.task).read(lines), settings, sources.database)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"

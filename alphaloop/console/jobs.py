@@ -21,6 +21,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Result, Status
 from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, ListedJob, PageStart, Wanted, known_jobs
+from alphaloop.store.workers import not_served
 
 _PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.
@@ -104,6 +105,7 @@ def job(sources: Sources, request: Request) -> Page:
         },
         {
             "result": result,
+            "not_served": found and not_served(sources.settings.bindings, found.task, sources.workers()),
             "asked": text(request, "asked"),
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
@@ -129,7 +131,7 @@ def follow_job(sources: Sources, request: Request) -> Read:
 
 
 def _result(sources: Sources, found: ListedJob) -> Result | None:
-    """The recorded result; without its text unless somebody has to sign in to see it."""
+    """The recorded result; without its texts unless somebody has to sign in to see it."""
     known = known_jobs(sources.database, [found.job_id]).get(found.job_id)
     if known is None or known.outcome is None:
         return None
@@ -137,7 +139,8 @@ def _result(sources: Sources, found: ListedJob) -> Result | None:
         result = Result.decode(known.outcome)
     except ValidationError:
         return None
-    return result if sources.shows_texts else result.model_copy(update={"text": None, "text_ref": None})
+    hidden = {"text": None, "text_ref": None, "choices": (), "choices_ref": None}
+    return result if sources.shows_texts else result.model_copy(update=hidden)
 
 
 class Streams:
@@ -214,10 +217,10 @@ def _of(event: Event | str | None, told: str) -> tuple[str, str]:
         case Waits():
             return _sent("waits", {"is_claimed": event.is_claimed}), told
         case TextSoFar():
-            return _text(event.text, told), event.text
+            return _text(event.shown, told), event.shown
         case Ended():
             end = _sent("end", {"status": event.status.value, "reason": event.reason})
-            return (end if event.text is None else _text(event.text, told) + end), told
+            return (end if event.shown is None else _text(event.shown, told) + end), told
         case str():
             return _sent("refused", {"reason": event}), told
     return ": \n\n", told  # nothing new; a browser that is gone is seen by that

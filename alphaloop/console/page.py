@@ -17,10 +17,9 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop import moments
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.pages.drawing import environment
-from alphaloop.wording import harmless, json_text, span
+from alphaloop.wording import harmless, json_text, moment_ago, span
 
 _MAX_CHARS = 300
 
@@ -143,6 +142,6 @@ def moment(request: Request, name: str) -> datetime | None:
 def past(asked: Mapping[str, str], name: str) -> datetime | None:
     """A moment of the past as people write it, `2h` or `2026-11-01`; None without one. Raises WrongRequest."""
     try:
-        return moments.moment(asked[name], datetime.now(UTC), name) if name in asked else None
+        return moment_ago(asked[name], datetime.now(UTC), name) if name in asked else None
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None

@@ -17,9 +17,10 @@ from typing import Any, Final, Generic, Self, TypeVar
 from alphaloop.errors import ConfigError, reason_of
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
-from alphaloop.settings import Settings
+from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.database import Database
 from alphaloop.store.task_figures import TaskFigures, waits
+from alphaloop.store.workers import SeenWorker, WorkerStore
 
 #: The figures of tasks are those of `alphaloop status` without options.
 WINDOW: Final = timedelta(days=1)
@@ -39,18 +40,24 @@ _MAX_KEPT: Final = 200
 class Sources:
     """Settings, the database, and what is remembered of it and of the broker."""
 
-    settings: Settings
+    at_start: Settings
+    tasks_file: TasksFile | None
     database: Database
     remembered: Remembered
 
     @classmethod
-    def of(cls, settings: Settings) -> Self:
+    def of(cls, settings: Settings, tasks_file: TasksFile | None = None) -> Self:
         """Connects at the first use. Raises ConfigError without a database."""
         url = settings.console.database_url or settings.postgres.url
         if url is None:
             raise ConfigError("no database is configured", hint="set DATABASE_URL")
         limits = replace(settings.postgres.limits(), statement_s=_STATEMENT_S)
-        return cls(settings, Database(url, pool_size=_POOL_SIZE, limits=limits), Remembered(REFRESH_S))
+        return cls(settings, tasks_file, Database(url, pool_size=_POOL_SIZE, limits=limits), Remembered(REFRESH_S))
+
+    @property
+    def settings(self) -> Settings:
+        """Those of the start, with the tasks as they are now."""
+        return self.at_start if self.tasks_file is None else self.tasks_file.applied_to(self.at_start)
 
     def tasks(self) -> Reading[Sequence[TaskFigures]]:
         """Every task of the last day, by name: what `alphaloop status` shows."""
@@ -64,6 +71,10 @@ class Sources:
             return Reading(None, None, found.error)
         numbers = {task: its.num_messages for task, its in found.value.items()}
         return Reading(waits(tasks, numbers), found.read_at, found.error)
+
+    def workers(self) -> Sequence[SeenWorker]:
+        """Every worker that was heard of in the last hour."""
+        return WorkerStore(self.database).seen()
 
     @property
     def shows_texts(self) -> bool:

@@ -16,6 +16,7 @@ from alphaloop.liveness import basic_credentials
 from alphaloop.settings import ConsoleSettings
 
 COOKIE: Final = "alphaloop_console"
+USERNAME: Final = "alphaloop"  #: of the one login
 #: Wrong passwords that are tried within WINDOW_S; then nobody can sign in until the first of them is older.
 MAX_FAILURES: Final = 10
 WINDOW_S: Final = 60.0
@@ -42,7 +43,7 @@ class Sessions:
     """Checks names and passwords, and remembers who signed in. Threads share it."""
 
     def __init__(self, settings: ConsoleSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._username, self._password, self._clock = settings.username, settings.password, clock
+        self._password, self._clock = settings.password, clock
         self._sessions: OrderedDict[str, Session] = OrderedDict()
         self._failures: deque[float] = deque()
         self._lock = threading.Lock()
@@ -98,7 +99,7 @@ class Sessions:
             if len(self._failures) >= MAX_FAILURES:
                 raise TooManyFailures(hint=f"try again in {WINDOW_S:.0f} seconds")
             # Both in constant time, so that an answer's delay tells nothing about either.
-            is_name = hmac.compare_digest(username.encode(), self._username.encode())
+            is_name = hmac.compare_digest(username.encode(), USERNAME.encode())
             is_password = hmac.compare_digest(password.encode(), self._password.get_secret_value().encode())
             if not (is_name and is_password):
                 self._failures.append(now)

@@ -22,9 +22,8 @@ from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.incidents import IncidentStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_waiting
+from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_targets, with_waiting
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
-from alphaloop.store.workers import WorkerStore
 
 #: Tasks that are listed: the busiest.
 _MAX_TASKS: Final = 20
@@ -39,9 +38,10 @@ def now(sources: Sources, request: Request) -> Page:
     database = sources.database
     tasks, waiting = sources.tasks(), sources.waiting()
     lately = sources.remembered.get("lately", lambda: decoded_lately(database))
-    workers = WorkerStore(database).seen()
+    workers = sources.workers()
     speeds = [one.load.tokens_per_s for one in workers if one.load.tokens_per_s is not None]
-    activity = by_activity(tasks.value or [], lately.value or [], waiting.value)
+    every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, workers)
+    activity = by_activity(every, lately.value or [], waiting.value)
     run = ScheduleStore(database).newest()
     wrong = {"tasks": tasks.error, "broker": waiting.error, "last minute": lately.error}
     return Page(
@@ -77,12 +77,13 @@ def by_activity(
         (ended if one.purpose == Purpose.TRAFFIC else measuring)[one.task] += one.num_jobs
         tokens[one.task] += one.num_tokens
     held = {now.task: now.num_held for now in tasks if now.num_held}
+    why = {now.task: now.not_served for now in tasks}
     waits = {task: number for task, number in (waiting or {}).items() if number}
     found = []
     for task in {*held, *ended, *measuring, *waits}:
         num_waiting = None if waiting is None else waits.get(task, 0)
         counted = ended[task], measuring[task], tokens[task]
-        found.append(_TaskActivity(task, num_waiting, held.get(task, 0), *counted))
+        found.append(_TaskActivity(task, num_waiting, held.get(task, 0), *counted, why.get(task)))
     return sorted(found, key=lambda one: (-one.num_tokens, -one.num_held, -(one.num_waiting or 0), one.task))
 
 
@@ -96,13 +97,15 @@ class _TaskActivity:
     num_ended: int  #: jobs of traffic that were decoded in the last minute
     num_measuring: int  #: probes and controls that were
     num_tokens: int  #: of all of those
+    not_served: str | None  #: why nobody takes its jobs; None where somebody does
 
 
 def tasks(sources: Sources, request: Request) -> Page:
     """A page of tasks by name: those whose name holds `q`, behind the task `behind`."""
     wanted, behind = text(request, "q"), text(request, "behind")
     reading, waiting = sources.tasks(), sources.waiting()
-    found = [now for now in with_waiting(reading.value or [], waiting.value) if wanted in now.task]
+    every = with_waiting(reading.value or [], waiting.value)
+    found = [now for now in with_targets(every, sources.settings.bindings, sources.workers()) if wanted in now.task]
     begin = bisect_right(found, behind, key=lambda now: now.task) if behind else 0
     shown = found[begin : begin + _PAGE_SIZE]
     names = [now.task for now in shown]
@@ -131,8 +134,9 @@ def tasks(sources: Sources, request: Request) -> Page:
 def task(sources: Sources, request: Request) -> Page:
     """The task that the address names. Raises NotFound for one that is neither configured nor in use."""
     name = request.path_params["task"]
-    tasks = sources.tasks()
-    now = next((one for one in tasks.value or [] if one.task == name), None)
+    tasks, waiting = sources.tasks(), sources.waiting()
+    every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, sources.workers())
+    now = next((one for one in every if one.task == name), None)
     changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
         raise NotFound(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
@@ -144,7 +148,6 @@ def task(sources: Sources, request: Request) -> Page:
 
     explained = sources.remembered.get(("explain", name), explain)
     found = explained.value
-    waiting = sources.waiting()
     return Page(
         "task.html.j2",
         name,

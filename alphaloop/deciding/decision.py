@@ -149,11 +149,14 @@ class IncumbentKey(NamedTuple):
     sampling_bucket: str
     prompt_bucket: str
     load: int  #: running sequences, rounded up to a power of two
+    form_bucket: str = ""
 
     @classmethod
-    def of(cls, task: str, sampling_bucket: str, prompt_bucket: str, num_running: int) -> IncumbentKey:
+    def of(
+        cls, task: str, sampling_bucket: str, prompt_bucket: str, num_running: int, form_bucket: str = ""
+    ) -> IncumbentKey:
         """The key of jobs that share a round with so many sequences, at least one."""
-        return cls(task, sampling_bucket, prompt_bucket, 1 << (num_running - 1).bit_length())
+        return cls(task, sampling_bucket, prompt_bucket, 1 << (num_running - 1).bit_length(), form_bucket)
 
 
 class ChoiceLog(Protocol):

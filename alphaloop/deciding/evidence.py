@@ -63,8 +63,8 @@ class EvidenceSums:
     jobs_w2: float = 0.0  #: Σ w²
     rounds: float = 0.0
     offered: float = 0.0  #: rounds with a proposal
-    tokens: float = 0.0  #: of the rounds
-    output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens
+    tokens: float = 0.0  #: of the rounds; forced ones are no round's yield, because they come in every mode
+    output_tokens: float = 0.0  #: Σ w·t over jobs of t tokens, forced ones left out: what rounds have to yield
     prompt_tokens: float = 0.0  #: Σ w·p over jobs with prompts of p tokens
     #: Σ w over jobs whose lengths are in these sums: those of other rows of the same job would count them twice.
     texts: float = 0.0
@@ -91,12 +91,14 @@ class EvidenceSums:
     ) -> EvidenceSums:
         """One job decoded at draft length k = `num_draft_tokens`, its `num_tokens` with the prefill's one.
 
+        Forced tokens count neither as the yield of rounds nor for the length that is to be decoded.
+
         `is_cut`: a limit ended the text, which is at least so long.
 
         `chances` by position says in how many rounds the draft length allowed each, where it changed within the job;
         without it, it was the same in every round.
         """
-        rounds = max(counts.rounds - 1, 0)
+        rounds, num_tokens = max(counts.rounds - 1, 0), num_tokens - counts.num_forced
         through = (rounds, *counts.accepts)
         usual = through[: min(num_draft_tokens, len(counts.trials) + 1)] if rounds else ()
         allowed = _padded(usual if chances is None else chances, len(counts.trials))

@@ -59,6 +59,8 @@ class DrafterState:
     num_vanilla_endpoints: int = 1  #: servers of the same target on which nothing drafts
     num_places: int | None = None  #: requests that all its servers together take at once; None: all that run
     num_vanilla_places: int | None = None  #: the same of those on which nothing drafts
+    #: A round asks one of several drafters, or all of them, so that rounds of one shape take unlike times.
+    is_mixed: bool = False
 
     def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of one are counted for the other too."""

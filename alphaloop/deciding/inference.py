@@ -1,9 +1,10 @@
 """From evidence to posteriors, borrowing strength.
 
-A posterior is handed down pair (all tasks) → task → sampling bucket → prompt bucket → segment. At every step it widens
-by the standard deviation between such groups, and evidence of siblings counts the less, the more siblings differ.
-These standard deviations are learned from the groups (empirical Bayes; method of moments of DerSimonian and Laird 1986)
-with a prior worth a few groups. Jobs are not split by segment until the difference between segments is beyond chance.
+A posterior is handed down pair (all tasks) → task → sampling bucket → form → prompt bucket → segment. At every step it
+widens by the standard deviation between such groups, and evidence of siblings counts the less, the more siblings
+differ. These standard deviations are learned from the groups (empirical Bayes; method of moments of DerSimonian and
+Laird 1986) with a prior worth a few groups. Jobs are not split by segment until the difference between segments is
+beyond chance.
 
 `Posteriors` infers each one once, until enough evidence was added or some time has passed.
 """
@@ -34,7 +35,14 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import Counts, Posterior, Profile, clamped, total
 
 #: Standard deviation (logits) between siblings before any was compared.
-_LEVELS: Final = (("sampling_bucket", 0.5), ("prompt_bucket", 0.25), ("segment", 0.5))
+_LEVELS: Final = (
+    ("sampling_bucket", 0.5),
+    ("form_bucket", 0.5),
+    ("prompt_bucket", 0.25),
+    ("segment", 0.5),
+)
+#: Most tasks have no segments and one form: where no other was seen, nothing is doubted for it.
+_USUALLY_ONE: Final = ("form_bucket", "segment")
 #: Weight of the prior spread in an estimated spread, in groups.
 _PRIOR_GROUPS: Final = 2.0
 #: Weight of the parent in a reach, in chances. Only costs depend on a reach.
@@ -117,8 +125,8 @@ def infer(
             groups.setdefault(name_of(key), []).append(seen)
         totals = {name: total(members) for name, members in groups.items()}
         mine = name_of(wanted)
-        if level == "segment" and totals.keys() <= {mine}:
-            prior_spread = 0.0  # most tasks have no segments
+        if level in _USUALLY_ONE and totals.keys() <= {mine}:
+            prior_spread = 0.0
         spread = _spread(profile, list(totals.values()), prior_spread)
         siblings = [total for name, total in totals.items() if name != mine]
         profile = profile.updated(_pooled(profile, siblings, spread)).widened(spread)

@@ -102,6 +102,7 @@ class JobFacts:
     max_tokens: float  #: of the output
     segment: str = ""  #: empty: the job has none
     deadline: datetime | None = None
+    form_bucket: str = ""  #: what the text has to match, tools, images; empty for plain text
 
     @property
     def prompt_bucket(self) -> str:
@@ -140,8 +141,11 @@ def main_segment(jobs: Sequence[JobFacts]) -> str:
 
 
 def alike(jobs: Sequence[JobFacts], *, by_segment: bool) -> list[list[int]]:
-    """Indices of the jobs that share their posteriors: by prompt bucket, and by segment where segments differ."""
-    found: dict[tuple[str, str], list[int]] = {}
+    """Indices of the jobs that share their posteriors: by prompt bucket and form, and by segment where segments differ.
+
+    Forms are always told apart: what a text has to match moves acceptance more than the length of its prompt.
+    """
+    found: dict[tuple[str, str, str], list[int]] = {}
     for index, job in enumerate(jobs):
-        found.setdefault((job.prompt_bucket, job.segment if by_segment else ""), []).append(index)
+        found.setdefault((job.prompt_bucket, job.form_bucket, job.segment if by_segment else ""), []).append(index)
     return list(found.values())

@@ -5,7 +5,7 @@ speculation breaks even is .20 for a cheap drafter and .62 for an expensive one,
 
 Guards say which drafters may draft for these jobs at all; every refusal has its own reason.
 
-Groups: jobs of one decision that differ in segment or prompt length get a setting each.
+Groups: jobs of one decision that differ in segment, prompt length or form get a setting each.
 
 Groups share a pass. Its cost follows the mean width of all sequences, so the drafts of one group make the pass more
 expensive for all, and the best setting for a group alone need not be the best for all together. Groups with the same
@@ -203,10 +203,10 @@ def _reason(
     if chosen.drafter is not None:
         if chosen.chance > vanilla.chance:
             return Reason.ON_TARGET
-        return Reason.FASTER if posteriors[chosen.drafter].jobs >= limits.min_jobs else Reason.NO_HISTORY
+        return Reason.NO_HISTORY if posteriors[chosen.drafter].is_cold(limits) else Reason.FASTER
     if best.chance < chosen.chance and best.speedup >= limits.min_speedup:
         return Reason.ON_TARGET
-    if all(posterior.jobs < limits.min_jobs for posterior in posteriors.values()):
+    if all(posterior.is_cold(limits) for posterior in posteriors.values()):
         return Reason.NO_HISTORY
     return Reason.UNCERTAIN if best.speedup >= limits.min_speedup else Reason.NOT_FASTER
 
@@ -223,7 +223,7 @@ def _explore(
 ) -> Decision:
     """The choice, or a trial of another setting, paid from the budget."""
     num_tokens = context.num_tokens
-    is_cold = all(posteriors[drafter.name].jobs < limits.min_jobs for drafter in able)
+    is_cold = all(posteriors[drafter.name].is_cold(limits) for drafter in able)
     budget = budget.after(context.num_jobs, num_tokens, limits, is_cold=is_cold, now=context.now)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
@@ -358,6 +358,7 @@ class Group:
     segment: str = ""
     prompt_bucket: str = ""
     alike: Mapping[str, float] = field(default_factory=dict)  #: by drafter, jobs of the same key behind the posterior
+    form_bucket: str = ""
 
 
 def decide_groups(

@@ -26,6 +26,7 @@ from typing import Final
 
 from alphaloop.acceptance import Z95
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
+from alphaloop.deciding.job_facts import PolicyLimits
 
 #: Standard deviation of each position by itself, over that of all positions together.
 _OWN_SHARE: Final = 0.3
@@ -169,6 +170,10 @@ class Posterior:
     proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
     #: Tokens a round by k as goodput counts them: those of drafts as measured speed-ups correct them.
     corrected_tokens: tuple[float, ...] = field(init=False)
+
+    def is_cold(self, limits: PolicyLimits) -> bool:
+        """Whether fewer jobs than `min_jobs` are known. As many that differ a little in age are a little less: 3.99."""
+        return round(self.jobs) < limits.min_jobs
 
     def __post_init__(self) -> None:
         tokens, common_sd, slopes = _expected(self.profile)

@@ -86,7 +86,8 @@ class Replay:
             now = past
         subject = past.subject.task, past.subject.sampling_bucket
         largest = max(range(len(past.groups)), key=lambda index: past.groups[index].num_jobs)
-        key = IncumbentKey.of(*subject, past.groups[largest].prompt_bucket, past.context.num_running)
+        its = past.groups[largest]
+        key = IncumbentKey.of(*subject, its.prompt_bucket, past.context.num_running, its.form_bucket)
         if now is not past:
             incumbent = self._incumbents.get(key, past.incumbent)
             now = replace(now, incumbent=incumbent, budget=self._budgets.get(subject, past.budget))
@@ -219,8 +220,9 @@ def _is_tested(past: Snapshot, would: DraftSetting) -> bool:
     return seen is not None and len(seen.trials) >= k and seen.trials[k - 1] >= _LEAST_TRIALS
 
 
-def group_of(past: Snapshot, segment: str, prompt_bucket: str) -> int | None:
-    """The number of the group that jobs of a segment and prompt length belong to; None where it is not in it."""
-    of_bucket = [n for n, group in enumerate(past.groups) if group.prompt_bucket == prompt_bucket]
+def group_of(past: Snapshot, segment: str, prompt_bucket: str, form_bucket: str = "") -> int | None:
+    """The number of the group that jobs of a segment, prompt length and form belong to; None where it is not in it."""
+    buckets = prompt_bucket, form_bucket
+    of_bucket = [n for n, group in enumerate(past.groups) if (group.prompt_bucket, group.form_bucket) == buckets]
     same = [n for n in of_bucket if not past.is_split or past.groups[n].segment == segment]
     return same[0] if same else None

@@ -85,7 +85,8 @@ class DecisionSession:
         members = alike(jobs, by_segment=is_split)
         wanted = [self.evidence_key(subject, [jobs[index] for index in its]) for its in members]
         largest = max(range(len(members)), key=lambda number: len(members[number]))
-        key = IncumbentKey.of(subject.task, subject.sampling_bucket, wanted[largest].prompt_bucket, num_running)
+        its = wanted[largest]
+        key = IncumbentKey.of(subject.task, subject.sampling_bucket, its.prompt_bucket, num_running, its.form_bucket)
         incumbent, budget = self._incumbents.of(key), self.budget(subject)
         context = self.context(subject, jobs, rules, num_running=num_running, now=now, conditions=conditions)
         inferred = [{one.name: self.posteriors.inferred(its, one, now) for one in drafters} for its in wanted]
@@ -96,6 +97,7 @@ class DecisionSession:
                 of.segment,
                 of.prompt_bucket,
                 {name: one.alike for name, one in found.items()},
+                of.form_bucket,
             )
             for its, of, found in zip(members, wanted, inferred, strict=True)
         ]
@@ -141,7 +143,8 @@ class DecisionSession:
                 self._open[subject] = self.budgets.save(*subject, budget)
 
     def evidence_key(self, subject: Subject, jobs: Sequence[JobFacts]) -> EvidenceKey:
-        """The key of the jobs' evidence, without a drafter: the bucket of their mean prompt, the segment of most."""
+        """The key of the jobs' evidence, without a drafter: their form, the bucket of their mean prompt, the segment of
+        most."""
         return EvidenceKey(
             subject.task,
             self.target_revision,
@@ -149,6 +152,7 @@ class DecisionSession:
             subject.sampling_bucket,
             prompt_bucket(round(mean_prompt_tokens(jobs) or 0)),
             main_segment(jobs),
+            form_bucket=jobs[0].form_bucket,
         )
 
     def budget(self, subject: Subject) -> ExplorationBudget | None:

@@ -124,6 +124,7 @@ class JobsAlike:
     num_tokens: int
     num_prompt_tokens: int
     device_s: float
+    form_bucket: str = ""
 
 
 def objective_of(rules: TaskRules, deadline_ms: float | None) -> Objective:
@@ -325,6 +326,7 @@ def _group_text(group: Group, decision: Decision, explanation: str | None) -> st
         "num_jobs": group.num_jobs,
         "segment": group.segment,
         "prompt_bucket": group.prompt_bucket,
+        **({"form_bucket": group.form_bucket} if group.form_bucket else {}),
         "alike": {name: _cut(jobs) for name, jobs in group.alike.items() if jobs > 0},
         "decision": its,
     }
@@ -338,6 +340,7 @@ def _read_group(content: Mapping[str, Any]) -> Group:
         content["segment"],
         content["prompt_bucket"],
         content["alike"],
+        content.get("form_bucket", ""),
     )
 
 

@@ -176,7 +176,7 @@ class ChildProcess:
         self.pid: int | None = None
         self._grace_s = grace_s
         self._folder = folder
-        self._env = dict(os.environ if env is None else env)
+        self.env = dict(os.environ if env is None else env)  #: a change acts at the next start
         self._order = {
             "command": [str(part) for part in command],
             "stop_signal": int(stop_signal),
@@ -206,7 +206,7 @@ class ChildProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env=self._env,
+                env=self.env,
                 cwd=self._folder,
                 start_new_session=True,
                 pass_fds=[self._lock.fileno()] if self._lock else [],

@@ -28,9 +28,8 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from alphaloop.acceptance import Interval
+from alphaloop.acceptance import Interval, t95
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Stratum
-from alphaloop.intervals import t95
 
 #: Blocks below which nothing is estimated, and below which a group of strata does not stand alone.
 LEAST_BLOCKS: Final = 8

@@ -13,10 +13,9 @@ from datetime import datetime
 from statistics import fmean, stdev
 from typing import Final
 
-from alphaloop.acceptance import Z95, Interval
+from alphaloop.acceptance import Z95, Interval, t95
 from alphaloop.experiment.estimate import Verdict, measured_speedup
 from alphaloop.experiment.observe import Phase, Slice
-from alphaloop.intervals import t95
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -26,12 +26,10 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionChange, DecisionLog
+from alphaloop.store.decisions import BudgetSubject, DecisionChange, DecisionLog, StoredSnapshot
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.snapshots import StoredSnapshot
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
 from alphaloop.store.traffic import TrafficStore, WayDecoded
@@ -135,6 +133,12 @@ class ExplainRequest:
     sampling_bucket: str
     at: datetime
     is_now: bool
+    form_bucket: str = ""
+
+    @property
+    def kind(self) -> str:
+        """The sampling settings and, of jobs that are no plain text, the form, in words."""
+        return f"{self.sampling_bucket}, {self.form_bucket}" if self.form_bucket else self.sampling_bucket
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ class WhatRuns:
     ended: Mapping[str, str]  #: drafters that the workers ask no more, each with what it cannot serve and why
     num_workers: int  #: that run this; 0: no worker was heard of lately, or none says what it runs
     num_others: int  #: workers that run something else
+    target: str | None = None  #: whose workers these are; None where one target decodes all
 
     @property
     def sentence(self) -> str:
@@ -159,7 +164,8 @@ class WhatRuns:
                 "No worker says what it runs: this is what one with the settings here would decide, on the engine that "
                 "was measured last."
             )
-        workers = "1 worker runs" if self.num_workers == 1 else f"{self.num_workers} workers run"
+        of = f" of {self.target}" if self.target else ""
+        workers = f"1 worker{of} runs" if self.num_workers == 1 else f"{self.num_workers} workers{of} run"
         others = f", and {self.num_others} more something else" if self.num_others else ""
         return f"{workers} this{others}."
 
@@ -170,7 +176,7 @@ class RecordedAs:
 
     decision_id: UUID
     num_jobs: int  #: that were decided together
-    num_groups: int  #: of jobs that differ in segment or prompt length
+    num_groups: int  #: of jobs that differ in segment, prompt length or form
     host: str
     is_reproduced: bool  #: taken again, it is the decision that was recorded
     is_whole: bool  #: whether its snapshot holds everything that it was taken from
@@ -206,9 +212,9 @@ class Explanation:
 class AsAWorker:
     """Decides as the workers that run now would; where none runs, by these settings. Reads what tasks share once."""
 
-    def __init__(self, database: Database, settings: Settings, at: datetime) -> None:
-        """Raises AlphaloopError where no worker runs and none has measured its device."""
-        self.fleet = its = what_runs(database, settings, at)
+    def __init__(self, database: Database, settings: Settings, at: datetime, target: str | None = None) -> None:
+        """`target`: only its workers count. Raises AlphaloopError as `what_runs` does."""
+        self.fleet = its = what_runs(database, settings, at, target)
         self._tasks, self._at, engine = settings.tasks, at, its.engine
         revisions = {drafter.name: drafter.revision for drafter in its.drafters}
         where = CostSubject(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
@@ -245,7 +251,8 @@ class AsAWorker:
         usual, alike = (
             self.snapshot.lengths(request.task, self.fleet.drafters, at, sampling_bucket=one) for one in (None, bucket)
         )
-        job = JobFacts(alike.prompt_tokens or usual.prompt_tokens, rules.max_tokens, request.segment)
+        prompt_tokens = alike.prompt_tokens or usual.prompt_tokens
+        job = JobFacts(prompt_tokens, rules.max_tokens, request.segment, form_bucket=request.form_bucket)
         conditions = EngineConditions(None, self.fleet.ended)
         session.decide(
             Subject(request.task, bucket),
@@ -260,13 +267,13 @@ class AsAWorker:
 
 
 def usual_request(figures: TaskFigures, at: datetime, *, is_now: bool, segment: str = "") -> ExplainRequest:
-    """What is asked where nothing else is: the load and the sampling settings that most of the task's traffic had.
+    """What is asked where nothing else is: the load, sampling settings and form that most of the task's traffic had.
 
-    Without traffic in the day before, as many as a worker decodes at once, and greedy decoding.
+    Without traffic in the day before, as many as a worker decodes at once, greedy decoding, and plain text.
     """
     seen = figures.decoded
     batch, bucket = (0, "greedy") if seen is None else (seen.running, seen.sampling_bucket)
-    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now)
+    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now, seen.form_bucket if seen else "")
 
 
 def next_jobs(
@@ -274,22 +281,26 @@ def next_jobs(
 ) -> dict[str, NextJob]:
     """By task, what a worker would decide of the next job at the load of the day, as `explain` says it.
 
-    Empty where no worker runs and none has measured its device.
+    Without the tasks of which nobody can say it: see `what_runs`.
     """
-    try:
-        worker = AsAWorker(database, settings, at)
-    except AlphaloopError:
-        return {}
-    found = {}
+    by_target: dict[str | None, list[TaskFigures]] = {}
     for one in figures:
-        request = worker.asked(usual_request(one, at, is_now=True))
-        found[one.task] = _next_job(worker.decide(request).decisions[0], request)
+        by_target.setdefault(settings.bindings.target_of(one.task), []).append(one)
+    found = {}
+    for target, its in by_target.items():
+        try:
+            worker = AsAWorker(database, settings, at, target)
+        except AlphaloopError:
+            continue
+        for one in its:
+            request = worker.asked(usual_request(one, at, is_now=True))
+            found[one.task] = _next_job(worker.decide(request).decisions[0], request)
     return found
 
 
 def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
     its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
-    return NextJob(*its, request.batch, request.sampling_bucket)
+    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket)
 
 
 def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:
@@ -308,17 +319,18 @@ def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW
 
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
-    """Decide as the workers do that run now; where none runs, as one with these settings would.
+    """Decide as the workers of the task's target do that run now; where none runs, as one with these settings would.
 
-    Raises AlphaloopError where no worker runs and none has measured its device.
+    Raises AlphaloopError as `what_runs` does.
     """
     task, at = request.task, request.at
-    worker = AsAWorker(database, settings, at)
+    worker = AsAWorker(database, settings, at, settings.bindings.target_of(task))
     request = worker.asked(request)
     fleet, made = worker.fleet, worker.decide(request)
     engine, (group,) = fleet.engine, made.groups
     key = EvidenceKey(
-        task, engine.target_revision, engine.engine, request.sampling_bucket, group.prompt_bucket, group.segment
+        *(task, engine.target_revision, engine.engine, request.sampling_bucket, group.prompt_bucket, group.segment),
+        form_bucket=group.form_bucket,
     )
     found = _explanation(database, made, group, request, engine, fleet.limits, made.decisions[0])
     return replace(
@@ -347,9 +359,8 @@ def _explanation(
 ) -> Explanation:
     """What a decision was taken from, and what was measured by then."""
     task, bucket, at, speedups = request.task, request.sampling_bucket, request.at, SwitchbackStore(database)
-    ways = TrafficStore(database).ways(
-        task, engine.target_revision, engine.engine, engine.device, bucket, at - HISTORY, at
-    )
+    where = task, engine.target_revision, engine.engine, engine.device
+    ways = TrafficStore(database).ways(*where, bucket, request.form_bucket, at - HISTORY, at)
     pairs = by_drafter(ExpectationStore(database).shown(at, task)).values()
     return Explanation(
         request=request,
@@ -375,14 +386,17 @@ def _explanation(
     )
 
 
-def what_runs(database: Database, settings: Settings, at: datetime) -> WhatRuns:
-    """What the fleet runs: its engine, drafters and batch, from the workers' own rows.
+def what_runs(database: Database, settings: Settings, at: datetime, target: str | None = None) -> WhatRuns:
+    """What the fleet runs, or its workers of one target: engine, drafters and batch, from the workers' own rows.
 
-    `settings` are those of this machine: they stand in where no worker says what it runs. Drafters are stale as they
-    were flagged by `at`. Raises AlphaloopError where no worker runs and none has measured its device.
+    `settings` are those of this machine: they stand in where no worker says what it runs, unless several targets are
+    named. Drafters are stale as they were flagged by `at`. Raises AlphaloopError where no worker runs and none has
+    measured its device, and where no worker of the target runs.
     """
-    seen = running(WorkerStore(database).seen())
+    seen = running(WorkerStore(database).seen(), target)
     if seen is None:
+        if target is not None and len(settings.bindings.targets) > 1:
+            raise AlphaloopError(f"no worker of {target} runs, so nobody would decide", hint="start one")
         return _configured(database, settings, at)
     facts, drafters = seen.setup.facts, []
     registered = {
@@ -404,6 +418,7 @@ def what_runs(database: Database, settings: Settings, at: datetime) -> WhatRuns:
         seen.setup.ended,
         seen.num_workers,
         seen.num_others,
+        target,
     )
 
 
@@ -474,17 +489,16 @@ def explain_recorded(
     *,
     segment: str = "",
     prompt_bucket: str | None = None,
+    form_bucket: str | None = None,
 ) -> Explanation:
-    """The decision, for its jobs of that segment and prompt length; for most of its jobs without them."""
+    """The decision, for its jobs of that segment, prompt length and form; for most of its jobs without them."""
     past, facts = stored.snapshot, stored.facts
-    number, group = max(
-        enumerate(past.groups), key=lambda one: (_is_meant(one[1], segment, prompt_bucket), one[1].num_jobs)
-    )
+    meant = segment, prompt_bucket, form_bucket
+    number, group = max(enumerate(past.groups), key=lambda one: (_is_meant(one[1], *meant), one[1].num_jobs))
     again, at = past.decide(facts.limits), past.decided_at
     subject = past.subject
-    request = ExplainRequest(
-        subject.task, group.segment, past.context.num_running, subject.sampling_bucket, at, is_now=False
-    )
+    its = subject.task, group.segment, past.context.num_running, subject.sampling_bucket
+    request = ExplainRequest(*its, at, is_now=False, form_bucket=group.form_bucket)
     decision = (again if past.is_whole else past.decisions)[number]
     found = _explanation(database, past, group, request, engine_of(database, facts, at), facts.limits, decision)
     return replace(
@@ -506,6 +520,7 @@ def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     return Evidence(posterior, acceptance(posterior), None, seen, group.alike.get(drafter, 0.0), past.is_split)
 
 
-def _is_meant(group: Group, segment: str, prompt_bucket: str | None) -> int:
+def _is_meant(group: Group, segment: str, prompt_bucket: str | None, form_bucket: str | None) -> int:
     """How well a group fits what is asked for."""
-    return (group.segment == segment) * bool(segment) + (group.prompt_bucket == prompt_bucket)
+    buckets = (group.prompt_bucket == prompt_bucket) + (group.form_bucket == form_bucket)
+    return (group.segment == segment) * bool(segment) + buckets

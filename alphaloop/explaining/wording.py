@@ -98,6 +98,7 @@ def document(found: Explanation) -> dict[str, Any]:
             "drafters_ended": dict(found.fleet.ended),
         },
         "sampling_bucket": found.request.sampling_bucket,
+        "form_bucket": found.request.form_bucket,
         "prompt_bucket": found.prompt_bucket,
         "batch": found.request.batch,
         "expected_tokens": found.context.expected_tokens,

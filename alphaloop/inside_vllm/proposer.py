@@ -1,8 +1,8 @@
 """vLLM's drafter: `--speculative-config '{"model": "alphaloop.inside_vllm.proposer.LookupProposer", ...}'`.
 
-Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. The names, meanings and
-defaults are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic, because
-vLLM's environment has the version that vLLM wants. What a request asks for is in OpenAI's form:
+Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. `max_ngram`, `min_ngram` and
+`min_probability` are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic,
+because vLLM's environment has the version that vLLM wants. What a request asks for is in OpenAI's form:
 `"vllm_xargs": {"alphaloop_task": "sql"}`.
 
 vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
@@ -21,17 +21,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alphaloop.errors import ConfigError
-from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, EarlierResults, Rule, SearchedText, SuffixIndex
 
 WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
 TASK: Final = "alphaloop_task"
 NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 KEY: Final = "alphaloop_lookup"
 _RANGES: Final = {
-    "max_ngram": (1, 32),
     "min_ngram": (1, 16),
     "min_probability": (0, 0.999999),
-    "max_remembered_bytes": (1 << 16, 1 << 40),
 }
 
 Tokens = NDArray[np.int32]
@@ -58,7 +56,7 @@ class LookupProposer:
         self._max_tokens: int = vllm_config.model_config.max_model_len
         self._texts = FollowedTexts(self._search)
         self._earlier = {
-            task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
+            task: EarlierResults(settings.min_ngram, MAX_NGRAM, MAX_REMEMBERED_BYTES)
             for task in settings.remember_tasks
         }
         self._asked: Callable[[], Sequence[Asked]] | None = None
@@ -95,11 +93,11 @@ class LookupProposer:
         if text.asked.num_draft_tokens is not None:
             most = min(most, text.asked.num_draft_tokens)
         # A pass yields one token beyond its drafts, and that one must fit too.
-        tokens, _ = text.searched.propose(min(most, self._max_tokens - len(text.tokens) - 1), self._rule)
+        tokens = text.searched.propose(min(most, self._max_tokens - len(text.tokens) - 1), self._rule).tokens
         return tokens
 
     def _search(self, tokens: array[int], asked: Asked) -> SearchedText:
-        index = SuffixIndex(tokens, self._settings.min_ngram, self._settings.max_ngram)
+        index = SuffixIndex(tokens, self._settings.min_ngram, MAX_NGRAM)
         return SearchedText(tokens, index, self._earlier.get(asked.task))
 
 
@@ -107,11 +105,9 @@ class LookupProposer:
 class ProposerSettings:
     """Look-up's settings; the longest draft is vLLM's `num_speculative_tokens`."""
 
-    max_ngram: int = 16  #: tokens of the longest match; a longer one counts no more
     min_ngram: int = 1  #: a shorter match is ignored
     min_probability: float = 0.1  #: the draft ends before a token that is less likely to be accepted
     remember_tasks: tuple[str, ...] = ()  #: tasks whose requests also draft from earlier results of that task
-    max_remembered_bytes: int = 16 << 20  #: of such results, for each task
 
     @classmethod
     def read(cls, additional_config: Any) -> ProposerSettings:

@@ -195,6 +195,8 @@ UNREACHABLE: Final = PASSING | frozenset(
         KafkaError._NODE_UPDATE,
         KafkaError._PARTIAL,  # a broker that has just started answers without the others
         KafkaError._UNSUPPORTED_FEATURE,  # one that is still starting may answer that it knows few requests
+        KafkaError.NOT_CONTROLLER,  # topics are created while brokers come and go
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NETWORK_EXCEPTION,
@@ -278,7 +280,7 @@ def delivery_error(error: KafkaError | KafkaException, topic: str) -> BrokerErro
     if code in REFUSED:
         return MessageRefused(text)
     if code in MISSING:
-        return TopicUnavailable(text, hint=f"create the topic {topic}, or let this user create topics")
+        return TopicUnavailable(text, hint=f"create the topic {topic}, as `alphaloop topics create` does")
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
         return TopicUnavailable(text, hint=f"let this user write to {topic} (Kafka's ACLs)")
     if type(mapped_error) is BrokerError:
@@ -305,5 +307,5 @@ def _hint(code: int) -> str | None:
     if code in DENIED:
         return "check kafka.security_protocol, the credentials and certificates, and the ACLs of this user"
     if code in MISSING:
-        return "no such topic: workers create their topics when they start, if this user may create topics"
+        return "no such topic: workers create topics that are needed, if they may; so does `alphaloop topics create`"
     return None

@@ -32,7 +32,7 @@ from alphaloop.kafka.client import (
     mapped,
 )
 from alphaloop.kafka.offsets import OffsetQueries, Record, TopicPartition, ours, record_of, theirs
-from alphaloop.kafka.topics import KnownTopicIds, TopicIds, committed_ids
+from alphaloop.kafka.topics import KnownTopicIds, committed_ids, topic_ids
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Consumer:
     def __init__(self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop") -> None:
         self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
         self._own = _member_config(kafka, group_id=group_id, client_id=client_id)
-        self._ids, self._ask_ids = KnownTopicIds(), TopicIds(kafka).ask
+        self._ids = KnownTopicIds()
         self._subscription: _Subscription | None = None
         config = self._start_client()
         self.max_poll_interval_s: Final = float(config["max.poll.interval.ms"]) / 1000
@@ -81,6 +81,9 @@ class Consumer:
     ) -> None:
         """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
 
+        Called again, it changes what this member reads: only partitions of topics that are left out are revoked, and
+        their offsets stay for the members that read these. Without any topic the group is left until the next call.
+
         `on_assign` runs once its partitions can be paused, `on_revoke` while its partitions can still be committed. In
         `on_lost` other members may own them, so nothing may be committed. Each gets only the difference. A commit in
         `on_revoke` can raise StaleAssignment, because a member that was removed from the group is called late.
@@ -88,6 +91,16 @@ class Consumer:
         self._subscription = _Subscription(tuple(patterns), on_assign, on_revoke, on_lost)
         with mapped("subscribing"):
             self._membership.subscribe(self._subscription)
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether the group has named this member. Until then it must not be subscribed to anything else.
+
+        librdkafka keeps a new subscription until a rebalance under way is over, but not until a first join is over:
+        there an assertion ends the process (rd_kafka_cgrp_modify_subscription).
+        """
+        with mapped("asking for the member's name"):
+            return bool(self._client.memberid())
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None
@@ -109,9 +122,14 @@ class Consumer:
         Returns of each partition the offset where it begins and the offset of the next message. Raises BrokerError when
         a topic does not exist.
         """
+        found = self.bounds_since(topics, since)
+        self.assign_at({partition: begin for partition, (begin, _) in found.items()})
+        return found
+
+    def bounds_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
+        """What `assign_since` returns, and nothing is assigned."""
         ends = {partition: end for partition, (_, end) in self.bounds(topics).items()}
         begins = self._offsets.since(since, ends)
-        self.assign_at(begins)
         return {partition: (begins[partition], end) for partition, end in ends.items()}
 
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -151,7 +169,7 @@ class Consumer:
         """
         try:
             committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
-            ids = self._ask_ids({one.topic for one in partitions})
+            ids = topic_ids(self._kafka, {one.topic for one in partitions})
         except (KafkaException, BrokerError):
             return partitions
         self._ids.learn(ids)
@@ -311,14 +329,17 @@ class _Membership:
     _num_rebalances: int = field(default=0, init=False)
 
     def subscribe(self, subscription: _Subscription) -> None:
-        """Join the group. Raises KafkaException."""
+        """Join the group, or change what is read in it. Raises KafkaException."""
+        self._subscription = subscription
+        if not subscription.patterns:
+            self.client.unsubscribe()
+            return
         self.client.subscribe(
             list(subscription.patterns),
             on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
             on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
             on_lost=lambda _, partitions: self._taken(partitions, subscription.on_lost, is_revoking=False),
         )
-        self._subscription = subscription
 
     def _assigned(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback) -> None:
         if self._is_retired:

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
 from alphaloop.kafka.client import BrokerWatch, bootstrap_servers, client_config, delivery_error, mapped
-from alphaloop.kafka.topics import CONTROL, ensure_topics
+from alphaloop.kafka.topics import CONTROL, ensure_topic
 from alphaloop.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str]) -> None:
     """Send one request a job, and wait until the broker has them all. Raises BrokerError."""
     if not job_ids:
         return
-    ensure_topics(kafka, [])
+    ensure_topic(kafka, CONTROL)
     with closing(Producer(kafka, client_id="alphaloop-cancel")) as producer:
         for job_id in job_ids:
             value = json.dumps({"action": "cancel", "job_id": job_id}).encode()

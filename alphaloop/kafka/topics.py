@@ -1,4 +1,7 @@
-"""The topics of the contract: their creation where they are missing, their ids, their retention.
+"""The topics of the contract: their creation on first use, what the broker has of them, their ids, their retention.
+
+Before anything happens there is one topic a task, and the four that all tasks share. A task's retry and dead-letter
+topics come at its first failure, all in one request, because the workers' group rebalances for each new topic it reads.
 
 Offsets begin again in a topic that was deleted and made anew, so an offset says where to go on only together with the
 topic's id (KIP-516). The id is committed beside each offset, and compared at each assignment and from time to time.
@@ -7,7 +10,8 @@ topic's id (KIP-516). The id is committed beside each offset, and compared at ea
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -22,6 +26,7 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.client import (
     DEAD_LETTER_OVERHEAD_BYTES,
+    DENIED,
     MISSING,
     broker_error,
     client_config,
@@ -29,45 +34,128 @@ from alphaloop.kafka.client import (
     mapped,
 )
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic, retry_topic
+from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic, retry_delay_s, retry_topic, task_of_failures
 from alphaloop.settings import KafkaSettings
 
 RESULTS: Final = "results"
 TOKENS: Final = "tokens"
 CONTROL: Final = "control"
 DRIFT_REPORTS: Final = "drift-reports"
+SHARED: Final = (RESULTS, TOKENS, CONTROL, DRIFT_REPORTS)  #: by all tasks
 
 _HOUR_MS: Final = 3_600_000
 _DAY_MS: Final = 24 * _HOUR_MS
+_WEEK_MS: Final = 7 * _DAY_MS
+_RETENTION_MS: Final = {TOKENS: _HOUR_MS, CONTROL: _DAY_MS, DRIFT_REPORTS: 30 * _DAY_MS}
+_JOBS_PREFIX: Final = "jobs."
+_LISTED_WITHIN_S: Final = 3.0
 _MOST_NAMED: Final = 10  #: refused topics that an error names
 
 
-def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[str]:
-    """Create the topics that are missing, and return their names; existing ones are left as they are.
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as it is to be, or as it is; None is what the broker does not say."""
+
+    name: str
+    num_partitions: int
+    replication_factor: int
+    retention_ms: int | None
+    max_message_bytes: int | None
+
+
+def first_topics(tasks: Iterable[str], *, high: Iterable[str] = ()) -> list[str]:
+    """The topics that are needed before anything happens; the tasks `high` have a topic for jobs that go first."""
+    return [*map(jobs_topic, tasks), *map(high_topic, high), *SHARED]
+
+
+def failure_topics(kafka: KafkaSettings, task: str) -> list[str]:
+    """The topics that a task needs from its first failure on."""
+    return [*(retry_topic(task, one) for one in dict.fromkeys(kafka.retry_delays_s)), dlq_topic(jobs_topic(task))]
+
+
+def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str], *, high: Iterable[str] = ()) -> list[str]:
+    """Create those of the `first_topics` that are missing, and return their names; existing ones are left as they are.
 
     Several processes may do this at once. Raises BrokerError, which names them, when topics are refused, those that can
     be created are created first; BrokerUnavailable without a broker.
     """
-    return _create_missing(kafka, _contract_topics(kafka, tasks))
+    return create_topics(kafka, missing_topics(kafka, first_topics(tasks, high=high)))
 
 
-def ensure_topic(kafka: KafkaSettings, topic: str) -> None:
-    """Create one topic that alphaloop writes to, if it is missing; also a dead-letter topic that no task names.
+def ensure_topic(kafka: KafkaSettings, topic: str, tasks: Container[str] = ()) -> None:
+    """Create a topic that alphaloop is about to write to, if it is missing.
+
+    With a retry or dead-letter topic of one of `tasks` come all others that the task's failures need, in one request.
+    Raises the errors of ensure_topics.
+    """
+    task = task_of_failures(topic)
+    together = [] if task is None or task not in tasks else failure_topics(kafka, task)
+    create_topics(kafka, missing_topics(kafka, [topic, *together]))
+
+
+def missing_topics(kafka: KafkaSettings, names: Iterable[str]) -> list[Topic]:
+    """Those of these topics that the broker lacks, as they are to be. Raises BrokerUnavailable."""
+    existing = set(list_topics(kafka))
+    return [_wanted(kafka, name) for name in dict.fromkeys(names) if name not in existing]
+
+
+def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
+    """Create these topics in one request, and return the names of those that nobody else created meanwhile.
 
     Raises the errors of ensure_topics.
     """
-    suffix = dlq_topic("")
-    if topic.endswith(suffix):
-        wanted = [_dead_letter_topic(kafka, topic.removesuffix(suffix))]
-    else:
-        tasks = topic.split(".")[1:2] if topic.startswith("jobs.") else []
-        wanted = [one for one in _contract_topics(kafka, tasks) if one.topic == topic]
-    _create_missing(kafka, wanted)
+    if not topics:
+        return []
+    with mapped("creating topics"):
+        # The name keeps the client alive until every answer is in.
+        admin = admin_client(kafka)
+        answers = admin.create_topics([_new(one) for one in topics], request_timeout=kafka.request_timeout_s)
+    created = []
+    refused: dict[str, KafkaException] = {}
+    for name, answer in answers.items():
+        try:
+            answer.result()
+            created.append(name)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                refused[name] = error
+    if refused:
+        first = next(iter(refused.values()))
+        names = sorted(refused)
+        others = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        raise broker_error(first, f"creating {', '.join(names[:_MOST_NAMED])}{others}") from first
+    return created
+
+
+def existing_topics(kafka: KafkaSettings) -> list[Topic]:
+    """The topics of jobs and those that all tasks share, as the broker has them, sorted. Raises BrokerError."""
+    told = _metadata(kafka, kafka.request_timeout_s).topics
+    names = sorted(name for name in told if name.startswith(_JOBS_PREFIX) or name in (*SHARED, dlq_topic(CONTROL)))
+    found = []
+    for name, config in zip(names, _configs(kafka, names, strict=False), strict=True):
+        partitions = told[name].partitions.values()
+        copies = min((len(one.replicas) for one in partitions), default=0)
+        numbers = (int(config[key].value) if key in config else None for key in ("retention.ms", "max.message.bytes"))
+        found.append(Topic(name, len(partitions), copies, *numbers))
+    return found
 
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
     """Every topic the broker has, internal ones included, sorted. Raises BrokerUnavailable."""
     return sorted(_metadata(kafka, kafka.request_timeout_s).topics)
+
+
+def topic_lister(kafka: KafkaSettings) -> Callable[[], list[str]]:
+    """Like `list_topics`, to be called every few seconds by one thread: all calls share a client, and wait less."""
+    # Statistics and errors would wait for a poll, in a queue without bounds; other clients tell of a lost broker.
+    client = AdminClient(client_config(kafka, {"statistics.interval.ms": 0, "error_cb": lambda error: None}))
+
+    def ask() -> list[str]:
+        client.poll(0)
+        with mapped("asking for the topics"):
+            return sorted(client.list_topics(timeout=_LISTED_WITHIN_S).topics)
+
+    return ask
 
 
 def cluster_id(kafka: KafkaSettings) -> str:
@@ -93,66 +181,29 @@ def check_reachable(kafka: KafkaSettings, timeout_s: float) -> None:
         raise BrokerUnavailable(f"{kafka.bootstrap_servers} answers, but names no broker yet")
 
 
-def _create_missing(kafka: KafkaSettings, topics: Iterable[NewTopic]) -> list[str]:
-    existing = set(list_topics(kafka))
-    wanted = [topic for topic in topics if topic.topic not in existing]
-    if not wanted:
-        return []
-    with mapped("creating topics"):
-        # The name keeps the client alive until every answer is in.
-        admin = admin_client(kafka)
-        answers = admin.create_topics(wanted, request_timeout=kafka.request_timeout_s)
-    created = []
-    refused: dict[str, KafkaException] = {}
-    for name, answer in answers.items():
-        try:
-            answer.result()
-            created.append(name)
-        except KafkaException as error:
-            if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
-                refused[name] = error
-    if refused:
-        first = next(iter(refused.values()))
-        names = sorted(refused)
-        others = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        raise broker_error(first, f"creating {', '.join(names[:_MOST_NAMED])}{others}") from first
-    return created
-
-
-def _contract_topics(kafka: KafkaSettings, tasks: Iterable[str]) -> list[NewTopic]:
-    size = kafka.max_message_bytes
-    larger = size + DEAD_LETTER_OVERHEAD_BYTES
-    found = []
-    for task in tasks:
-        name = jobs_topic(task)
-        found += [_topic(kafka, topic, size, 7 * _DAY_MS) for topic in (name, high_topic(task))]
-        # One partition, because few jobs fail; and each worker would have to read many more partitions.
-        found += [
-            _topic(kafka, retry_topic(task, delay_s), larger, 7 * _DAY_MS, num_partitions=1)
-            for delay_s in dict.fromkeys(kafka.retry_delays_s)
-        ]
-        found.append(_dead_letter_topic(kafka, name))
-    found.append(_topic(kafka, RESULTS, size, 7 * _DAY_MS))
-    found.append(_topic(kafka, TOKENS, size, _HOUR_MS))
-    found.append(_topic(kafka, CONTROL, size, _DAY_MS))
-    found.append(_dead_letter_topic(kafka, CONTROL))
-    found.append(_topic(kafka, DRIFT_REPORTS, size, 30 * _DAY_MS))
-    return found
-
-
-def _dead_letter_topic(kafka: KafkaSettings, topic: str) -> NewTopic:
-    size = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
-    return _topic(kafka, dlq_topic(topic), size, 14 * _DAY_MS)
-
-
-def _topic(
-    kafka: KafkaSettings, name: str, max_message_bytes: int, retention_ms: int, *, num_partitions: int | None = None
-) -> NewTopic:
-    return NewTopic(
+def _wanted(kafka: KafkaSettings, name: str) -> Topic:
+    """The topic as it is created. A retry topic has one partition, because few jobs fail and workers read them all."""
+    is_retry, is_dlq = retry_delay_s(name) is not None, name.endswith(dlq_topic(""))
+    return Topic(
         name,
-        num_partitions=num_partitions or kafka.num_partitions,
+        num_partitions=1 if is_retry else kafka.num_partitions,
         replication_factor=kafka.replication_factor,
-        config={"max.message.bytes": str(max_message_bytes), "retention.ms": str(retention_ms)},
+        retention_ms=2 * _WEEK_MS if is_dlq else _RETENTION_MS.get(name, _WEEK_MS),
+        max_message_bytes=kafka.max_message_bytes + (DEAD_LETTER_OVERHEAD_BYTES if is_retry or is_dlq else 0),
+    )
+
+
+def properties(topic: Topic) -> dict[str, str]:
+    """What is set of a topic that is created, by Kafka's names."""
+    return {"max.message.bytes": str(topic.max_message_bytes), "retention.ms": str(topic.retention_ms)}
+
+
+def _new(topic: Topic) -> NewTopic:
+    return NewTopic(
+        topic.name,
+        num_partitions=topic.num_partitions,
+        replication_factor=topic.replication_factor,
+        config=properties(topic),
     )
 
 
@@ -185,35 +236,47 @@ AGREEMENT_S: Final = 5.0
 _NONE: Final = "A" * 22
 
 
-class TopicIds:
-    """Asks the broker for the ids of topics, with one client for all questions. One thread uses it."""
+#: One try to ask for ids; each further one waits twice as long.
+_FIRST_TRY_S: Final = 2.0
 
-    def __init__(self, kafka: KafkaSettings) -> None:
-        self._kafka = kafka
-        self._client: AdminClient | None = None
 
-    def ask(self, topics: Collection[str]) -> dict[str, str]:
-        """The ids of these topics; without those that do not exist and those that have none. Raises BrokerError."""
-        if not topics:
-            return {}
-        if self._client is None:
-            self._client = admin_client(self._kafka)
-        timeout_s = self._kafka.request_timeout_s
-        with mapped("asking for the ids of topics"):
-            answers = self._client.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_s)
-        found = {}
-        for name, answer in answers.items():
-            try:
-                topic_id = str(answer.result(timeout_s).topic_id)
-            except KafkaException as error:
-                if error.args[0].code() not in MISSING:
-                    raise broker_error(error, f"asking for the id of {name}") from error
-            except TimeoutError:
-                raise BrokerUnavailable("asking for the ids of topics: no answer in time") from None
-            else:
-                if topic_id != _NONE:
-                    found[name] = topic_id
-        return found
+def topic_ids(kafka: KafkaSettings, topics: Collection[str]) -> dict[str, str]:
+    """The ids of these topics; without those that do not exist and those that have none. Raises BrokerError.
+
+    Only the broker that the cluster names as controller is asked. While the cluster still names one that died,
+    librdkafka connects to it thousands of times a second and takes a whole processor until the request times out. So
+    the tries are short, and each has a new client, which is mostly told of another controller.
+    """
+    if not topics:
+        return {}
+    end_s, try_s = time.monotonic() + kafka.request_timeout_s, min(_FIRST_TRY_S, kafka.request_timeout_s)
+    while True:
+        try:
+            return _ask_topic_ids(kafka, topics, try_s)
+        except BrokerUnavailable:
+            left_s = end_s - time.monotonic()
+            if left_s < _FIRST_TRY_S:
+                raise
+            try_s = min(2 * try_s, left_s)
+
+
+def _ask_topic_ids(kafka: KafkaSettings, topics: Collection[str], timeout_s: float) -> dict[str, str]:
+    client = admin_client(kafka)
+    with mapped("asking for the ids of topics"):
+        answers = client.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_s)
+    found = {}
+    for name, answer in answers.items():
+        try:
+            topic_id = str(answer.result(timeout_s).topic_id)
+        except KafkaException as error:
+            if error.args[0].code() not in MISSING:
+                raise broker_error(error, f"asking for the id of {name}") from error
+        except TimeoutError:
+            raise BrokerUnavailable("asking for the ids of topics: no answer in time") from None
+        else:
+            if topic_id != _NONE:
+                found[name] = topic_id
+    return found
 
 
 class KnownTopicIds:
@@ -259,9 +322,6 @@ def committed_ids(committed: Iterable[ck.TopicPartition]) -> dict[str, set[str]]
     return found
 
 
-_JOBS_PREFIX: Final = "jobs."
-
-
 def longest_job_retention(kafka: KafkaSettings) -> timedelta | None:
     """How long a message of any `jobs.` topic may still be read; None: without limit, or the broker does not say.
 
@@ -271,16 +331,31 @@ def longest_job_retention(kafka: KafkaSettings) -> timedelta | None:
     names = [name for name in list_topics(kafka) if name.startswith(_JOBS_PREFIX)]
     if not names:
         return timedelta(0)
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in names]
-    with mapped("asking for the retention of topics"):
+    found = [_retention(config) for config in _configs(kafka, names)]
+    limited = [one for one in found if one is not None]
+    return max(limited) if len(limited) == len(found) else None
+
+
+def _configs(kafka: KafkaSettings, topics: Sequence[str], *, strict: bool = True) -> list[dict[str, Any]]:
+    """The properties of these topics. Without `strict`, a topic that this user may not ask about has none."""
+    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    if not resources:
+        return []
+    found: list[dict[str, Any]] = []
+    with mapped("asking for the properties of topics"):
         # The name keeps the client alive until every answer is in.
         admin = admin_client(kafka)
         answers = admin.describe_configs(resources, request_timeout=kafka.request_timeout_s)
-        found = [_retention(answer.result(kafka.request_timeout_s)) for answer in answers.values()]
-    if len(found) < len(names):
-        raise BrokerUnavailable("the broker did not describe every topic")
-    limited = [one for one in found if one is not None]
-    return max(limited) if len(limited) == len(found) else None
+        if len(answers) < len(topics):
+            raise BrokerUnavailable("the broker did not describe every topic")
+        for one in resources:
+            try:
+                found.append(answers[one].result(kafka.request_timeout_s))
+            except KafkaException as error:
+                if strict or error.args[0].code() not in DENIED:
+                    raise
+                found.append({})
+    return found
 
 
 def _retention(config: dict[str, Any]) -> timedelta | None:

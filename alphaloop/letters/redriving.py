@@ -21,8 +21,8 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import delete_before
 from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
+from alphaloop.messages.body import SHORTHAND
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
-from alphaloop.messages.job import SHORTHAND
 from alphaloop.messages.topics import jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import RedriveStore

@@ -16,26 +16,37 @@ from alphaloop.messages.codec import (
 )
 from alphaloop.messages.dead_letter import DeadLetter as DeadLetter, Origin as Origin, dead_letter as dead_letter
 from alphaloop.messages.headers import carried_headers as carried_headers, result_headers as result_headers
+from alphaloop.messages.answer_form import Constraint as Constraint
+from alphaloop.messages.body import Body as Body
+from alphaloop.messages.conversation import ChatMessage as ChatMessage
 from alphaloop.messages.job import (
-    Body as Body,
-    ChatMessage as ChatMessage,
     ContentReference as ContentReference,
     Decoding as Decoding,
     Job as Job,
     Purpose as Purpose,
 )
 from alphaloop.messages.result import (
-    Chunk as Chunk,
+    AnswerMessage as AnswerMessage,
+    Choice as Choice,
+    ChosenToken as ChosenToken,
     DecodingReport as DecodingReport,
     Failure as Failure,
     Mode as Mode,
     RecordPlace as RecordPlace,
     Result as Result,
     Status as Status,
+    RankedToken as RankedToken,
+    Timings as Timings,
+    ToolCall as ToolCall,
+    ToolCallFunction as ToolCallFunction,
+    Usage as Usage,
+)
+from alphaloop.messages.stream import (
+    AnswerSoFar as AnswerSoFar,
+    Chunk as Chunk,
     StreamReader as StreamReader,
     StreamReaders as StreamReaders,
-    Timings as Timings,
-    Usage as Usage,
+    ToolCallHead as ToolCallHead,
     chunk_headers as chunk_headers,
     final_chunk as final_chunk,
     read_chunk as read_chunk,

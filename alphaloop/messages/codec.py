@@ -6,7 +6,7 @@ import hashlib
 import json
 import uuid
 from codecs import BOM_UTF8
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NoReturn
 
@@ -14,19 +14,11 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails, from_json
 
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError
+from alphaloop.messages.answer_form import GUIDED
+from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import MAX_FIELD_CHARS, MAX_REASON_CHARS, Origin
-from alphaloop.messages.job import (
-    HARMLESS,
-    PROMPT_ELSEWHERE,
-    WRONG_WITHIN,
-    Body,
-    Identifier,
-    Job,
-    Label,
-    Purpose,
-    refuse_unknown,
-    without_nulls,
-)
+from alphaloop.messages.fields import WRONG_WITHIN, depth_of, without_nulls
+from alphaloop.messages.job import HARMLESS, Identifier, Job, Label, Purpose, refuse_unknown
 from alphaloop.messages.result import Failure, RecordPlace, Result, Status
 from alphaloop.messages.topics import task_read_from
 
@@ -38,6 +30,8 @@ _SENT_WORDS: Final = {
     "tuple": "array",
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
+    "dictionary or instance of PastToolCall": "object",
+    "dictionary or instance of CalledFunction": "object",
     "dictionary": "object",
 }
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
@@ -97,11 +91,36 @@ def field_as_sent(field: str | None, fields: Mapping[str, Any]) -> str | None:
             return "body_ref"
         if path[0] == "messages" and scope.get("prompt") is not None:
             path = ["prompt"]
-    if path[0] == "max_tokens" and scope.get("max_tokens") is None and scope.get("max_completion_tokens") is not None:
-        path[0] = "max_completion_tokens"
-    if isinstance(scope.get(path[0]), str):  # the model reads it as the only item of an array
-        path = path[:1]
+    path = _as_named(path, scope)
     return ".".join(path if body is None else ["body", *path])
+
+
+#: Names that are read too, where the first one is missing.
+_OTHER_NAMES: Final = {"max_tokens": "max_completion_tokens", "reasoning": "reasoning_content"}
+
+
+def _as_named(path: Sequence[str], body: Mapping[str, Any]) -> list[str]:
+    """The path of a field of a body, by the names that this one has, and to where a text stands for what it holds."""
+    if path[0] == "structured_outputs" and body.get(path[0]) is None:
+        older = [name for name, kind in GUIDED.items() if body.get(name) is not None and path[1:2] in ([], [kind])]
+        path = [*older[:1], *path[2:]] if older else path
+    form = body.get("response_format")
+    is_schema = list(path[:3]) == ["response_format", "json_schema", "schema"]
+    if is_schema and isinstance(form, Mapping) and form.get("json_schema") is None and form.get("schema") is not None:
+        path = ["response_format", *path[2:]]
+    found: list[str] = []
+    node: Any = body
+    for part in path:
+        if isinstance(node, str):  # the model reads it as the only item of an array, or as JSON
+            break
+        if isinstance(node, Mapping):
+            other = _OTHER_NAMES.get(part, part)
+            part = other if node.get(part) is None and node.get(other) is not None else part
+            node = node.get(part)
+        else:
+            node = node[int(part)] if isinstance(node, list) and part.isdigit() and int(part) < len(node) else None
+        found.append(part)
+    return found
 
 
 def fields_of(value: bytes | None) -> dict[str, Any] | None:
@@ -245,7 +264,7 @@ def _read_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
         raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
     # Every level opens a bracket, so most messages need no count.
     is_flat = value.count(b"{") + value.count(b"[") <= _MAX_DEPTH
-    if not is_flat and max(_depths(fields)) > _MAX_DEPTH:
+    if not is_flat and depth_of(fields, most=_MAX_DEPTH) > _MAX_DEPTH:
         raise _too_deep()
     return fields
 
@@ -280,19 +299,6 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
-
-
-def _depths(root: Any) -> Iterator[int]:
-    level, depth = [root], 1
-    while level:
-        yield depth
-        level = [
-            child
-            for node in level
-            for child in (node.values() if isinstance(node, dict) else node)
-            if isinstance(child, dict | list)
-        ]
-        depth += 1
 
 
 def _first_invalid_field(error: ValidationError, fields: Mapping[str, Any]) -> InvalidField:

@@ -5,17 +5,15 @@ Counts are reported, not rates: α_i is `accepts[i] / trials[i]`.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import codecs
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Literal
+from operator import not_
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from alphaloop.errors import MalformedMessage
-from alphaloop.messages.headers import CHUNK_EVENT, event_headers
 from alphaloop.messages.job import ContentReference, Purpose
 
 
@@ -40,12 +38,96 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class CompletionTokensDetails(_Part):
+    """What the tokens of an answer were spent on."""
+
+    reasoning_tokens: int = Field(ge=0)
+
+
 class Usage(_Part):
-    """Token counts under OpenAI's names."""
+    """Token counts under OpenAI's names. Those of an answer are of all its texts together."""
 
     prompt_tokens: int = Field(ge=0)
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
+    completion_tokens_details: CompletionTokensDetails | None = Field(
+        None, description="Where the engine told how many tokens are reasoning."
+    )
+
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class ToolCallFunction(_Part):
+    """Which function a call names, and its arguments as the model wrote them."""
+
+    name: str
+    arguments: str = Field(description="JSON, as text.")
+
+
+class ToolCall(_Part):
+    """One call of a tool."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ToolCallFunction
+
+
+class AnswerMessage(_Part):
+    """An assistant's turn."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None = Field(None, description="null where the turn is calls of tools alone.")
+    reasoning: str | None = Field(None, description="What the model thought before it answered.")
+    tool_calls: tuple[ToolCall, ...] = Field((), exclude_if=not_)
+
+
+#: What OpenAI and vLLM write of a token that is impossible: JSON has no infinity.
+LEAST_LOGPROB: Final = -9999.0
+
+
+def _finite(logprob: float) -> float:
+    return logprob if logprob >= LEAST_LOGPROB else LEAST_LOGPROB  # NaN too
+
+
+class RankedToken(_Part):
+    """A token that could have stood there, with its logarithm of probability."""
+
+    token: str
+    logprob: Annotated[float, AfterValidator(_finite)] = Field(description="-9999 is the least.")
+    bytes: tuple[int, ...] | None = Field(None, description="Its UTF-8, where `token` may be a part of a character.")
+
+
+class ChosenToken(RankedToken):
+    """A token of the text, and the likeliest ones at its place."""
+
+    top_logprobs: tuple[RankedToken, ...] = ()
+
+
+class Choice(_Part):
+    """One of a job's texts: `message` answers messages, `text` continues a prompt."""
+
+    index: int = Field(ge=0)
+    message: AnswerMessage | None = None
+    text: str | None = None
+    finish_reason: FinishReason
+    logprobs: tuple[ChosenToken, ...] | None = Field(None, description="By token, if they were asked for.")
+
+    @property
+    def said(self) -> AnswerMessage:
+        """What it says, also where it continues a prompt."""
+        return self.message or AnswerMessage(content=self.text)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a text and nothing else."""
+        said = self.said
+        return said.content is not None and said.reasoning is None and not said.tool_calls and self.logprobs is None
+
+
+def choices_to_write(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+    """The choices as a result has them: none where they are one text, which `text` and `finish_reason` say."""
+    return () if len(choices) == 1 and choices[0].is_plain else tuple(choices)
 
 
 class Timings(_Part):
@@ -68,13 +150,23 @@ class DecodingReport(_Part):
     num_draft_tokens: int = Field(ge=0, description="k, the draft length asked for; 0 is vanilla.")
     reason: str
     explanation: str = ""
-    rounds: int = Field(ge=0)
-    num_empty_rounds: int = Field(ge=0, description="Rounds in which nothing was proposed, the prefill among them.")
+    rounds: int | None = Field(
+        None, ge=0, description="Absent, like the counts below, where the task has round_counts_in_results = false."
+    )
+    num_empty_rounds: int | None = Field(
+        None, ge=0, description="Rounds in which nothing was proposed, the prefill among them."
+    )
     proposed: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
     accepts: tuple[int, ...] = ()
     num_cropped: int = Field(
-        0, ge=0, description="Tokens of the last round behind the end: rounds + accepted - tokens."
+        0, ge=0, description="Tokens of the last round behind the end: rounds + accepted + forced - tokens."
+    )
+    num_forced: int = Field(
+        0,
+        ge=0,
+        exclude_if=not_,
+        description="Tokens that were the only ones allowed at their place; they are taken without a trial. Absent: 0.",
     )
     batch_size: int = Field(ge=1)
 
@@ -120,11 +212,23 @@ class Result(_Part):
     purpose: Purpose = Purpose.TRAFFIC
     target: str | None = Field(None, description="Name of the model whose text it is.")
     target_revision: str | None = Field(None, description="Hash of that model's weights.")
-    text: str | None = None
+    text: str | None = Field(
+        None, description="The content of the first text; left out where that is calls of tools alone."
+    )
     text_ref: ContentReference | None = Field(
         None, description="Where the text lies, as UTF-8, if the result would be too large with it."
     )
-    finish_reason: Literal["stop", "length"] | None = None
+    choices: tuple[Choice, ...] = Field(
+        (),
+        exclude_if=not_,
+        description="Every text, in order, where they say more than `text` and `finish_reason`: several texts, "
+        "reasoning, calls of tools, logprobs.",
+    )
+    choices_ref: ContentReference | None = Field(
+        None,
+        description="Where text and choices lie, as the JSON array of `choices`, if the result would be too large.",
+    )
+    finish_reason: FinishReason | None = Field(None, description="Of the first text.")
     usage: Usage | None = None
     timings: Timings | None = None
     decoding: DecodingReport | None = None
@@ -139,6 +243,9 @@ class Result(_Part):
         description="Of these, chunks that Kafka had not acknowledged when the outcome was recorded, if any. The final "
         "chunk then has the whole text.",
     )
+    erased_at: AwareDatetime | None = Field(
+        None, description="When its texts were erased (`alphaloop erase`): it has none since then."
+    )
     recorded_at: AwareDatetime = Field(
         description="When the outcome was recorded; of a refused record its timestamp, or 1970 if that is no date."
     )
@@ -147,6 +254,40 @@ class Result(_Part):
     def sent_job_id(self) -> str:
         """The job_id that its sender knows."""
         return self.claimed_job_id or self.job_id
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether its texts lie where a reference says."""
+        return self.text_ref is not None or self.choices_ref is not None
+
+    @property
+    def messages(self) -> tuple[AnswerMessage, ...]:
+        """What each of its texts says; empty where it has none, or where they lie elsewhere."""
+        return tuple(choice.said for choice in self._all_choices())
+
+    @property
+    def response(self) -> dict[str, Any] | None:
+        """The answer as OpenAI's object: a `chat.completion`, or a `text_completion` for a job with body.prompt.
+
+        None where the result has no text: `error` says why, or a reference says where the texts lie.
+        """
+        if not (choices := self._all_choices()):
+            return None
+        is_chat = self.endpoint is None
+        return {
+            "id": self.job_id,
+            "object": "chat.completion" if is_chat else "text_completion",
+            "created": int(self.recorded_at.timestamp()),
+            "model": self.target or "",
+            "choices": [_chat_choice(one) if is_chat else _completion_choice(one) for one in choices],
+            "usage": self.usage.model_dump(exclude_none=True) if self.usage else None,
+        }
+
+    def _all_choices(self) -> tuple[Choice, ...]:
+        if self.status is not Status.SUCCEEDED or (self.text is None and not self.choices):
+            return ()
+        only: dict[str, Any] = {"index": 0, "text": self.text, "finish_reason": self.finish_reason}
+        return self.choices or (Choice.model_construct(**only),)  # a finish_reason may be missing
 
     def encode(self) -> bytes:
         """The result as UTF-8 JSON; the recorded bytes are the bytes that are sent."""
@@ -166,217 +307,44 @@ def encode_fields(fields: Mapping[str, Any]) -> bytes:
     return to_json(fields)
 
 
-FinishReason = Literal["stop", "length"]
-_PLACE: Final = ("job_id", "attempt", "seq", "final")
+def chat_logprobs(tokens: Sequence[ChosenToken]) -> dict[str, Any]:
+    """As OpenAI's chats and their chunks have them."""
+    return {"content": [one.model_dump(mode="json") for one in tokens], "refusal": None}
 
 
-class ChunkDelta(_Part):
-    """The text that the chunk adds."""
-
-    role: Literal["assistant"] | None = Field(None, description="In the first chunk of an attempt.")
-    content: str | None = None
-
-
-class ChunkChoice(_Part):
-    """The only choice."""
-
-    index: Literal[0] = 0
-    delta: ChunkDelta
-    finish_reason: FinishReason | None = Field(description="In the final chunk of a job that succeeded.")
+def _chat_choice(choice: Choice) -> dict[str, Any]:
+    said, tokens = choice.said, choice.logprobs
+    told = None if tokens is None else chat_logprobs(tokens)
+    message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
+    if said.reasoning is not None:
+        message["reasoning_content"] = said.reasoning
+    if said.tool_calls:
+        message["tool_calls"] = [call.model_dump() for call in said.tool_calls]
+    return {"index": choice.index, "logprobs": told, "finish_reason": choice.finish_reason, "message": message}
 
 
-class ChunkError(_Part):
-    """Why the job has no text, as OpenAI writes it."""
-
-    code: str = Field(description="docs/reference/errors.md, or the status of a job that was not decoded.")
-    message: str = Field(description="For the job's sender; never prompt text.")
-
-
-class ChunkBody(_Part):
-    """The value of a chunk."""
-
-    id: str = Field(description="The job's job_id.")
-    object: Literal["chat.completion.chunk"]
-    created: int = Field(ge=0, description="Seconds since 1970: start of the decode; for a final chunk, its record.")
-    model: str = Field(description="Name of the target.")
-    choices: tuple[ChunkChoice]
-    usage: Usage | None = Field(None, description="In the final chunk of a job that succeeded.")
-    error: ChunkError | None = Field(None, description="In the final chunk of a job that did not succeed.")
-    text: str | None = Field(None, description="In a final chunk before which others may be missing: the whole text.")
-    text_ref: ContentReference | None = Field(None, description="In place of `text`, as in the result.")
+def _completion_choice(choice: Choice) -> dict[str, Any]:
+    told = None if choice.logprobs is None else _completion_logprobs(choice.logprobs)
+    text = choice.said.content or ""
+    return {"index": choice.index, "logprobs": told, "finish_reason": choice.finish_reason, "text": text}
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """One chunk, as a reader needs it. `status` is that of the outcome, in the final chunk only.
+def _completion_logprobs(tokens: Sequence[ChosenToken]) -> dict[str, Any]:
+    """Lists by token. `text_offset` is in characters of the text: one that is not complete has not begun.
 
-    `whole_text` or `text_ref` has the text of the whole stream, in a final chunk before which others may be missing.
+    The likeliest tokens of a place are an object by their text; of two with one text the likelier counts. The chosen
+    one is among them.
     """
-
-    job_id: str
-    attempt: int
-    seq: int
-    text: str = ""
-    status: Status | None = None
-    finish_reason: FinishReason | None = None
-    error: ChunkError | None = None
-    whole_text: str | None = None
-    text_ref: ContentReference | None = None
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the stream ends here."""
-        return self.status is not None
-
-    @property
-    def ends_alone(self) -> bool:
-        """Whether the stream ends here even if chunks before it are missing: it has the text, or there is none."""
-        has_text = self.whole_text is not None or self.text_ref is not None
-        return self.is_final and (has_text or self.status is not Status.SUCCEEDED)
-
-
-def text_chunk(chunk: Chunk, *, created: int, model: str) -> bytes:
-    """The value of a chunk with text."""
-    delta = {"role": "assistant", "content": chunk.text} if chunk.seq == 0 else {"content": chunk.text}
-    return _value(chunk.job_id, created, model, delta, None)
-
-
-def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
-    """The chunk that ends the stream of a recorded job, and its value; None for a job that was not streamed.
-
-    It follows from the result alone, so every copy of it is the same one.
-    """
-    if result.num_chunks is None:
-        return None
-    failure, is_needed = result.error, bool(result.num_unacknowledged_chunks)
-    chunk = Chunk(
-        result.job_id,
-        result.attempt,
-        result.num_chunks,
-        status=result.status,
-        finish_reason=result.finish_reason,
-        error=ChunkError(code=failure.code, message=failure.message) if failure else None,
-        whole_text=result.text if is_needed else None,
-        text_ref=result.text_ref if is_needed else None,
-    )
-    parts = {"usage": result.usage, "error": chunk.error, "text": chunk.whole_text, "text_ref": chunk.text_ref}
-    extra = {
-        name: part.model_dump() if isinstance(part, BaseModel) else part
-        for name, part in parts.items()
-        if part is not None
+    decoder, num_characters = codecs.getincrementaldecoder("utf-8")("replace"), 0
+    offsets, ranked = list[int](), list[dict[str, float]]()
+    for token in tokens:
+        offsets.append(num_characters)
+        num_characters += len(token.token if token.bytes is None else decoder.decode(bytes(token.bytes)))
+        by_logprob = sorted((token, *token.top_logprobs), key=lambda one: one.logprob)
+        ranked.append({one.token: one.logprob for one in by_logprob})
+    return {
+        "tokens": [token.token for token in tokens],
+        "token_logprobs": [token.logprob for token in tokens],
+        "top_logprobs": ranked,
+        "text_offset": offsets,
     }
-    return chunk, _value(chunk.job_id, int(result.recorded_at.timestamp()), model, {}, chunk.finish_reason, **extra)
-
-
-def chunk_headers(chunk: Chunk, carried: Mapping[str, str]) -> dict[str, str]:
-    """The headers of a chunk; `carried` is what its job's message handed on."""
-    place = {
-        "job_id": chunk.job_id,
-        "attempt": str(chunk.attempt),
-        "seq": str(chunk.seq),
-        "final": str(int(chunk.is_final)),
-    }
-    if chunk.status:
-        place["status"] = chunk.status.value
-    event_id = f"{chunk.job_id}/{chunk.attempt}/{chunk.seq}"
-    return event_headers(CHUNK_EVENT, event_id, chunk.job_id, carried) | place
-
-
-def read_chunk(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Chunk:
-    """A chunk from a message of `tokens`. Raises MalformedMessage for any other message."""
-    named = {name: content.decode("utf-8", "replace") for name, content in headers}
-    if missing := [name for name in _PLACE if name not in named]:
-        raise MalformedMessage(f"expected a chunk, found no header {missing[0]!r}")
-    try:
-        body = ChunkBody.model_validate_json(value or b"")
-        status = Status(named["status"]) if named["final"] == "1" else None
-        attempt, seq = _whole(named["attempt"]), _whole(named["seq"])
-    except (ValidationError, ValueError, KeyError) as error:
-        raise MalformedMessage(f"expected a chunk, found something else: {type(error).__name__}") from None
-    (choice,) = body.choices
-    return Chunk(
-        named["job_id"],
-        attempt,
-        seq,
-        choice.delta.content or "",
-        status,
-        choice.finish_reason,
-        body.error,
-        body.text,
-        body.text_ref,
-    )
-
-
-def _whole(digits: str) -> int:
-    if not digits.isdecimal():
-        raise ValueError
-    return int(digits)
-
-
-def _value(
-    job_id: str, created: int, model: str, delta: Mapping[str, str], finish_reason: str | None, **extra: Any
-) -> bytes:
-    choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-    body = {
-        "id": job_id,
-        "object": "chat.completion.chunk",
-        "created": created,
-        "model": model,
-        "choices": [choice],
-        **extra,
-    }
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-class StreamReader:
-    """One job's stream. Give it every chunk of the job; `text` is what is certain so far.
-
-    A chunk of a lower attempt, or one that was taken before, changes nothing. A higher attempt decodes the job from its
-    start, so `text` begins again with it. A chunk whose predecessors are missing waits for them. `end` is the final
-    chunk, once every chunk before it is here, or at once if it has the whole text or the job has none.
-    """
-
-    def __init__(self) -> None:
-        self.attempt = 0  #: the highest seen; 0 before the first chunk
-        self.text = ""  #: of that attempt, up to the first gap
-        self.end: Chunk | None = None
-        self._next_seq = 0
-        self._waiting: dict[int, Chunk] = {}
-
-    def take(self, chunk: Chunk) -> str:
-        """The text that this chunk makes certain: of a new attempt from its start, often empty."""
-        if chunk.attempt < self.attempt or self.end is not None:
-            return ""
-        if chunk.attempt > self.attempt:
-            self.attempt, self.text, self._next_seq = chunk.attempt, "", 0
-            self._waiting.clear()
-        if chunk.ends_alone:
-            self.end = chunk
-            self._waiting.clear()
-            before, self.text = self.text, self.text if chunk.whole_text is None else chunk.whole_text
-            return self.text[len(before) :]
-        if chunk.seq >= self._next_seq:
-            self._waiting.setdefault(chunk.seq, chunk)
-        added = []
-        while (following := self._waiting.pop(self._next_seq, None)) is not None:
-            self._next_seq += 1
-            added.append(following.text)
-            if following.is_final:
-                self.end = following
-        self.text += (new := "".join(added))
-        return new
-
-
-class StreamReaders:
-    """The streams of several jobs on one topic."""
-
-    def __init__(self, job_ids: Collection[str]) -> None:
-        self._by_job = {job_id: StreamReader() for job_id in job_ids}
-
-    def __getitem__(self, job_id: str) -> StreamReader:
-        return self._by_job[job_id]
-
-    def take(self, chunk: Chunk) -> str:
-        """Give the chunk to its job's reader; a chunk of another job is passed over."""
-        reader = self._by_job.get(chunk.job_id)
-        return reader.take(chunk) if reader else ""

@@ -12,6 +12,7 @@ from typing import Final
 
 _TASK: Final = r"[a-z0-9][a-z0-9_-]*"
 _HIGH: Final = ".high"
+_DLQ: Final = ".dlq"
 _MOST_TOPICS: Final = 1024  #: whose names are remembered, because each message asks again
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
 
@@ -41,13 +42,19 @@ def retry_topic(task: str, delay_s: int) -> str:
 def dlq_topic(topic: str) -> str:
     """The dead-letter topic of `topic`; all topics of a task share one."""
     task = task_read_from(topic)
-    return f"{topic if task is None else jobs_topic(task)}.dlq"
+    return f"{topic if task is None else jobs_topic(task)}{_DLQ}"
 
 
 def task_read_from(topic: str) -> str | None:
     """The task of a topic that workers read jobs from, a retry topic included; None for every other topic."""
     match = _JOBS.fullmatch(topic) or _RETRY.fullmatch(topic)
     return match[1] if match else None
+
+
+def task_of_failures(topic: str) -> str | None:
+    """The task of a retry or dead-letter topic; None for every other topic."""
+    source = topic.removesuffix(_DLQ)
+    return task_read_from(source) if source != topic or _RETRY.fullmatch(topic) else None
 
 
 @lru_cache(maxsize=_MOST_TOPICS)

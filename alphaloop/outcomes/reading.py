@@ -12,98 +12,30 @@ import contextlib
 import json
 import re
 import time
-import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 
-from pydantic import ValidationError
-
-from alphaloop.errors import BrokerUnavailable, MalformedMessage
+from alphaloop.client.arrivals import Piece, chunk_of, key_of, read_result, reader_of
+from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
 from alphaloop.messages import (
-    Chunk,
+    AnswerMessage,
     Failure,
     Origin,
     Result,
     Status,
     StreamReader,
     StreamReaders,
-    read_chunk,
     refused_result,
 )
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, task_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import KnownJob
-
-
-class OutcomeReader:
-    """Reads `results` from its construction on: construct it before you produce."""
-
-    def __init__(
-        self, kafka: KafkaSettings, tasks: Collection[str], *, on_text: Callable[[str, str], None] | None = None
-    ) -> None:
-        """Creates missing topics first, also those of `tasks`. Raises BrokerError.
-
-        `on_text` is called with a job_id and its text so far, for streamed jobs whose outcomes are read.
-        """
-        self._on_text = on_text
-        ensure_topics(kafka, tasks)
-        self._consumer = _consumer(kafka)
-        try:
-            self._consumer.assign_from([RESULTS, *([TOKENS] if on_text else [])], at="latest")
-        except BaseException:
-            self._consumer.close()
-            raise
-
-    def outcomes(
-        self, job_ids: Collection[str], *, timeout_s: float, alive: Callable[[], None] = lambda: None
-    ) -> Iterator[Result]:
-        """The first result of each of these jobs as they arrive; ends when all are there or time is up.
-
-        A message that was refused because one of these job_ids is another's counts, too. `alive` is called between two
-        polls and may raise to end the wait.
-        """
-        waiting = set(job_ids)
-        texts = StreamReaders(waiting)
-        deadline = time.monotonic() + timeout_s
-        while waiting and time.monotonic() < deadline:
-            alive()
-            record = self._consumer.poll(_POLL_S)
-            if record is not None and record.topic == TOKENS:
-                self._tell_text(record, waiting, texts)
-                continue
-            result = read_result(record) if record is not None else None
-            if result is not None and result.sent_job_id in waiting:
-                waiting.remove(result.sent_job_id)
-                yield result
-
-    def _tell_text(self, record: Record, waiting: set[str], texts: StreamReaders) -> None:
-        chunk = _chunk_of(record, waiting)
-        if self._on_text is not None and chunk is not None and (text := texts[chunk.job_id]).take(chunk):
-            self._on_text(chunk.job_id, text.text)
-
-    def close(self) -> None:
-        """Stop reading."""
-        self._consumer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def read_result(record: Record) -> Result | None:
-    """A record of `results`; None for one that is no result."""
-    try:
-        return Result.decode(record.value or b"")
-    except ValidationError:
-        return None
 
 
 def reason_of(result: Result) -> str | None:
@@ -145,7 +77,7 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[
     found: dict[str, Result] = {}
     if not topics:
         return found
-    with contextlib.closing(_consumer(kafka)) as consumer:
+    with contextlib.closing(reader_of(kafka)) as consumer:
         ends = consumer.assign_from(topics, at="earliest")
         unread = {partition: high for partition, (low, high) in ends.items() if high > low}
         deadline = time.monotonic() + kafka.request_timeout_s
@@ -196,11 +128,17 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class TextSoFar:
-    """The text of a job's latest attempt, as far as it is certain."""
+    """The texts of a job's latest attempt, as far as they are certain; `text` is the content of the first."""
 
     job_id: str
     attempt: int
     text: str
+    messages: tuple[AnswerMessage, ...] = ()  #: where they say more than `text`
+
+    @property
+    def shown(self) -> str:
+        """What a person reads: of several texts the first, because they grow together."""
+        return as_one_text(self.messages[:1]) if self.messages else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +150,66 @@ class Ended:
     text: str | None
     reason: str | None
     is_streamed: bool
+    messages: tuple[AnswerMessage, ...] = ()  #: where they say more than `text`
+
+    @property
+    def shown(self) -> str | None:
+        """What a person reads; None where there is no text, or where it lies elsewhere."""
+        return as_one_text(self.messages) if self.messages else self.text
+
+
+def as_one_text(messages: Sequence[AnswerMessage]) -> str:
+    """Texts for a person to read: one that is content alone as it is, all else below headings.
+
+    While the first one grows the result does too, and the others come behind it.
+    """
+    told = list[str]()
+    for number, message in enumerate(messages, 1):
+        named = f"[text {number}]\n" if number > 1 else ""
+        parts = list[str]()
+        if message.reasoning is not None:
+            parts.append(_REASONING + message.reasoning)
+        if message.content or (message.content is not None and not message.tool_calls):
+            parts.append(_ANSWER + message.content if message.reasoning is not None else message.content)
+        parts += [_heading_of(call.function.name) + call.function.arguments for call in message.tool_calls]
+        told.append(named + _BETWEEN.join(parts))
+    return _BETWEEN.join(told)
+
+
+class GrowingText:
+    """The first text of an answer as `as_one_text` shows it, told by what each piece adds."""
+
+    def __init__(self) -> None:
+        #: The part that was told last: its heading, and which call it is.
+        self._part: tuple[str, int] | None = None
+        self._has_reasoning = False
+
+    def added(self, piece: Piece) -> str:
+        """What stands behind all that was told before; a piece of another text adds nothing."""
+        if piece.begins_again:
+            self._part, self._has_reasoning = None, False
+        if piece.choice:
+            return ""
+        if (call := piece.tool_call) is not None:
+            part, text = (_heading_of(call.name), call.index), call.arguments
+        elif piece.reasoning:
+            part, text = (_REASONING, 0), piece.reasoning
+            self._has_reasoning = True
+        elif piece.text:
+            part, text = (_ANSWER if self._has_reasoning else "", 0), piece.text
+        else:
+            return ""
+        before, self._part = self._part, part
+        return text if part == before else (_BETWEEN if before else "") + part[0] + text
+
+
+_REASONING: Final = "[reasoning]\n"
+_ANSWER: Final = "[answer]\n"
+_BETWEEN: Final = "\n\n"
+
+
+def _heading_of(function: str) -> str:
+    return f"[call of {function}]\n"
 
 
 Event = Waits | TextSoFar | Ended
@@ -242,7 +240,7 @@ def follow(
         yield Waits(job_id, job_id in known)
     began = min((known[job_id].created_at for job_id in waiting if job_id in known), default=datetime.now(UTC))
     ensure_topics(kafka, ())
-    with contextlib.closing(_consumer(kafka)) as consumer:
+    with contextlib.closing(reader_of(kafka)) as consumer:
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
         yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
 
@@ -253,7 +251,7 @@ def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime, *, time
     Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
     """
     reader = StreamReader()
-    with contextlib.closing(_consumer(kafka)) as consumer:
+    with contextlib.closing(reader_of(kafka)) as consumer:
         found = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
         unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
         deadline = time.monotonic() + timeout_s
@@ -261,13 +259,9 @@ def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime, *, time
             if record is None:
                 if time.monotonic() >= deadline:
                     raise BrokerUnavailable("the text so far could not be read in time")
-            elif chunk := _chunk_of(record, [job_id]):
+            elif chunk := chunk_of(record, [job_id]):
                 reader.take(chunk)
-    return TextSoFar(job_id, reader.attempt, reader.text) if reader.attempt else None
-
-
-def _consumer(kafka: KafkaSettings) -> Consumer:
-    return Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
+    return _so_far(job_id, reader) if reader.attempt else None
 
 
 _POLL_S: Final = 0.2
@@ -315,33 +309,33 @@ def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[
     """What a result or a chunk says of a job that is waited for."""
     found: list[Event] = []
     if record.topic == RESULTS:
-        result = read_result(record) if _is_of(record, waiting) else None
+        result = read_result(record) if key_of(record) in waiting else None
         return [_recorded(result)] if result is not None and result.job_id in waiting else found
-    if (chunk := _chunk_of(record, waiting)) is None:
+    if (chunk := chunk_of(record, waiting)) is None:
         return found
     reader = readers[chunk.job_id]
-    if reader.take(chunk):
-        found.append(TextSoFar(chunk.job_id, reader.attempt, reader.text))
+    if reader.take(chunk) or any(not one.is_final for one in reader.news):
+        found.append(_so_far(chunk.job_id, reader))
     if (end := reader.end) is not None and end.status is not None:
-        has_text = end.status is Status.SUCCEEDED and end.text_ref is None
+        has_text = end.status is Status.SUCCEEDED and not end.is_elsewhere
         reason = end.error.message if end.error else None
-        found.append(Ended(chunk.job_id, end.status, reader.text if has_text else None, reason, True))
+        messages = _more_than_text(reader.answer.messages) if has_text else ()
+        text = reader.text if has_text and not (messages and messages[0].content is None) else None
+        found.append(Ended(chunk.job_id, end.status, text, reason, True, messages))
     return found
 
 
-def _is_of(record: Record, waiting: Collection[str]) -> bool:
-    return (record.key or b"").decode("utf-8", "replace") in waiting
-
-
-def _chunk_of(record: Record, waiting: Collection[str]) -> Chunk | None:
-    """The chunk of a job that is waited for; None of others, and of what is none."""
-    if _is_of(record, waiting):
-        with contextlib.suppress(MalformedMessage):
-            chunk = read_chunk(record.value, record.headers)
-            return chunk if chunk.job_id in waiting else None
-    return None
+def _so_far(job_id: str, reader: StreamReader) -> TextSoFar:
+    return TextSoFar(job_id, reader.attempt, reader.text, _more_than_text(reader.answer.messages))
 
 
 def _recorded(result: Result) -> Ended:
-    reason = result.error.message if result.error else None
-    return Ended(result.job_id, result.status, result.text, reason, result.num_chunks is not None)
+    reason, messages = result.error.message if result.error else None, _more_than_text(result.messages)
+    return Ended(result.job_id, result.status, result.text, reason, result.num_chunks is not None, messages)
+
+
+def _more_than_text(messages: tuple[AnswerMessage, ...]) -> tuple[AnswerMessage, ...]:
+    match messages:
+        case () | (AnswerMessage(reasoning=None, tool_calls=()),):
+            return ()
+    return messages

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
 from alphaloop.kafka.backlog import Message, Search, search
-from alphaloop.messages import Result
+from alphaloop.messages import RecordPlace, Result
 from alphaloop.messages.topics import retry_delay_s
 from alphaloop.outcomes.reading import reason_of, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, known_jobs
+from alphaloop.store.workers import SeenWorker, WorkerStore, not_served
 
 
 class JobPlace(StrEnum):
@@ -43,6 +44,7 @@ class Whereabouts:
     message: Message | None = None
     refusal: Result | None = None
     is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
+    not_served: str | None = None  #: of one that waits, why nobody takes it
 
     @property
     def result(self) -> Result | None:
@@ -54,7 +56,8 @@ class Whereabouts:
         """Where it is, in words."""
         match self.place:
             case JobPlace.WAITING:
-                return _waiting(self.message, self.claimed)
+                why = "" if self.not_served is None else f"; {self.not_served}"
+                return _waiting(self.message, self.claimed) + why
             case JobPlace.ENDED if (result := self.result) is not None and self.claimed is not None:
                 when = f" at {_time(self.claimed.finished_at)}" if self.claimed.finished_at else ""
                 tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
@@ -75,6 +78,8 @@ class Whereabouts:
         if (message := self.message) is not None:
             found |= {"task": message.task, "topic": message.topic, "partition": message.partition}
             found |= {"offset": message.offset, "num_before": message.num_before, "sent_at": _sent_at(message)}
+        if self.not_served is not None:
+            found |= {"not_served": self.not_served}
         if (claimed := self.claimed) is not None:
             found |= {"task": claimed.task, "status": claimed.status, "attempt": claimed.attempt}
             found |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
@@ -104,11 +109,22 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     missing = [job_id for job_id in left if job_id not in messages]
     if missing:  # a worker may have claimed them meanwhile
         claimed |= known_jobs(database, missing)
-    refused = refusals_of(settings.kafka, [job_id for job_id in missing if job_id not in claimed])
-    return [
+    refused = refusals_of(settings.kafka, [job_id for job_id in left if job_id not in claimed])
+    places = [
         _place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id), found.is_complete)
         for job_id in job_ids
     ]
+    if any(one.place is JobPlace.WAITING for one in places):
+        workers = WorkerStore(database).seen()
+        places = [_with_reason(one, settings, workers) for one in places]
+    return places
+
+
+def _with_reason(one: Whereabouts, settings: Settings, workers: Sequence[SeenWorker]) -> Whereabouts:
+    task = one.message.task if one.message else one.claimed.task if one.claimed else None
+    if one.place is not JobPlace.WAITING or task is None:
+        return one
+    return replace(one, not_served=not_served(settings.bindings, task, workers))
 
 
 def _place(
@@ -116,11 +132,18 @@ def _place(
 ) -> Whereabouts:
     if claimed is not None and not _waits_again(claimed):
         return Whereabouts(job_id, _place_of(claimed), claimed)
+    # A refused message waits no more, though its offset is committed a moment later.
+    if message is not None and refusal is not None and refusal.origin == _lies_at(message):
+        message = None
     if message is not None or claimed is not None:
         return Whereabouts(job_id, JobPlace.WAITING, claimed, message)
     if refusal is not None:
         return Whereabouts(job_id, JobPlace.REFUSED, refusal=refusal)
     return Whereabouts(job_id, JobPlace.UNKNOWN, is_search_complete=is_complete)
+
+
+def _lies_at(message: Message) -> RecordPlace:
+    return RecordPlace(topic=message.topic, partition=message.partition, offset=message.offset)
 
 
 def _waits_again(claimed: KnownJob) -> bool:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
 
-from alphaloop.acceptance import AcceptanceCounts, Interval
+from alphaloop.acceptance import AcceptanceCounts, Interval, share_interval, t_quantile
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.intervals import share_interval, t_quantile
 from alphaloop.messages import Mode
 
 LEVEL: Final = 0.95
@@ -122,8 +121,10 @@ class Acceptance:
 
     @property
     def tokens_per_round(self) -> float:
-        """1 where no round followed the first."""
-        return (self.counts.num_tokens - self.num_texts) / self.num_rounds if self.num_rounds else 1.0
+        """Without forced tokens, which come in every mode; 1 where no round followed the first."""
+        counts = self.counts
+        own = counts.num_tokens - counts.num_forced - self.num_texts
+        return own / self.num_rounds if self.num_rounds else 1.0
 
     @property
     def proposed_per_round(self) -> float:

@@ -6,21 +6,26 @@ An unknown key is refused with the nearest known one, because an ignored misspel
 from __future__ import annotations
 
 import difflib
+import logging
 import os
+import threading
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
-from alphaloop.messages.job import TaskName
+from alphaloop.messages.job import Label, TaskName
+from alphaloop.settings.bindings import Bindings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings,
@@ -36,7 +41,10 @@ from alphaloop.settings.processes import (
     TracingSettings,
     WorkerSettings,
 )
+from alphaloop.settings.segment import SegmentSettings
 from alphaloop.settings.task import TaskSettings
+
+log = logging.getLogger(__name__)
 
 FILES: Final = ("models", "tasks", "worker", "scheduler")
 ENV_PREFIX: Final = "ALPHALOOP_"
@@ -52,9 +60,11 @@ _GONE: Final = {
     "claim_check.num_readers": "4 prompts are read at once",
     "claim_check.timeout_s": "30 s for one answer of an object store",
     "console.batch_days": "an uploaded batch file is deleted after 30 days",
+    "console.max_batch_lines": "50,000 requests of a batch, as OpenAI has it",
     "console.refresh_s": "figures are read again after 5 s",
     "console.session_hours": "a person signs in again after 12 h",
     "console.statement_timeout_s": "20 s for a query of a page",
+    "console.username": "people sign in as alphaloop",
     "embedded.kafka_heap_mb": "the broker's Java has 384 MB; for more, run a Kafka of your own",
     "embedded.kafka_mirror": "give `alphaloop kafka install --mirror`",
     "embedded.kafka_version": "give `alphaloop kafka install --version`, and name its folder with KAFKA_HOME",
@@ -64,6 +74,9 @@ _GONE: Final = {
     "kafka.oauth_scope": 'goes into kafka.extra as "sasl.oauthbearer.scope"',
     "kafka.topic_check_s": "topics are checked every 30 s",
     "models.drafters.*.device": "look-up has no weights, no keys and values, and so no device",
+    "models.drafters.*.max_ngram": "a match of more than 16 tokens counts as one of 16",
+    "models.drafters.*.max_remembered_bytes": "max_memory_bytes of [tasks.NAME]",
+    "models.drafters.*.remember_tasks": 'memory = true here, and memory = "segment" in [tasks.NAME] of those tasks',
     "models.endpoints.*.connect_s": "10 s for a connection",
     "models.target.gpu_kernels": 'on a GPU the worker computes with torch alone; for speed set engine = "server" '
     "and let vLLM decode (docs/guides/gpus.md)",
@@ -74,6 +87,7 @@ _GONE: Final = {
     "policy.min_speedup": "speculation needs an expected gain of 1 %",
     "policy.prior_alpha": "0.5 for a draft model that no task has used",
     "policy.prior_spread": "tasks are assumed to differ by 1.0 in logits",
+    "policy.short_output_tokens": "outputs that are expected to be shorter than 20 tokens are decoded vanilla",
     "policy.switch_gain": "a rival with an expected gain of 2 % replaces the setting in force at once",
     "postgres.connect_timeout_s": "10 s for a connection",
     "postgres.idle_transaction_timeout_s": "20 s for a transaction whose process stands still",
@@ -81,6 +95,7 @@ _GONE: Final = {
     "postgres.long_statement_timeout_s": "30 min for a statement of the scheduler or of a command",
     "postgres.statement_timeout_s": "60 s for a statement of a worker",
     "postgres.tcp_user_timeout_s": "a server that acknowledges nothing for 20 s is given up",
+    "scheduler.alpha_margin": "a change of α_1 by less than 0.05 does not matter",
     "scheduler.daily_retention_days": "daily sums are kept for 1825 days",
     "scheduler.drift_reference_jobs": "the first 64 jobs of a stream are its reference",
     "scheduler.drift_reopen_days": "an event that comes back within 7 days is the same event",
@@ -99,6 +114,8 @@ _GONE: Final = {
     "scheduler.probe_num_draft_tokens": "3; give `alphaloop probes register --k`",
     "scheduler.retention_max_s": "a run spends at most 120 s on deleting",
     "scheduler.stale_drop": "a draft is stale after a fall of 0.10",
+    "tracing.headers": 'OTEL_EXPORTER_OTLP_HEADERS, such as "Authorization=Bearer%20…"',
+    "tracing.sample_share": "OTEL_TRACES_SAMPLER=parentbased_traceidratio and the share in OTEL_TRACES_SAMPLER_ARG",
     "tracing.service_name": "alphaloop-worker; OTEL_RESOURCE_ATTRIBUTES adds other attributes",
     "tracing.timeout_s": "OTEL_EXPORTER_OTLP_TIMEOUT, 10 s without it",
     "worker.calibration_batches": "1 and batch_size are always measured",
@@ -119,7 +136,6 @@ _GONE: Final = {
 }
 #: Settings that say which section a table is.
 _TAGS: Final = ("method", "kind")
-_TASKS: Final = TypeAdapter(dict[TaskName, TaskSettings])
 _FORM: Final = "section.name=value: policy.explore_share=0.0, tasks.code.decoding=vanilla"
 
 
@@ -144,6 +160,10 @@ class Settings(BaseSettings):
     postgres: PostgresSettings = PostgresSettings()
     models: ModelSettings = ModelSettings()
     tasks: dict[TaskName, TaskSettings] = Field(default_factory=dict)
+    default_model: str | None = Field(
+        None, min_length=1, max_length=200
+    )  #: the target of the tasks that name no model, and of unknown ones; unset: one target decodes all tasks
+    segments: dict[Label, SegmentSettings] = Field(default_factory=dict)
     worker: WorkerSettings = WorkerSettings()
     policy: PolicySettings = PolicySettings()
     scheduler: SchedulerSettings = SchedulerSettings()
@@ -168,6 +188,23 @@ class Settings(BaseSettings):
         """The environment wins over files, which arrive as initial values."""
         return env_settings, init_settings
 
+    @field_validator("default_model")
+    @classmethod
+    def _bound_tasks_need_a_default(cls, default: str | None, info: ValidationInfo) -> str | None:
+        bound = next((name for name, task in info.data.get("tasks", {}).items() if task.model is not None), None)
+        if default is None and bound is not None:
+            raise PydanticCustomError(
+                "default_model",
+                "Expected the target of all other tasks, because [tasks.{task}] names a model",
+                {"task": bound},
+            )
+        return default
+
+    @property
+    def bindings(self) -> Bindings:
+        """Which target decodes which task."""
+        return Bindings(self.tasks, self.default_model)
+
     @property
     def report_folder(self) -> Path:
         """Where reports are written."""
@@ -177,6 +214,11 @@ class Settings(BaseSettings):
     def console_batches(self) -> Path:
         """Where the console keeps batch files."""
         return self.data_dir / "console" / "batches"
+
+    @property
+    def api_files(self) -> Path:
+        """Where the API keeps files, without a claim-check store."""
+        return self.data_dir / "console" / "api"
 
 
 def load_settings(
@@ -243,16 +285,67 @@ def find_configs(configs: Path | None) -> Path | None:
     return next((folder for folder in (Path("configs"), SHIPPED_CONFIGS) if (folder / "tasks.toml").is_file()), None)
 
 
-def read_tasks(configs: Path | None) -> dict[str, TaskSettings]:
-    """Only the tasks, read afresh, so that a running worker can learn a new one. Raises ConfigError."""
-    folder = find_configs(configs)
-    if folder is None:
-        return {}
-    try:
-        tasks = _read_toml(folder / "tasks.toml", required=True).get("tasks", {})
-        return _TASKS.validate_python(tasks)
-    except ValidationError as error:
-        raise explained(error, within=("tasks",)) from None
+class TasksFile:
+    """configs/tasks.toml under a running process, which reads it again when it changed. Threads share it.
+
+    Make it before the settings are loaded, so that no change is missed. Whatever `load_settings` lays over the file
+    holds for what is read again.
+    """
+
+    def __init__(self, configs: Path | None, profile: str | None = None) -> None:
+        self._configs, self._profile = configs, profile
+        self._seen = self._stamp()
+        self._newest: Bindings | None = None
+        self._lock = threading.Lock()
+
+    def newest(self, known: Bindings) -> Bindings:
+        """What the file says now; `known` is what it said when the settings were loaded.
+
+        While it is gone or wrong, what it said last stays. So does a default target that it names no more, because
+        without one the workers of every target would read every topic.
+        """
+        with self._lock:
+            known = self._newest or known
+            stamp = self._stamp()
+            if stamp == self._seen:
+                return known
+            self._seen = stamp
+            try:
+                found = self._read(stamp)
+            except ConfigError as error:
+                # Somebody is editing the file.
+                log.warning("tasks not read again: %s", error.message, extra={"action": "tasks_unreadable"})
+                return known
+            if found.default_model is None and known.default_model is not None:
+                told = "default_model is gone from tasks.toml: until this process starts anew it stays %s"
+                log.error(told, known.default_model, extra={"action": "default_model_gone"})
+                found = replace(found, default_model=known.default_model)
+            log.info("tasks.toml was read again: %d tasks", len(found.tasks), extra={"action": "tasks_read"})
+            self._newest = found
+            return found
+
+    def applied_to(self, settings: Settings) -> Settings:
+        """The settings of the start with the tasks as they are now."""
+        known = settings.bindings
+        if (newest := self.newest(known)) == known:
+            return settings
+        return settings.model_copy(update={"tasks": newest.tasks, "default_model": newest.default_model})
+
+    def _read(self, stamp: tuple[int, int, int] | None) -> Bindings:
+        if stamp is None:
+            raise ConfigError("expected tasks.toml, found no file")
+        return load_settings(self._configs, profile=self._profile).bindings
+
+    def _stamp(self) -> tuple[int, int, int] | None:
+        """What differs between two versions of a file; None where there is none."""
+        try:
+            folder = find_configs(self._configs)
+            if folder is None:
+                return None
+            found = (folder / "tasks.toml").stat()
+        except (OSError, ConfigError):
+            return None
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
@@ -266,9 +359,10 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
         held = next((held for gone, held in _GONE.items() if fnmatchcase(path, gone)), None)
         hint = f"leave it out: {held}" if held else nearest(parts[-1], set(section.model_fields))
         return ConfigError(f"{path}: no such setting", hint=hint)
-    return ConfigError(
-        f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint="configs/ explains every setting"
-    )
+    hint = "configs/ explains every setting"
+    if first["type"] == "default_model":
+        hint = 'write default_model = "…" above the first task: the models.target.name of the workers that run now'
+    return ConfigError(f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint=hint)
 
 
 def nearest(name: str, known: set[str]) -> str:

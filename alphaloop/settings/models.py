@@ -6,6 +6,7 @@ Whether a host has a device is checked where torch is loaded.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -127,6 +128,10 @@ class EndpointSettings(Section):
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 
 
+#: How a model writes calls of tools: in tags (Hermes, Qwen), as Llama 3 and Mistral do, as JSON alone.
+ToolParser = Literal["hermes", "llama3", "mistral", "json"]
+
+
 class TargetSettings(Section):
     """The model that is served."""
 
@@ -146,10 +151,16 @@ class TargetSettings(Section):
     max_cache_bytes: int | None = Field(
         None, ge=1 << 20
     )  #: for the target's cache over all running jobs; unset: half of what the models leave, less the drafters' share
+    max_resident_bytes: int | None = Field(
+        None, ge=0
+    )  #: of it, for beginnings of prompts that stay when nobody runs; 0: none stay; unset: a quarter
     num_threads: int | None = Field(None, ge=1)
     use_generation_config: bool = (
         False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task
         #: set them; else they are greedy
+    )
+    tool_parser: ToolParser | None = (
+        None  #: how the model writes calls of tools; unset: as its tokenizer's response or chat template says
     )
 
 
@@ -161,14 +172,12 @@ class LookupDrafterSettings(Section):
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
-    max_ngram: int = Field(16, ge=1, le=32)  #: tokens of the longest match; a longer one counts no more
     min_ngram: int = Field(1, ge=1, le=16)  #: a shorter match is ignored
     min_probability: float = Field(
         0.1, ge=0, lt=1
     )  #: of a token and all before it being accepted; the draft ends before a less likely one
     num_branches: int = Field(1, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
-    remember_tasks: tuple[TaskName, ...] = ()  #: tasks whose jobs also draft from earlier results of that task
-    max_remembered_bytes: int = Field(16 << 20, ge=1 << 16)  #: of such results, for each task and worker
+    memory: bool = False  #: whether it also searches earlier results of tasks whose `memory` is not off
     shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
@@ -220,15 +229,63 @@ class DraftModelDrafterSettings(Section):
         )
 
 
+class HeadsDrafterSettings(Section):
+    """Heads over the target's hidden states, on its device and in its dtype; `alphaloop check-pair` judges a pair."""
+
+    method: Literal["heads", "eagle3"] = "heads"  #: heads: Medusa's, or those of `alphaloop draft train --method heads`
+    source: str  #: a folder or a hub name with config.json and safetensors
+    revision: str | None = None  #: of a hub name
+    max_draft_tokens: int = Field(4, ge=1, le=64)
+    min_probability: float = Field(
+        0.0, ge=0.0, lt=1.0
+    )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
+    num_branches: int = Field(
+        1, ge=1, le=8
+    )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """The drafter as decisions take it."""
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale)
+
+
+class HybridDrafterSettings(Section):
+    """Several of the other drafters in one round; docs/concepts/drafters.md."""
+
+    method: Literal["hybrid"] = "hybrid"
+    sources: tuple[TaskName, ...] = Field(
+        min_length=2, max_length=4
+    )  #: names of other drafters, in the order in which they are asked
+    rule: Literal["switch", "tree"] = (
+        "switch"  #: switch: one source a round, look-up where it is sure enough, else the last; tree: all in one tree
+    )
+    max_draft_tokens: int = Field(8, ge=1, le=64)  #: of a round, all sources together
+    most_tokens: dict[TaskName, Annotated[int, Field(ge=1, le=64)]] = Field(
+        default_factory=dict
+    )  #: most tokens a round of a source, by its name; unset: its own max_draft_tokens
+    min_probability: float = Field(
+        0.5, ge=0, le=1
+    )  #: of a switch: look-up drafts where it gives its first token at least this probability
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """The drafter as decisions take it, without what is known when its sources are loaded."""
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_mixed=True)
+
+
 def _method(given: Any) -> Any:
-    return given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
+    method = given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
+    return "heads" if method == "eagle3" else method
 
 
 #: The section's `method` selects one of them; the default is look-up.
 DrafterSettings = Annotated[
-    Annotated[LookupDrafterSettings, Tag("lookup")] | Annotated[DraftModelDrafterSettings, Tag("draft_model")],
+    Annotated[LookupDrafterSettings, Tag("lookup")]
+    | Annotated[DraftModelDrafterSettings, Tag("draft_model")]
+    | Annotated[HeadsDrafterSettings, Tag("heads")]
+    | Annotated[HybridDrafterSettings, Tag("hybrid")],
     Discriminator(
-        _method, custom_error_type="method", custom_error_message="Expected method to be lookup or draft_model"
+        _method,
+        custom_error_type="method",
+        custom_error_message="Expected method to be lookup, draft_model, heads, eagle3 or hybrid",
     ),
 ]
 
@@ -266,12 +323,44 @@ class ModelSettings(Section):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _hybrids_have_sources(self) -> Self:
+        for name, hybrid in self.drafters.items():
+            if not isinstance(hybrid, HybridDrafterSettings):
+                continue
+            where = f"models.drafters.{name}"
+            plain = [o for o, one in self.drafters.items() if not isinstance(one, HybridDrafterSettings)]
+            if (unknown := [one for one in hybrid.sources if one not in plain]) or len({*hybrid.sources}) < len(
+                hybrid.sources
+            ):
+                raise ValueError(
+                    f"{where}.sources: expected names of other drafters that are no hybrids, each once, of "
+                    f"{', '.join(plain)}; found {', '.join(unknown or hybrid.sources)}"
+                )
+            if others := sorted({*hybrid.most_tokens} - {*hybrid.sources}):
+                raise ValueError(f"{where}.most_tokens: expected names of its sources, found {', '.join(others)}")
+            of = [self.drafters[one] for one in hybrid.sources]
+            if hybrid.rule == "switch" and not all(isinstance(one, LookupDrafterSettings) for one in of[:-1]):
+                raise ValueError(
+                    f"{where}.sources: expected look-up drafters before the last source of a switch, because only they "
+                    'say how sure they are before anything is drawn; with rule = "tree" all sources draft'
+                )
+            devices = {one.device for one in of if isinstance(one, DraftModelDrafterSettings)}
+            if len(devices) > 1:
+                raise ValueError(f"{where}.sources: expected one device, found {', '.join(sorted(devices))}")
+        return self
+
     @property
     def drafter_names(self) -> tuple[str, ...]:
         """Of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
         if self.target.engine == "own":
             return tuple(self.drafters)
         return tuple(dict.fromkeys(one.drafter for one in self.endpoints.values() if one.drafter is not None))
+
+    def with_sources(self, names: Iterable[str]) -> frozenset[str]:
+        """These drafters in the worker, and those that a hybrid of them asks."""
+        of = [(name, self.drafters.get(name)) for name in names]
+        return frozenset(n for name, one in of for n in (name, *getattr(one, "sources", ())))
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""

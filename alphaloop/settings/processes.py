@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, StringConstraints, field_validator, model_validator
@@ -15,7 +16,6 @@ from alphaloop.claim_check.addresses import prefix_of
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.section import Section, Share
-from alphaloop.store.session_limits import LONG_STATEMENT_S, SessionLimits
 
 _OFFSETS: Final = "the worker commits an offset only after the job's outcome is recorded and published"
 _REPORTS: Final = "a result counts as published only after the broker's own report of it"
@@ -92,7 +92,7 @@ class KafkaSettings(Section):
     )  #: of the jobs topics; larger than max_job_bytes so that too large jobs can be refused, not lost
     retry_delays_s: tuple[RetryDelay, ...] = Field(
         (10, 60, 600), max_length=8
-    )  #: a job that failed is tried again after each of these; each delay is a topic of every task. Empty: no retries
+    )  #: a job that failed is tried again after each of these; each is a topic of a task that failed. Empty: no retries
     num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
@@ -115,6 +115,49 @@ class KafkaSettings(Section):
         return self
 
 
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How long every session of a pool may wait and hold others up, in seconds; 0 is no limit.
+
+    Without limits a suspended process blocks every other one. Past a limit Postgres ends the statement or session.
+    """
+
+    lock_s: float = 5.0  #: wait for a lock of another transaction
+    statement_s: float = 60.0  #: one statement, its waits included
+    idle_transaction_s: float = 20.0  #: a transaction whose process sends nothing, so that its locks become free
+    unacknowledged_s: float = 20.0  #: data that the other machine does not acknowledge, so that a lost one is noticed
+    through_pooler: bool = False  #: set for each transaction, because a pooler hands each one another session
+
+    @property
+    def parameters(self) -> Mapping[str, str]:
+        """The server's parameters by name; times come back in UTC."""
+        return {
+            "timezone": "UTC",
+            "lock_timeout": _milliseconds(self.lock_s),
+            "statement_timeout": _milliseconds(self.statement_s),
+            "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),
+        }
+
+    @property
+    def connecting(self) -> Mapping[str, Any]:
+        """What the driver is told for each new connection."""
+        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
+        if self.through_pooler:
+            # A statement that one session has prepared is not known to the next.
+            return {**ours, "prepare_threshold": None}
+        return {**ours, "options": " ".join(f"-c {name}={value}" for name, value in self.parameters.items())}
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"
+
+
+#: The longest statement of the scheduler and of commands, which read much.
+_LONG_STATEMENT_S: Final = 1800.0
+#: For migrations: they rewrite tables, and wait for each other.
+UNLIMITED: Final = SessionLimits(lock_s=0, statement_s=0, idle_transaction_s=0)
+
+
 class PostgresSettings(Section):
     """How to reach the database."""
 
@@ -130,15 +173,17 @@ class PostgresSettings(Section):
 
     def long_limits(self) -> SessionLimits:
         """The limits of sessions that read much."""
-        return replace(self.limits(), statement_s=LONG_STATEMENT_S)
+        return replace(self.limits(), statement_s=_LONG_STATEMENT_S)
 
 
 class WorkerSettings(Section):
     """configs/worker.toml."""
 
     batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
-    max_buffered: int = Field(4096, ge=1)  #: jobs of a lane read from Kafka and not yet decoded; then it is paused
-    max_buffered_bytes: int = Field(64 << 20, ge=1 << 20)  #: the same in bytes of messages
+    max_buffered: int = Field(4096, ge=1)  #: jobs of a lane that were read and are not yet decoded
+    max_buffered_bytes: int = Field(
+        64 << 20, ge=1 << 20
+    )  #: the same in bytes of messages, and so much again of unread ones, which wait behind others of their segment
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job is refused
     ignored_body_fields: tuple[str, ...] = (
@@ -168,7 +213,6 @@ class PolicySettings(Section):
     control_share: float = Field(
         0.02, ge=0, le=0.38
     )  #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
-    short_output_tokens: float = Field(20.0, ge=0)  #: outputs expected to be shorter are decoded vanilla
 
     def limits(self) -> PolicyLimits:
         """The settings as the pure policy takes them."""
@@ -187,9 +231,6 @@ class SchedulerSettings(Section):
     probe_min_device_s: float = Field(60.0, ge=0)  #: allowed in every run, so that a system without jobs is measured
     drift_false_alarms_per_month: float = Field(1.0, gt=0)  #: in 30 days, over all streams together
     drift_settle_s: float = Field(60.0, ge=0)  #: younger jobs are left to the next run: others may still be recorded
-    alpha_margin: float = Field(
-        0.05, gt=0, lt=1
-    )  #: change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it
     history_retention_days: int = Field(
         90, ge=2
     )  #: age at which counts of single jobs, decisions, probes, runs and reports are deleted
@@ -239,12 +280,13 @@ class ConsoleSettings(Section):
     public_url: PublicUrl | None = (
         None  #: what people type where it is not http_host and http_port, such as https://alphaloop.example.org
     )
-    username: str = Field("alphaloop", min_length=1, max_length=200)  #: of the one login, where password is set
     password: SecretStr | None = None  #: then every page asks for it, and shows texts and carries out actions
     database_url: SecretStr | None = (
         None  #: another login than postgres.url, whose rights are the scheduler's: it may not read texts
     )
     max_batch_mb: int = Field(100, ge=1, le=1000)  #: largest batch file that is taken
+    max_open_batches: int = Field(20, ge=1, le=10_000)  #: batches that a key of the API may have at once
+    max_stored_mb: int = Field(10_000, ge=1)  #: files that a key of the API may have, all together
 
     @property
     def hosts(self) -> tuple[str, ...] | None:
@@ -318,10 +360,6 @@ class TracingSettings(Section):
 
     endpoint: HttpUrl | None = (
         None  #: OTLP over HTTP, with its path: http://collector:4318/v1/traces; unset: no traces are made
-    )
-    headers: dict[str, SecretStr] = Field({})  #: sent with every request to the endpoint, for its credentials
-    sample_share: Share = (
-        1.0  #: share of the jobs without a trace of their own that get one; a job with a trace does as its trace says
     )
 
 

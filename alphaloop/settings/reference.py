@@ -35,10 +35,12 @@ def settings_reference() -> str:
     plain = "".join(f"| `{name}` | `{'.'.join(path)}` |\n" for name, path in PLAIN_ENV.items())
     parts = [_HEAD, f"\nNames that other tools use are read too:\n\n| variable | setting |\n|---|---|\n{plain}"]
     free = [(name, field) for name, field in Settings.model_fields.items() if not sections_of(field.annotation)]
-    parts.append("\n## General\n" + _table({name: (field, "") for name, field in free}, ENV_PREFIX))
+    comments = _comments(Settings)
+    parts.append("\n## General\n" + _table({name: (field, comments.get(name, "")) for name, field in free}, ENV_PREFIX))
     for name, field in Settings.model_fields.items():
         for section in sections_of(field.annotation):
-            parts += _sections(name + (".<task>" if _is_mapping(field.annotation) else ""), section)
+            one = f".<{name.removesuffix('s')}>" if _is_mapping(field.annotation) else ""
+            parts += _sections(name + one, section)
     return "".join(parts)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,9 +18,13 @@ class TaskSettings(Section):
     """One task of configs/tasks.toml: the defaults of its jobs."""
 
     description: str = ""
+    model: str | None = Field(
+        None, min_length=1, max_length=200
+    )  #: the target that decodes its jobs, by its models.target.name; unset: default_model
     weight: float = Field(
         1.0, ge=0.01, le=100.0
     )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
+    high_topic: bool = False  #: whether a worker creates `jobs.<task>.high` when it starts, for jobs that go first
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
     top_p: float = Field(1.0, gt=0.0, le=1.0)
@@ -35,6 +39,19 @@ class TaskSettings(Section):
         None, gt=0
     )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
     probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
+    num_vanilla_tokens: int = Field(
+        0, ge=0
+    )  #: first tokens of a streamed answer that are decoded without drafts: no draft model reads the prompt before them
+    memory: Literal["off", "segment", "shared"] = (
+        "off"  #: what look-up with `memory` searches beside the text: results of jobs of its segment, or also what jobs
+        #: of several batches or segments wrote alike
+    )
+    max_memory_bytes: int = Field(
+        64 << 20, ge=1 << 16
+    )  #: of these results in each worker, at 8 bytes a token; beyond it the oldest are forgotten everywhere
+    round_counts_in_results: bool = (
+        True  #: whether results tell rounds, proposed and accepted tokens: with memory on they say what others wrote
+    )
     target_time_per_token_ms: float | None = Field(
         None, gt=0
     )  #: after the first token; the target has precedence over throughput

@@ -28,8 +28,7 @@ from sqlalchemy import Connection, delete, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
-from alphaloop.store.database import Store
-from alphaloop.store.exchange import RowSet, driver_of
+from alphaloop.store.database import RowSet, Store, driver_of
 from alphaloop.tables import KEY, acceptance_state
 
 
@@ -44,6 +43,7 @@ class StateRow(NamedTuple):
     segment: str
     sampling_bucket: str
     prompt_bucket: str
+    form_bucket: str
     as_of: datetime
     num_jobs: int
     packed: bytes
@@ -227,7 +227,7 @@ def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSu
 _OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
-    SELECT task, segment, sampling_bucket, prompt_bucket, as_of, num_jobs, evidence, last_ledger_id
+    SELECT task, segment, sampling_bucket, prompt_bucket, form_bucket, as_of, num_jobs, evidence, last_ledger_id
     FROM acceptance_state
     WHERE target_revision = %s AND engine = %s AND drafter = %s AND draft_revision = %s
 """

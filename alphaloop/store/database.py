@@ -1,23 +1,30 @@
-"""Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours."""
+"""Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours.
+
+The hot path speaks to the driver (`driver_of`), because SQLAlchemy takes 25 to 80 µs for a statement, and hands over
+many rows as one parameter (`RowSet`), because a placeholder for each value would cost 60 µs a row.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import select
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
+from uuid import UUID
 
 import psycopg
 from psycopg import sql
 from pydantic import SecretStr
 from sqlalchemy import (
+    Column,
     ColumnElement,
     Connection,
     Executable,
@@ -28,6 +35,7 @@ from sqlalchemy import (
     make_url,
     text,
 )
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -42,18 +50,19 @@ from alphaloop.errors import (
     StoreUnavailable,
     StoreValueRefused,
 )
-from alphaloop.store.exchange import driver_of
-from alphaloop.store.session_limits import DEFAULT_LIMITS, SessionLimits
+from alphaloop.settings.processes import SessionLimits
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0003",)
+SUPPORTED_REVISIONS: Final = ("0006",)
 
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
 _UNDEFINED_TABLE: Final = "42P01"
+_DIALECT: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
+_DEFAULT_LIMITS: Final = SessionLimits()
 
 
 _Kind = TypeVar("_Kind")
@@ -75,6 +84,41 @@ def values_of(one: Any, *left_out: str) -> dict[str, Any]:
     return {field.name: getattr(one, field.name) for field in fields(one) if field.name not in left_out}
 
 
+def driver_of(connection: Connection) -> psycopg.Connection:
+    """The driver's connection, in the same transaction. Raises psycopg.Error, which `Database.begin` converts."""
+    return cast(psycopg.Connection, connection.connection.driver_connection)
+
+
+class RowSet:
+    """Many rows as one parameter, `rows`: `INSERT … SELECT … FROM json_to_recordset(…)` reads them as `given`.
+
+    The text of such a statement does not depend on the number of rows, so the driver parses it once and Postgres
+    prepares it once.
+    """
+
+    def __init__(self, columns: Sequence[Column[Any]]) -> None:
+        self.names: Final = tuple(column.name for column in columns)
+        types = ", ".join(f"{column.name} {column.type.compile(_DIALECT)}" for column in columns)
+        self.source: Final = f"json_to_recordset(CAST(%(rows)s AS json)) AS given({types})"
+        self.columns: Final = ", ".join(self.names)
+        self.given: Final = ", ".join(f"given.{name}" for name in self.names)
+
+    @staticmethod
+    def parameter(rows: Iterable[Mapping[str, Any]]) -> str:
+        """The rows as the statement takes them. Values are what the columns hold, in Python's types."""
+        return json.dumps(list(rows), default=_as_json, ensure_ascii=False)
+
+
+def _as_json(value: object) -> str:
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"no column holds {type(value).__name__}")
+
+
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
@@ -84,7 +128,7 @@ class Database:
         *,
         pool_size: int = 5,
         connect_timeout_s: int = 10,
-        limits: SessionLimits = DEFAULT_LIMITS,
+        limits: SessionLimits = _DEFAULT_LIMITS,
     ) -> None:
         """Connects at the first use, not here. Raises ConfigError for a URL that is not Postgres's."""
         parsed = parse_url(url)

@@ -18,7 +18,7 @@ from alphaloop.errors import AlphaloopError, StoreBusy
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Store, columns_of, of_row, values_of
-from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.store.job_counts import SHADOW, sums_between
 from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions
 
 SCHEDULER: Final = "scheduler"

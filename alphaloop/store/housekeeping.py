@@ -192,6 +192,9 @@ _TOO_OLD: Final = {
                 WHERE known.task = decisions.task AND known.target_revision = decisions.target_revision
             )
         )""",
+    "audit": "at < :before",
+    # One that nobody could go on with is not kept for ever either.
+    "api_batches": "expires_at < :before",
     "probe_runs": "scheduled_for < :before",
     "probe_texts": "decoded_at < :before",
     "expectation_pairs": "computed_at < :before",

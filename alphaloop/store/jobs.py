@@ -15,8 +15,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import CANCELLATIONS, Store
-from alphaloop.store.exchange import driver_of
+from alphaloop.store.database import CANCELLATIONS, Store, driver_of
 from alphaloop.tables import cancellations, jobs
 
 #: The status of a job without an outcome.
@@ -173,10 +172,13 @@ class JobStore(Store):
             )
         return held
 
-    def request_cancel(self, job_id: str) -> None:
-        """Ask for a job's end, perhaps before the job is known, and tell every worker. An outcome is never changed."""
+    def request_cancel(self, *job_ids: str) -> None:
+        """Ask for jobs' ends, perhaps before they are known, and tell every worker. An outcome is never changed."""
+        if not job_ids:
+            return
         with self._database.begin() as connection:
-            connection.execute(insert(cancellations).values(job_id=job_id).on_conflict_do_nothing())
+            asked = [{"job_id": job_id} for job_id in sorted(job_ids)]
+            connection.execute(insert(cancellations).on_conflict_do_nothing(), asked)
             connection.execute(select(func.pg_notify(CANCELLATIONS, "")))
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:

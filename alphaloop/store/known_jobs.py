@@ -332,12 +332,12 @@ def _place(job: ListedJob | Row[Any]) -> PageStart:
 
 
 _KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)
-# `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped.
+# `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped + forced.
 # PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.
 _CHECK: Final = text(r"""
     WITH runs AS (
         SELECT job_id, count(*) AS times, sum(num_tokens)::bigint AS num_tokens,
-               bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped
+               bool_and(num_tokens = rounds + array_sum(accepts) - num_cropped + num_forced
                         AND array_ge(proposed, trials) AND array_ge(trials, accepts)
                         AND coalesce(proposed[1], 0) = rounds - num_empty_rounds) AS adds_up
         FROM decode_runs GROUP BY job_id

@@ -13,8 +13,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import ARRAY, Connection, Text, bindparam, cast, func, select
 
 from alphaloop.messages import Status
-from alphaloop.store.database import Store
-from alphaloop.store.exchange import driver_of
+from alphaloop.store.database import Store, driver_of
 from alphaloop.tables import jobs, outbox
 
 

@@ -6,27 +6,28 @@ Outcomes of several jobs are recorded together, because a commit costs as much f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from operator import attrgetter
 from typing import Any, Final
 
-from sqlalchemy import Connection
+import psycopg
+from sqlalchemy import Connection, Table
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.errors import StoreError
 from alphaloop.probes import ProbeText
 from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
-from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.exchange import NULL, array_field, copy_lines, driver_of, fields_of, one_exchange
-from alphaloop.store.hourly_sums import add_to_hours
+from alphaloop.store.database import Database, driver_of
 from alphaloop.store.housekeeping import KnownDays, utc_day
+from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun, add_to_hours
 from alphaloop.store.outbox import OutboxMessage, enqueue
 from alphaloop.store.probes import record_texts
+from alphaloop.store.task_memory import ResultToRemember, remember
 from alphaloop.tables import decode_runs, evidence_rows
 
 
@@ -46,6 +47,7 @@ class Outcome:
     run: DecodeRun | None = None
     shadows: tuple[ShadowRun, ...] = ()  #: of drafters that did not decode it as far as they could, each at most once
     probe_text: ProbeText | None = None  #: of a probe or control that was decoded greedily
+    remembered: ResultToRemember | None = None  #: of a job whose task has a memory
 
     @property
     def counted(self) -> JobCounts:
@@ -96,6 +98,7 @@ class OutcomeStore:
             record_texts(
                 connection, [(w.job_id, w.run.decoded_at, w.probe_text) for w in winners if w.run and w.probe_text]
             )
+            remember(connection, [(won.job_id, won.remembered) for won in winners if won.remembered])
         if len(winners) < len(outcomes):
             winners += _recorded_before(connection, outcomes, {won.job_id for won in winners})
         return _enqueue(connection, winners, owner) if winners else [], rows
@@ -121,7 +124,7 @@ def record_counts(
     decoded = {job.run.decoded_at for job in jobs if job.run} | {s.decoded_at for job in jobs for s in job.shadows}
     (days or KnownDays()).ensure(connection, {utc_day(at) for at in decoded})
     evidence = [row for job in jobs for row in _ledger_rows(job)]
-    with one_exchange(connection) as driver:
+    with _one_exchange(connection) as driver:
         add_to_hours(driver, jobs)
         locked = lock_keys(driver, evidence)
     drawn, clock = locked.ledger_ids()
@@ -131,9 +134,9 @@ def record_counts(
     for job in jobs:
         rows.add(job, ledger_ids)
     if rows.runs:
-        copy_lines(connection, decode_runs, _RUN_COLUMNS, rows.runs)
+        _copy_lines(connection, decode_runs, _RUN_COLUMNS, rows.runs)
     if rows.evidence:
-        copy_lines(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
+        _copy_lines(connection, evidence_rows, _EVIDENCE_COLUMNS, rows.evidence)
     return changed
 
 
@@ -153,7 +156,7 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
         }
         columns["result"] = [one.result.decode() for one in asked]
         columns["headers"] = [json.dumps(dict(one.headers)) if one.headers else None for one in asked]
-        with one_exchange(connection) as driver:  # with the BEGIN
+        with _one_exchange(connection) as driver:  # with the BEGIN
             answer = driver.execute(_END_JOBS, {**columns, "owner": owner})
         found = answer.fetchall()
         winners.update(group[job_id][0] for job_id, is_unknown in found if not is_unknown)
@@ -232,7 +235,7 @@ _COUNTED: Final = (
 _RUN_COLUMNS: Final = (
     *_COUNTED,
     *("attempt", "is_evidence", "decode_batch_id"),
-    *("purpose", "mode", "reason", "device"),
+    *("purpose", "mode", "reason", "device", "proposers"),
     *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "is_cut", "batch_size"),
     *("queue_s", "time_to_first_token_s", "wall_s", "device_s"),
 )
@@ -260,22 +263,22 @@ class _Rows:
         self._recorded = f"{recorded_in}\t{recorded_at}"
         # What many rows have in common is written once.
         self._text_of = cache(str)
-        self._key_of = cache(lambda key: fields_of(_key_values(key)))
-        self._how_of = cache(lambda *values: fields_of(values))
+        self._key_of = cache(lambda key: _fields_of(_key_values(key)))
+        self._how_of = cache(lambda *values: _fields_of(values))
 
     def add(self, job: JobCounts, ledger_ids: Iterator[int]) -> None:
         """The rows of a job, each with the next ledger_id."""
         if (run := job.run) is not None:
-            first_s = NULL if run.time_to_first_token_s is None else run.time_to_first_token_s
+            first_s = _NULL if run.time_to_first_token_s is None else run.time_to_first_token_s
             self.runs.append(
                 f"{self._counted(next(ledger_ids), job.job_id, run)}"
                 f"\t{job.attempt}\t{job.is_run_evidence}\t{self._text_of(run.decode_batch_id)}"
-                f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}"
+                f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}\t{_proposers_field(run)}"
                 f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.is_cut}\t{run.batch_size}"
                 f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}\n"
             )
         for shadow in job.shadows:
-            is_cut = NULL if shadow.is_cut is None else shadow.is_cut
+            is_cut = _NULL if shadow.is_cut is None else shadow.is_cut
             self.evidence.append(
                 f"{self._counted(next(ledger_ids), job.job_id, shadow)}"
                 f"\t{job.source(shadow).value}\t{not shadow.chances}"
@@ -285,8 +288,55 @@ class _Rows:
     def _counted(self, ledger_id: int, job_id: str, counted: DecodeRun | ShadowRun) -> str:
         counts = counted.counts
         return (
-            f"{ledger_id}\t{self._recorded}\t{fields_of((job_id,))}\t{self._text_of(counted.decoded_at)}"
+            f"{ledger_id}\t{self._recorded}\t{_fields_of((job_id,))}\t{self._text_of(counted.decoded_at)}"
             f"\t{self._key_of(counted.key)}\t{counts.rounds}\t{counts.num_empty_rounds}\t{counts.num_cropped}"
-            f"\t{array_field(counts.proposed)}\t{array_field(counts.trials)}\t{array_field(counts.accepts)}"
-            f"\t{array_field(counted.chances)}"
+            f"\t{_array_field(counts.proposed)}\t{_array_field(counts.trials)}\t{_array_field(counts.accepts)}"
+            f"\t{counts.num_forced}\t{_array_field(counted.chances)}"
         )
+
+
+def _proposers_field(run: DecodeRun) -> str:
+    """By proposer, its trials and accepts, as JSON; null of most jobs."""
+    if not run.proposers:
+        return _NULL
+    its = {one.proposer: {"trials": one.trials, "accepts": one.accepts} for one in run.proposers}
+    return _fields_of((json.dumps(its),))
+
+
+@contextmanager
+def _one_exchange(connection: Connection) -> Iterator[psycopg.Connection]:
+    """Statements of the block are sent together; their answers can be read behind the block.
+
+    Each sees what those before it did. COPY is not possible here. An answer that is waited for costs a change of
+    threads twice.
+    """
+    driver = driver_of(connection)
+    with driver.pipeline():
+        yield driver
+
+
+_NULL: Final = r"\N"
+_ESCAPES: Final = str.maketrans({"\\": r"\\", "\t": r"\t", "\n": r"\n", "\r": r"\r"})
+
+
+def _copy_lines(connection: Connection, table: Table, columns: Sequence[str], lines: Iterable[str]) -> None:
+    """Insert rows with the values of `columns` by COPY, in the caller's transaction. Each line ends with a newline.
+
+    Postgres reads them in a third of the time of an INSERT. The lines are made by the caller, not by the driver: what
+    rows have in common is then written once for all of them, which halves the time again.
+
+    Raises psycopg.Error, which `Database.begin` converts.
+    """
+    statement = f"COPY {table.name} ({', '.join(columns)}) FROM STDIN"
+    with driver_of(connection).cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write("".join(lines))
+
+
+def _fields_of(values: Iterable[str]) -> str:
+    """Texts as neighbouring fields of a line."""
+    return "\t".join([value.translate(_ESCAPES) for value in values])
+
+
+def _array_field(numbers: Sequence[int]) -> str:
+    """An array of numbers as a field."""
+    return f"{{{','.join(map(str, numbers))}}}" if numbers else "{}"

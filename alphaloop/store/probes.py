@@ -34,9 +34,8 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Purpose
 from alphaloop.probes import DecodedText, ProbePrompt, ProbeSet, ProbeSource, ProbeText, TaskTraffic, TextPair
-from alphaloop.store.database import Database, Store, of_row
-from alphaloop.store.decode_runs import CountSource
-from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.store.database import Database, Store, columns_of, of_row, values_of
+from alphaloop.store.job_counts import SHADOW, CountSource, sums_between
 from alphaloop.tables import (
     acceptance_hourly,
     decode_runs,
@@ -73,7 +72,7 @@ class ProbeSetStore(Store):
         key = {"task": probe_set.task, "version": probe_set.version}
         new = {**key, "num_draft_tokens": probe_set.num_draft_tokens, "source": probe_set.source.value}
         prompts = [
-            {**key, "position": position, "prompt_id": prompt.prompt_id, "body": dict(prompt.body)}
+            {**key, "position": position, **values_of(prompt), "body": dict(prompt.body)}
             for position, prompt in probe_set.prompts.items()
         ]
         with self._database.begin() as connection:
@@ -119,7 +118,7 @@ class ProbeSetStore(Store):
     def _read(self, wanted: ColumnElement[bool]) -> list[ProbeSet]:
         sets, prompts = probe_sets.c, probe_prompts.c
         query = (
-            select(probe_sets, prompts.position, prompts.prompt_id, prompts.body)
+            select(probe_sets, prompts.position, *columns_of(probe_prompts, ProbePrompt))
             .join(probe_prompts, and_(prompts.task == sets.task, prompts.version == sets.version))
             .where(wanted)
             .order_by(sets.task, sets.version, prompts.position)

@@ -98,12 +98,13 @@ class LeaderLease:
     """The lease that makes one process of several the leader, which renews it at each check. One thread uses it.
 
     A leader that died is followed after `lease_s`. One that was only slow writes nothing any more: its term has ended.
+    Other roles than the scheduler's have no terms: whoever takes one over does again what is harmless to do twice.
     """
 
-    def __init__(self, database: Database, owner: str, *, lease_s: float) -> None:
+    def __init__(self, database: Database, owner: str, *, lease_s: float, role: str = SCHEDULER) -> None:
         """`owner` must be new for each process; `lease_s` longer than some checks."""
         self._database = database
-        self._given: dict[str, Any] = {"role": SCHEDULER, "owner": owner, "lease_s": lease_s}
+        self._given: dict[str, Any] = {"role": role, "owner": owner, "lease_s": lease_s}
 
     def try_acquire(self) -> bool:
         """Take the lease if it is free, without waiting for its end. Raises StoreError."""

@@ -16,8 +16,8 @@ from sqlalchemy import text
 
 from alphaloop import shipped
 from alphaloop.errors import ConfigError, SchemaMismatch
+from alphaloop.settings.processes import UNLIMITED
 from alphaloop.store.database import Database
-from alphaloop.store.session_limits import UNLIMITED
 
 MIGRATIONS: Final = shipped("migrations")
 

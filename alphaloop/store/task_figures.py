@@ -16,15 +16,16 @@ from typing import Any, Final
 
 from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
 
-from alphaloop.acceptance import Interval
+from alphaloop.acceptance import MOST_RUNS, Interval, share_interval
 from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.intervals import MOST_RUNS, share_interval
 from alphaloop.messages import Mode, Purpose
+from alphaloop.settings.bindings import Bindings
 from alphaloop.store.database import Database, Store
 from alphaloop.store.decisions import DecisionChange, change_of
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import SeenWorker, not_served
 from alphaloop.tables import acceptance_hourly, decisions
 
 #: The time that figures cover, unless somebody asks for another.
@@ -43,53 +44,56 @@ _JOBS: Final = text("""
 # of hours tell which it is, because they are few.
 _SHOWN: Final = """
     WITH keys AS (
-        SELECT task, drafter, draft_revision, sampling_bucket, target_revision, engine, sum(num_jobs) AS num_jobs
+        SELECT task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine,
+            sum(num_jobs) AS num_jobs
         FROM acceptance_hourly
         WHERE mode = 'speculative' AND purpose = 'traffic' AND bucket >= :since AND bucket <= :until
             AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
-        GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine
+        GROUP BY task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine
     ), shown AS MATERIALIZED (
-        SELECT DISTINCT ON (task) task, drafter, draft_revision, sampling_bucket, target_revision, engine
+        SELECT DISTINCT ON (task) task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine
         FROM keys
-        ORDER BY task, num_jobs DESC, drafter, draft_revision, sampling_bucket, target_revision, engine
+        ORDER BY task, num_jobs DESC, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine
     )
 """
-# A cluster a row, for alphaloop.intervals: an hour, or a run of jobs in the order of their decoding.
+# A cluster a row, for alphaloop.acceptance: an hour, or a run of jobs in the order of their decoding.
 _HOURS: Final = text(
     _SHOWN  # noqa: S608 - no values
     + """
-    SELECT task, drafter, sampling_bucket, sum(num_jobs)::bigint AS num_jobs,
+    SELECT task, drafter, sampling_bucket, form_bucket, sum(num_jobs)::bigint AS num_jobs,
            coalesce(sum(accepts[1]), 0)::bigint AS a1, coalesce(sum(trials[1]), 0)::bigint AS n1,
            sum(array_sum(accepts))::bigint AS a, sum(array_sum(trials))::bigint AS n,
            min(num_draft_tokens) AS least_k, max(num_draft_tokens) AS most_k
-    FROM acceptance_hourly JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
+    FROM acceptance_hourly
+        JOIN shown USING (task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine)
     WHERE mode = 'speculative' AND purpose = 'traffic' AND bucket >= :since AND bucket <= :until
-    GROUP BY task, drafter, sampling_bucket, bucket
+    GROUP BY task, drafter, sampling_bucket, form_bucket, bucket
 """
 )
 _RUNS: Final = text(
     _SHOWN  # noqa: S608 - no values
     + """
-    SELECT task, drafter, sampling_bucket, count(*) AS num_jobs, coalesce(sum(a1), 0)::bigint AS a1,
+    SELECT task, drafter, sampling_bucket, form_bucket, count(*) AS num_jobs, coalesce(sum(a1), 0)::bigint AS a1,
            coalesce(sum(n1), 0)::bigint AS n1, sum(a)::bigint AS a, sum(n)::bigint AS n,
            min(k) AS least_k, max(k) AS most_k
     FROM (
-        SELECT task, drafter, sampling_bucket, num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1,
+        SELECT task, drafter, sampling_bucket, form_bucket, num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1,
             array_sum(accepts) AS a, array_sum(trials) AS n, coalesce(trials[1], 0) > 0 AS is_tested,
             ntile(:most_runs) OVER (
                 PARTITION BY task, coalesce(trials[1], 0) > 0 ORDER BY decoded_at, ledger_id
             ) AS run
-        FROM decode_runs JOIN shown USING (task, drafter, draft_revision, sampling_bucket, target_revision, engine)
+        FROM decode_runs
+            JOIN shown USING (task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine)
         WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
     ) AS numbered
-    GROUP BY task, drafter, sampling_bucket, is_tested, run
+    GROUP BY task, drafter, sampling_bucket, form_bucket, is_tested, run
 """
 )
 
 # How traffic was decoded, by the most sequences that shared a step with a job. A round drafted if a drafter was asked
 # for a token; the prefill is left out. Without `chances`, k never changed.
 _DECODED: Final = text("""
-    SELECT task, batch_size AS running, sampling_bucket, count(*) AS num_jobs,
+    SELECT task, batch_size AS running, sampling_bucket, form_bucket, count(*) AS num_jobs,
         sum(greatest(rounds - 1, 0))::bigint AS num_rounds,
         sum(CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], rounds - 1)
             ELSE greatest(rounds - 1, 0) END)::bigint AS num_drafted,
@@ -99,8 +103,8 @@ _DECODED: Final = text("""
     FROM decode_runs
     WHERE purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
         AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
-    GROUP BY task, batch_size, sampling_bucket
-    ORDER BY task, batch_size, sampling_bucket
+    GROUP BY task, batch_size, sampling_bucket, form_bucket
+    ORDER BY task, batch_size, sampling_bucket, form_bucket
 """)
 
 
@@ -108,8 +112,8 @@ _DECODED: Final = text("""
 class TaskFigures:
     """Jobs of a task by status, those of traffic apart from probes and controls, and acceptance with 95 % intervals.
 
-    A job counts in the hour of its first claim. Acceptance is that of traffic with one drafter, target, engine and
-    sampling settings: those of most jobs; `alpha_1` and `alpha` are None without a trial.
+    A job counts in the hour of its first claim. Acceptance is that of traffic with one drafter, target, engine, form
+    and sampling settings: those of most jobs; `alpha_1` and `alpha` are None without a trial.
     """
 
     task: str
@@ -123,11 +127,16 @@ class TaskFigures:
     alpha: Interval | None = None
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
+    alpha_form_bucket: str | None = None
     alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
     #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
     next_job: NextJob | None = None
     measured: TaskSpeedup | None = None  #: None where no slice of it was recorded in the last day
+    target: str | None = None  #: what decodes it; None where one target decodes all
+    not_served: str | None = (
+        None  #: why nobody takes its jobs, in words; None where somebody does, or there is one target
+    )
 
     @property
     def num_jobs(self) -> int:
@@ -160,7 +169,8 @@ class TaskFigures:
         self.trials, self.accepts = sum(row.n for row in rows), sum(row.a for row in rows)
         self.alpha_1 = share_interval([(row.a1, row.n1) for row in rows])
         self.alpha = share_interval([(row.a, row.n) for row in rows])
-        self.alpha_drafter, self.alpha_sampling_bucket = rows[0].drafter, rows[0].sampling_bucket
+        self.alpha_drafter = rows[0].drafter
+        self.alpha_sampling_bucket, self.alpha_form_bucket = rows[0].sampling_bucket, rows[0].form_bucket
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
     def counts_as_json(self) -> dict[str, Any]:
@@ -232,6 +242,16 @@ def with_waiting(found: Sequence[TaskFigures], waiting: Mapping[str, int] | None
     return sorted([*found, *fresh], key=lambda now: now.task)
 
 
+def with_targets(
+    found: Sequence[TaskFigures], bindings: Bindings, workers: Sequence[SeenWorker]
+) -> Sequence[TaskFigures]:
+    """The same, each with its target and whether that has a worker, where there are several targets."""
+    if len(bindings.targets) > 1:
+        for now in found:
+            now.target, now.not_served = bindings.target_of(now.task), not_served(bindings, now.task, workers)
+    return found
+
+
 def waits(tasks: Iterable[TaskFigures], unfinished: Mapping[str, int]) -> dict[str, int]:
     """By task, the jobs that no worker has claimed: of the unfinished messages those that are held are left out."""
     held = {now.task: now.num_held for now in tasks}
@@ -283,22 +303,25 @@ _LAST = text("""
 """).columns(trials=decisions.c.trials.type, accepts=decisions.c.accepts.type)
 
 
-def _commonest(rows: Sequence[Row[Any]]) -> str:
-    jobs: Counter[str] = Counter()
+def _commonest(rows: Sequence[Row[Any]]) -> tuple[str, str]:
+    """The sampling settings and the form of most jobs."""
+    jobs: Counter[tuple[str, str]] = Counter()
     for row in rows:
-        jobs[row.sampling_bucket] += row.num_jobs
+        jobs[row.sampling_bucket, row.form_bucket] += row.num_jobs
     return max(sorted(jobs), key=lambda bucket: jobs[bucket])
 
 
 def _decoded(rows: Sequence[Row[Any]]) -> Decoded:
     lengths = [k for row in rows for k in (row.least_k, row.most_k) if k is not None]
+    sampling_bucket, form_bucket = _commonest(rows)
     return Decoded(
         num_jobs=sum(row.num_jobs for row in rows),
         by_load=at_loads((row.running, row.num_rounds, row.num_drafted) for row in rows),
         drafters=tuple(sorted({drafter for row in rows for drafter in row.drafters})),
         num_draft_tokens=(min(lengths), max(lengths)) if lengths else None,
         running=usual_load((row.running, row.num_rounds) for row in rows),
-        sampling_bucket=_commonest(rows),
+        sampling_bucket=sampling_bucket,
+        form_bucket=form_bucket,
     )
 
 

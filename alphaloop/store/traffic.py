@@ -17,7 +17,7 @@ from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database, Store, columns_of, of_row
-from alphaloop.store.hourly_sums import SHADOW, sums_between
+from alphaloop.store.job_counts import SHADOW, sums_between
 from alphaloop.tables import acceptance_hourly, decode_runs
 
 #: What `decoded_lately` sums.
@@ -125,7 +125,7 @@ class TrafficStore(Store):
     def spent(self, since: datetime, until: datetime) -> dict[str, TaskSpend]:
         """By task, what its traffic took in the hours that began in (since, until]."""
         hours = acceptance_hourly.c
-        saved = func.sum(hours.num_tokens - hours.rounds).filter(hours.mode == Mode.SPECULATIVE)
+        saved = func.sum(hours.num_tokens - hours.num_forced - hours.rounds).filter(hours.mode == Mode.SPECULATIVE)
         sums = func.sum(hours.num_jobs), func.sum(hours.num_tokens), func.sum(hours.device_s), func.coalesce(saved, 0)
         query = (
             select(hours.task, *sums)
@@ -155,6 +155,7 @@ class TrafficStore(Store):
         engine: str,
         device: str,
         sampling_bucket: str,
+        form_bucket: str,
         since: datetime,
         until: datetime,
     ) -> list[WayDecoded]:
@@ -172,6 +173,7 @@ class TrafficStore(Store):
                 runs.engine == engine,
                 runs.device == device,
                 runs.sampling_bucket == sampling_bucket,
+                runs.form_bucket == form_bucket,
             )
             .order_by(runs.decoded_at.desc())
             .limit(_MAX_SUMMED_JOBS)

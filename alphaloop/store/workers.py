@@ -1,17 +1,17 @@
 """The fleet: what each worker runs and is doing, and what inference servers were, life by life.
 
-A worker replaces its row every few seconds, whatever it decodes. All workers serve one target: they take jobs from the
-same topics, and a job does not say which model it wants. A server's life ends when it restarts with another model or
-other settings.
+A worker replaces its row every few seconds, whatever it decodes. Workers of several targets agree on which one is the
+default, or they would read each other's tasks; without a default all serve one target. Workers of one target take the
+same jobs. A server's life ends when it restarts with another model or other settings.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
+from alphaloop.settings.bindings import Bindings
 from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
@@ -31,6 +32,31 @@ _PEER_FOR: Final = timedelta(seconds=30)
 
 
 @dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Which jobs a worker takes and does not refuse."""
+
+    context_length: int  #: tokens of prompt and output together
+    max_job_bytes: int
+    fields: tuple[str, ...] = ()  #: of a job's body, those that not every engine follows and that it does
+    content: tuple[str, ...] = ()  #: folders and prefixes from which it reads prompts by reference
+
+    def lack(self, other: Capabilities) -> str | None:
+        """What the other one can do and this one cannot, in words; None: nothing."""
+        found = []
+        for name, here, there in (
+            ("tokens of context", self.context_length, other.context_length),
+            ("bytes of a job", self.max_job_bytes, other.max_job_bytes),
+        ):
+            if here < there:
+                found.append(f"{here:,} {name} and not {there:,}")
+        if missing := sorted(set(other.fields) - set(self.fields)):
+            found.append(f"not the fields {', '.join(f'body.{name}' for name in missing)}")
+        if missing := sorted(set(other.content) - set(self.content)):
+            found.append(f"no prompts from {', '.join(missing)}")
+        return "; ".join(found) or None
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerSetup:
     """What a worker decides and decodes with."""
 
@@ -38,16 +64,25 @@ class WorkerSetup:
     drafters: tuple[DrafterState, ...]
     #: Drafters that it asks no more until it starts again, each with what it cannot serve and why.
     ended: Mapping[str, str] = field(default_factory=dict)
+    default_model: str | None = None  #: as its tasks.toml says; None: it reads the topics of every task
+    can: Capabilities | None = None
 
     def as_json(self) -> str:
         """For the database."""
-        return json.dumps({**session_content(self.facts, self.drafters), "ended": dict(self.ended)})
+        own = {"ended": dict(self.ended), "default_model": self.default_model, "can": self.can and asdict(self.can)}
+        return json.dumps({**session_content(self.facts, self.drafters), **own})
 
     @classmethod
     def read(cls, content: Mapping[str, Any] | None) -> WorkerSetup | None:
         """From the database; None of a worker of another release, which may say other things of itself."""
         try:
-            return None if content is None else cls(*read_session(content), content["ended"])
+            if content is None:
+                return None
+            its = content["can"]
+            can = its and Capabilities(
+                its["context_length"], its["max_job_bytes"], tuple(its["fields"]), tuple(its["content"])
+            )
+            return cls(*read_session(content), content["ended"], content["default_model"], can)
         except (KeyError, TypeError, ValueError) as error:
             log.info("the setup of a worker of another release is not read: %s", type(error).__name__)
             return None
@@ -113,32 +148,54 @@ class WorkerStore(Store):
     def enter(self, load: WorkerLoad) -> Sequence[str]:
         """The worker begins to take jobs; returns other revisions of its target that workers serve.
 
-        Raises ConfigError where a worker that was heard of lately serves another target.
+        Raises ConfigError where a worker that was heard of lately serves another target and both would read the same
+        topics, and where one of the same target can do what this one cannot.
         """
         with self._database.begin() as connection:
             connection.execute(_ONE_ENTERS)
-            revisions = self._beside(connection, load.owner, load.target)
+            default_model = load.setup.default_model if load.setup else None
+            others = self._beside(connection, load.owner, load.target, default_model)
+            for owner, theirs in others.items():
+                if load.setup and load.setup.can and theirs and theirs.can:
+                    _refuse_lesser(load.target, load.setup.can, owner, theirs.can)
             self._say(connection, load)
-        return sorted({one for one in revisions if load.setup and one not in (None, load.setup.facts.target_revision)})
+        revisions = {theirs.facts.target_revision for theirs in others.values() if theirs}
+        return sorted(revisions - {load.setup.facts.target_revision}) if load.setup else []
 
-    def check_target(self, target: str) -> None:
-        """Raises ConfigError where a worker that was heard of lately serves another target."""
+    def check_target(self, target: str, default_model: str | None = None) -> None:
+        """Raises ConfigError where a worker of another target that was heard of lately would read the same topics."""
         with self._database.begin() as connection:
-            self._beside(connection, "", target)
+            self._beside(connection, "", target, default_model)
 
-    def _beside(self, connection: Connection, owner: str, target: str) -> list[str | None]:
-        """The revisions that other workers serve; raises ConfigError if it is another target."""
-        others = connection.execute(_OTHERS, {"owner": owner, "peer_for": _PEER_FOR}).all()
-        for other in others:
-            if other.target != target:
+    def _beside(
+        self, connection: Connection, owner: str, target: str, default_model: str | None
+    ) -> dict[str, WorkerSetup | None]:
+        """What the other workers of this target run, by owner; raises ConfigError as `check_target` does."""
+        found = {}
+        for other in connection.execute(_OTHERS, {"owner": owner, "peer_for": _PEER_FOR}):
+            theirs = WorkerSetup.read(other.setup)
+            if other.target == target:
+                found[other.owner] = theirs
+                continue
+            its = theirs.default_model if theirs else None
+            heard = f"(heard of {other.silence.total_seconds():.0f} s ago)"
+            if default_model is None:
                 raise ConfigError(
-                    f"models.target.name: expected {other.target!r}, which worker {other.owner} serves (heard of "
-                    f"{other.silence.total_seconds():.0f} s ago), found {target!r}: jobs do not say which of two "
-                    f"models they want",
-                    hint=f"stop the workers of {other.target!r} first: {_PEER_FOR.total_seconds():.0f} s after they "
-                    f"were heard of last, this one may start. Two models at once need a database and topics each",
+                    f"models.target.name: expected {other.target!r}, which worker {other.owner} serves {heard}, found "
+                    f"{target!r}: without "
+                    f"default_model in tasks.toml both would read the same topics",
+                    hint=f"bind tasks to targets (default_model, and model in [tasks.NAME]), or stop the workers of "
+                    f"{other.target!r} first: {_PEER_FOR.total_seconds():.0f} s after they were heard of last, this "
+                    f"one may start",
                 )
-        return [other.target_revision for other in others]
+            if its != default_model:
+                what = "is not set, so it reads the topics of every task" if its is None else f"is {its!r}"
+                raise ConfigError(
+                    f"default_model: expected what all workers have, found {default_model!r}, and that of worker "
+                    f"{other.owner}, of {other.target!r} {heard}, {what}",
+                    hint="give all workers the same tasks.toml; those that run follow it within seconds",
+                )
+        return found
 
     def _say(self, connection: Connection, load: WorkerLoad) -> int:
         given = {
@@ -162,6 +219,40 @@ class WorkerStore(Store):
         return [_seen(row) for row in self._database.rows(_SEEN, {"forgotten_after": _FORGOTTEN_AFTER})]
 
 
+def _refuse_lesser(target: str, can: Capabilities, owner: str, theirs: Capabilities) -> None:
+    if (lacks := can.lack(theirs)) is not None:
+        raise ConfigError(
+            f"expected to take every job of {target!r} that worker {owner} takes, but this one takes {lacks}",
+            hint=f"a job may come to either of them. Give this one the same settings, or stop the others first: "
+            f"{_PEER_FOR.total_seconds():.0f} s after they were heard of last, this one may start",
+        )
+
+
+def heard_lately(workers: Iterable[SeenWorker]) -> list[SeenWorker]:
+    """Those that were heard of in the last half minute: they run, as far as anybody knows."""
+    return [one for one in workers if one.silence <= _PEER_FOR]
+
+
+def drafters_of(workers: Sequence[SeenWorker], target: str) -> frozenset[str]:
+    """The drafters of the target's workers that were heard of in the last half minute."""
+    setups = [one.load.setup for one in heard_lately(workers) if one.load.target == target]
+    return frozenset(drafter.name for setup in setups if setup is not None for drafter in setup.drafters)
+
+
+def targets_by_revision(workers: Sequence[SeenWorker]) -> dict[str, str]:
+    """Of every revision that these workers serve, the target's name."""
+    return {one.load.setup.facts.target_revision: one.load.target for one in workers if one.load.setup is not None}
+
+
+def not_served(bindings: Bindings, task: str, workers: Sequence[SeenWorker]) -> str | None:
+    """Why nobody takes the task's jobs, in words; None where a worker of its target was heard of lately."""
+    heard = {one.load.target for one in heard_lately(workers)}
+    target = bindings.target_of(task)
+    if target is None:
+        return None if heard else "no worker runs"
+    return None if target in heard else f"no worker of {target} runs"
+
+
 @dataclass(frozen=True, slots=True)
 class Running:
     """What the fleet runs: the setup of most of the workers that were heard of lately."""
@@ -172,9 +263,12 @@ class Running:
     num_others: int  #: workers that run something else, or do not say what
 
 
-def running(workers: Sequence[SeenWorker]) -> Running | None:
-    """What most of the workers run that were heard of in the last half minute; None where nobody says."""
-    heard = [one.load for one in workers if one.silence <= _PEER_FOR]
+def running(workers: Sequence[SeenWorker], target: str | None = None) -> Running | None:
+    """What most of the workers run that were heard of in the last half minute; None where nobody says.
+
+    With a `target` only its workers count.
+    """
+    heard = [one.load for one in heard_lately(workers) if target in (None, one.load.target)]
     alike: dict[tuple[object, ...], list[WorkerLoad]] = {}
     for load in heard:
         if load.setup is not None:
@@ -258,9 +352,9 @@ _PEERS: Final = text("""
 #: Of two workers that start at once, the second one sees the first.
 _ONE_ENTERS: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('workers', 0))")
 _OTHERS: Final = text("""
-    SELECT owner, target, target_revision, now() - seen_at AS silence FROM workers
+    SELECT owner, target, setup, now() - seen_at AS silence FROM workers
     WHERE owner <> :owner AND seen_at > now() - :peer_for ORDER BY seen_at DESC
-""")
+""").columns(setup=JSON)
 _FORGET: Final = text("DELETE FROM workers WHERE seen_at < now() - :forgotten_after")
 _LEAVE: Final = text("DELETE FROM workers WHERE owner = :owner")
 _SEEN: Final = text("""

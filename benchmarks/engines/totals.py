@@ -33,6 +33,15 @@ _TOKENS: Final = "vllm:generation_tokens_total"
 _DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
 _DRAFTED: Final = "vllm:spec_decode_num_draft_tokens_total"
 _ACCEPTED: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_LLAMA_TOTALS: Final = tuple(
+    f"llamacpp:{name}_total"
+    for name in (
+        "tokens_predicted",
+        "spec_decode_num_drafts",
+        "spec_decode_num_draft_tokens",
+        "spec_decode_num_accepted_tokens",
+    )
+)
 _SUMS: Final = """
     SELECT
         coalesce(sum(num_tokens), 0)::int,
@@ -64,10 +73,10 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     with set_up(options, sorted(prompts), FOLDER / "totals") as running:
         servers = {PLAIN: running.plain, DRAFTING: running.drafting}
         wait_until_idle(running.processes.values())
-        before = {name: _counted(server) for name, server in servers.items()}
+        before = {name: counted_by(server) for name, server in servers.items()}
         played = running.client.play(jobs, decoding="auto", load=8)
         wait_until_idle(running.processes.values())
-        counted = {name: _counted(server) - before[name] for name, server in servers.items()}
+        counted = {name: counted_by(server) - before[name] for name, server in servers.items()}
         recorded, num_cut = _recorded(running.database_url, len(counted[DRAFTING].accepted))
         alpha = running.alpha_by_task()
     found = {
@@ -91,7 +100,7 @@ class Sums:
     tokens: int
     drafts: int = 0  #: rounds that drafted
     drafted: int = 0
-    accepted: tuple[int, ...] = ()  #: by position
+    accepted: tuple[int, ...] = ()  #: by position; of llama.cpp one number for all
 
     def __sub__(self, before: Sums) -> Sums:
         accepted = tuple(now - then for now, then in zip(self.accepted, before.accepted, strict=True))
@@ -112,10 +121,14 @@ def adds_up(told: Sums, recorded: Sums, num_cut: int) -> bool:
     )
 
 
-def _counted(server: Server) -> Sums:
-    """By the server, since its start."""
+def counted_by(server: Server) -> Sums:
+    """What a vLLM or a llama.cpp counted since its start."""
     with urllib.request.urlopen(f"http://{HOST}:{server.port}/metrics", timeout=30) as reply:
         page = reply.read().decode()
+    if server.kind == "llama_cpp":
+        found = values(page, _LLAMA_TOTALS, hint="llama.cpp of 2026 tells them, with --metrics")
+        tokens, drafts, drafted, all_accepted = (sum(found[name].values()) for name in _LLAMA_TOTALS)
+        return Sums(tokens, drafts, drafted, (all_accepted,))
     names = (_TOKENS,) if server.drafter is None else (_TOKENS, _DRAFTS, _DRAFTED, _ACCEPTED)
     found = values(page, names, by="position", hint="a vLLM server tells them")
     accepted = found.get(_ACCEPTED, {})

@@ -10,6 +10,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.messages import Job
+from alphaloop.messages.capabilities import served_by
 from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, SamplingDefaults, Step
 
 TEXT: Final = "ok"
@@ -30,6 +31,7 @@ class InstantEngine:
 
     def __init__(self, num_slots: int) -> None:
         self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096, "no-host")
+        self.features = served_by("own").features
         self.drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
         self.moments: dict[str, tuple[float, float]] = {}
         self._num_slots = num_slots
@@ -105,6 +107,9 @@ class InstantEngine:
     def abandon(self) -> None:
         """Drop every job."""
         self._running = []
+
+    def use_memory(self, view_of: object) -> None:
+        """Nothing drafts here."""
 
     def wake(self) -> None:
         """A step waits for nothing."""

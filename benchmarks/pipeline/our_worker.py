@@ -22,7 +22,7 @@ from alphaloop.store.database import Database
 from benchmarks.contestants.process import open_answers
 from benchmarks.pipeline.instant_engine import InstantEngine
 from worker.assembly import assemble, owner_name
-from worker.threads import set_up_interpreter
+from worker.background import set_up_interpreter
 
 CLOSE_S: Final = 30.0
 

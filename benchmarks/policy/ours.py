@@ -137,7 +137,7 @@ class Ours:
     def decide(self, batch: Batch) -> Decision:
         """The session's decision for a whole batch, whose jobs are all of one cell."""
         cell = batch.cell
-        job = JobFacts(cell.prompt_tokens, self._max_tokens[cell.task], cell.segment)
+        job = JobFacts(cell.prompt_tokens, self._max_tokens[cell.task], cell.segment, form_bucket=cell.form)
         decision, *_ = self._session.decide(
             Subject(cell.task, cell.sampling),
             [job] * batch.num_jobs,
@@ -197,4 +197,5 @@ def evidence_key(cell: Cell) -> EvidenceKey:
         sampling_bucket=cell.sampling,
         prompt_bucket=cell.prompt,
         segment=cell.segment,
+        form_bucket=cell.form,
     )

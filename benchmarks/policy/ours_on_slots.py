@@ -220,7 +220,11 @@ class OursOnSlots:
         """The session's decisions for jobs of one task and sampling bucket."""
         self._now_ms = now_ms
         cell = jobs[0].job.cell
-        facts = [JobFacts(one.job.cell.prompt_tokens, one.job.max_tokens, one.job.cell.segment) for one in jobs]
+        cells = [one.job.cell for one in jobs]
+        facts = [
+            JobFacts(cell.prompt_tokens, one.job.max_tokens, cell.segment, form_bucket=cell.form)
+            for one, cell in zip(jobs, cells, strict=True)
+        ]
         decisions = self._session.decide(
             job_facts.Subject(cell.task, cell.sampling),
             facts,

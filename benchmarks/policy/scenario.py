@@ -162,7 +162,10 @@ class Device(Part):
 
 
 class Acceptance(Part):
-    """One drafter on one task: α_i and reach_i of the median job; the last value holds for all further positions."""
+    """One drafter on one task: α_i and reach_i of the median job; the last value holds for all further positions.
+
+    Several proposers that share the proposals of a round are one drafter here: what a round yields decides.
+    """
 
     alpha: tuple[Probability, ...]
     reach: tuple[Probability, ...] = (1.0,)
@@ -194,6 +197,8 @@ class Task(Part):
     share: float = Field(default=1.0, ge=0)
     drafters: dict[str, Acceptance]
     tokens: int = 48  #: median output
+    #: Share of it that a grammar forces: these tokens come in every mode without a trial, so no round is for them.
+    forced: float = Field(default=0.0, ge=0, lt=1)
     tokens_spread: float = 0.5  #: standard deviation of its logarithm
     prompt_tokens: int = 120
     longest: Positive = 2.5  #: longest output, in medians; inf: uncut
@@ -207,6 +212,7 @@ class Task(Part):
     segments: tuple[Group, ...] = (Group(name=""),)
     samplings: tuple[Group, ...] = (Group(name="greedy"),)
     prompts: tuple[Group, ...] = (Group(name="<=256"),)
+    forms: tuple[Group, ...] = (Group(name=""),)
 
 
 class Change(Part):

@@ -130,8 +130,8 @@ def draw_jobs(scenario: Scenario, num_jobs: int, rng: np.random.Generator) -> tu
     for number, index in enumerate(kind_of.tolist()):
         kind = kinds[index]
         task = scenario.tasks[kind.cell.task]
-        length = task.tokens * np.exp(task.tokens_spread * rng.standard_normal())
-        longest = min(task.longest * task.tokens, MOST_TOKENS)
+        length = (1 - task.forced) * task.tokens * np.exp(task.tokens_spread * rng.standard_normal())
+        longest = min(task.longest * (1 - task.forced) * task.tokens, MOST_TOKENS)
         needed = int(np.clip(np.rint(length), 2, longest))
         shared = task.job_spread * rng.standard_normal()
         alphas, reaches = {}, {}

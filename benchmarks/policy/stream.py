@@ -5,6 +5,7 @@ Whole blocks are replayed at one (drafter, k), or a batch round by round.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -32,6 +33,7 @@ class Cell:
     sampling: str
     prompt: str
     prompt_tokens: int
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,14 @@ def cells_of(tasks: dict[str, Task]) -> tuple[tuple[Cell, float, float], ...]:
     """Cells with their share of the jobs and the shift of their logits."""
     found = []
     for name, task in tasks.items():
-        of_task = list(product(task.segments, task.samplings, task.prompts))
-        whole = sum(s.share * t.share * p.share for s, t, p in of_task)
-        for segment, sampling, prompt in of_task:
-            share = task.share * segment.share * sampling.share * prompt.share / whole
-            cell = Cell(name, segment.name, sampling.name, prompt.name, prompt.prompt_tokens or task.prompt_tokens)
-            found.append((cell, share, segment.shift + sampling.shift + prompt.shift))
+        of_task = list(product(task.segments, task.samplings, task.prompts, task.forms))
+        whole = sum(math.prod(part.share for part in parts) for parts in of_task)
+        for parts in of_task:
+            segment, sampling, prompt, form = parts
+            prompt_tokens = prompt.prompt_tokens or task.prompt_tokens
+            cell = Cell(name, segment.name, sampling.name, prompt.name, prompt_tokens, form.name)
+            share = math.prod(part.share for part in (task, *parts)) / whole
+            found.append((cell, share, sum(part.shift for part in parts)))
     return tuple(found)
 
 
@@ -114,7 +118,7 @@ def draw_rounds(
 ) -> tuple[Ints, dict[str, Drafts], Floats]:
     """Outputs, drafts and noise for batches of these cells."""
     cells = cells_of(tasks)
-    medians = np.array([tasks[cell.task].tokens for cell, _, _ in cells])[cell_of]
+    medians = np.array([(1 - tasks[cell.task].forced) * tasks[cell.task].tokens for cell, _, _ in cells])[cell_of]
     spreads = np.array([tasks[cell.task].tokens_spread for cell, _, _ in cells])[cell_of]
     lengths = medians[:, None] * np.exp(spreads[:, None] * rng.standard_normal((len(cell_of), batch)))
     longest = np.array([tasks[cell.task].longest for cell, _, _ in cells])[cell_of]

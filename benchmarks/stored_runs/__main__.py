@@ -24,10 +24,10 @@ from pydantic import SecretStr
 from rich.progress import Progress
 
 from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.settings.processes import UNLIMITED
 from alphaloop.store.database import Database
-from alphaloop.store.hourly_sums import RollupStore
+from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.schema import current, upgrade
-from alphaloop.store.session_limits import UNLIMITED
 from benchmarks.reporting import console, machine, parser_of, table_of
 from benchmarks.stored_runs.filling import NUM_PROMPTS, fill_ledger, fill_probes, fill_surroundings
 from benchmarks.stored_runs.questions import LIMIT_S, Asked, all_questions, ask

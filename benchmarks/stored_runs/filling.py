@@ -324,12 +324,12 @@ _K: Final = 3
 _SENT: Final = """
     INSERT INTO probe_runs (job_id, schedule_id, scheduled_for, task, probe_set, position, prompt_id, purpose, drafter,
         num_draft_tokens, payload_sha256, sent_at, compared_at)
-    SELECT job_id, 'measure', decoded_at - interval '1 minute', r.task, s.version,
-        right(job_id, 1)::int, p.prompt_id, purpose, nullif(drafter, ''),
-        nullif(r.num_draft_tokens, 0), sha256(job_id::bytea), decoded_at - interval '1 minute',
+    SELECT r.job_id, 'measure', decoded_at - interval '1 minute', r.task, s.version,
+        right(r.job_id, 1)::int, p.prompt_id, purpose, nullif(drafter, ''),
+        nullif(r.num_draft_tokens, 0), sha256(r.job_id::bytea), decoded_at - interval '1 minute',
         CASE purpose WHEN 'probe' THEN decoded_at + interval '1 hour' END
     FROM decode_runs AS r JOIN probe_sets AS s ON s.task = r.task AND s.is_active
-        JOIN probe_prompts AS p ON p.task = s.task AND p.version = s.version AND p.position = right(job_id, 1)::int
+        JOIN probe_prompts AS p ON p.task = s.task AND p.version = s.version AND p.position = right(r.job_id, 1)::int
     WHERE purpose IN ('probe', 'control')
 """
 _TEXTS: Final = """

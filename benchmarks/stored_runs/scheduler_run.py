@@ -19,8 +19,8 @@ from sqlalchemy import Engine, event
 
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings.processes import UNLIMITED
 from alphaloop.store.database import Database
-from alphaloop.store.session_limits import UNLIMITED
 from benchmarks.stored_runs.filling import TASKS
 from benchmarks.stored_runs.questions import cpu_ms
 

@@ -23,11 +23,10 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from alphaloop.acceptance import Interval
+from alphaloop.acceptance import Counts, Interval, consecutive_runs, share_interval
 from alphaloop.experiment.assign import RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject, task_speedup
 from alphaloop.experiment.observe import Phase, Slice
-from alphaloop.intervals import Counts, consecutive_runs, share_interval
 from alphaloop.payoff.figures import PromptBlock, RatioBounds, ShipVerdict, judge, total_bounds
 from benchmarks.reporting import parser_of, table_of
 from benchmarks.switchback.world import NOTHING, TASK, Drafting, Host, Scenario, Truth, World, with_speedup

@@ -20,7 +20,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from alphaloop.settings import read_tasks
+from alphaloop.settings import load_settings
 from benchmarks.jobs import WARM_UP_TASK, Jobs, draw_jobs, read_folder
 from benchmarks.reporting import FOLDER, REPOSITORY, checkout, commit_of, console, machine, parser_of, print_found
 from benchmarks.servers import CONFIGS, on_cores, running_servers, split_cores
@@ -109,7 +109,7 @@ def _print_checks(report: SlotsReport) -> None:
 
 def _jobs(options: argparse.Namespace) -> Jobs:
     prompts = read_folder(options.prompts)
-    known = read_tasks(CONFIGS)
+    known = load_settings(CONFIGS).tasks
     if unknown := sorted(set(prompts) - set(known)):
         raise ValueError(f"{options.prompts}: no such tasks in configs/tasks.toml: {', '.join(unknown)}")
     if WARM_UP_TASK in prompts:

@@ -61,6 +61,8 @@ from scheduler.drift.statistics import inflation, merge, reference_error, standa
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)
+#: Change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it.
+ALPHA_MARGIN: Final = 0.05
 REFERENCE_JOBS: Final = 64  #: first jobs of a stream, with which later ones are compared
 PAGE_JOBS: Final = 5_000  # read at once: some 5 MB
 MOST_JOBS: Final = 100_000  # of a task in one run; the next run goes on from there
@@ -130,12 +132,12 @@ def watch_traffic(
     until = now - timedelta(seconds=settings.drift_settle_s)
     oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
-    rules = DriftRules(false_alarm_jobs, REFERENCE_JOBS, settings.alpha_margin)
+    rules = DriftRules(false_alarm_jobs, REFERENCE_JOBS, ALPHA_MARGIN)
     store.forget(oldest)
     found: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
         norms = {drafter: level.at for (name, drafter), level in (accepted or {}).items() if name == task}
-        found += _of_current(_follow(store, task, oldest, until, rules, norms), settings.alpha_margin)
+        found += _of_current(_follow(store, task, oldest, until, rules, norms), ALPHA_MARGIN)
     return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
 
 

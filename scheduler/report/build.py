@@ -12,11 +12,10 @@ from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
 
-from alphaloop.acceptance import Interval
+from alphaloop.acceptance import Interval, consecutive_runs, share_interval
 from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
-from alphaloop.intervals import consecutive_runs, share_interval
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
@@ -114,6 +113,7 @@ def _task_line(
             "acceptance_from": "traffic",
             "acceptance_drafter": figures.alpha_drafter,
             "sampling_buckets": (figures.alpha_sampling_bucket,),
+            "form_bucket": figures.alpha_form_bucket or "",
             "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
         }
     elif drafter:

@@ -111,6 +111,7 @@ class DecodedLine(ReportPart):
     num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
     sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
+    form_bucket: str = Field("", description="What their texts had to match, tools, images; empty for plain text.")
 
 
 class CostLine(ReportPart):
@@ -128,6 +129,10 @@ class TaskLine(ReportPart):
     """One task: how it was decoded, what its next job would do and why, and what that brings."""
 
     task: str
+    target: str | None = Field(None, description="What decodes it; null where one target decodes all.")
+    not_served: str | None = Field(
+        None, description="Why nobody took its jobs at the run; null where somebody did, or there is one target."
+    )
     num_jobs: int = Field(description="Traffic jobs of the last day, of every status.")
     num_probes: int = Field(0, description="Probes of the last day.")
     num_controls: int = Field(0, description="Controls of probes of the last day.")
@@ -146,6 +151,7 @@ class TaskLine(ReportPart):
     acceptance_from: Literal["traffic", "probes"] | None = None
     acceptance_drafter: str | None = Field(None, description="Whose acceptance it is.")
     sampling_buckets: tuple[str, ...] = Field((), description="Sampling settings that the figures pool.")
+    form_bucket: str = Field("", description="Form of the jobs behind the acceptance figures; empty for plain text.")
     alpha_1: Interval | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Interval | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
@@ -169,9 +175,9 @@ class TaskLine(ReportPart):
         if self.mode is None:
             return None
         drafter = self.drafter if self.mode == "speculative" else None
-        bucket = "" if self.decoded is None else self.decoded.sampling_bucket
+        kind = ("", "") if self.decoded is None else (self.decoded.sampling_bucket, self.decoded.form_bucket)
         return NextJob(
-            self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, bucket
+            self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, *kind
         )
 
 

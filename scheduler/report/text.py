@@ -111,9 +111,10 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 def _next_job(line: TaskLine) -> str:
     """What the next job of a task would do; where load made a difference, what was done at each."""
     next_job, found = line.next_job, drafted_by_load(line.done)
-    told = f"{line.task}: {setting(next_job)}"
+    told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
     if next_job is not None:
         told += f" {at_load(next_job)}, {why(line.reason or None, line.drafter, line.measured)}"
+    told += f"; {line.not_served}" if line.not_served else ""
     return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
 
 

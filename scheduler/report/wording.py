@@ -25,7 +25,8 @@ MAX_GAPS: Final = 10
 def measured_with(line: TaskLine) -> str:
     """The k behind a line's acceptance, the drafter where another one is in force, and whether probes showed it."""
     source = "probes, " if line.acceptance_from == "probes" else ""
-    return source + acceptance_of(line.acceptance_drafter, line.drafter, draft_lengths(line.alpha_num_draft_tokens))
+    lengths = draft_lengths(line.alpha_num_draft_tokens)
+    return source + acceptance_of(line.acceptance_drafter, line.drafter, lengths, line.form_bucket)
 
 
 def apart_from_traffic(report: DriftReport) -> str:

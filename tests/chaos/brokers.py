@@ -24,11 +24,12 @@ class Brokers:
         ports = free_ports(2 * num_nodes)
         self._ports, controllers = ports[:num_nodes], ports[num_nodes:]
         cluster_id = new_cluster_id()
+        self._folders = [folder / f"node-{number}" for number in range(num_nodes)]
         voters = ",".join(f"{number + 1}@127.0.0.1:{port}" for number, port in enumerate(controllers))
         self._nodes = [
             _Node(
                 home,
-                folder / f"node-{number}",
+                self._folders[number],
                 port=self._ports[number],
                 heap_mb=_HEAP_MB,
                 log_dir=folder / "logs" / f"kafka-{number}",
@@ -63,8 +64,27 @@ class Brokers:
         with ThreadPoolExecutor(self.num_nodes) as threads:
             list(threads.map(EmbeddedKafka.stop, self._nodes))
 
+    def holds(self, topic: str, topic_id: str) -> bool:
+        """Whether some node has a log of that topic yet: it takes messages for it as long as it has.
+
+        Asked of the disks, because a broker's answer may be newer or older than what it does.
+        """
+        return any(
+            f"topic_id: {topic_id}" in _text_of(file)
+            for folder in self._folders
+            for file in folder.glob(f"data/{topic}-*/partition.metadata")
+            if not file.parent.name.endswith("-delete")
+        )
+
     def _chosen(self, numbers: Sequence[int] | None) -> Sequence[int]:
         return range(self.num_nodes) if numbers is None else numbers
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text("ascii")
+    except FileNotFoundError:
+        return ""  # its log has just gone
 
 
 def _properties(number: int, num_nodes: int, voters: str, controller_port: int) -> dict[str, str]:

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from alphaloop.errors import BrokerError
-from alphaloop.kafka.topics import RESULTS, TopicIds, ensure_topics
+from alphaloop.kafka.topics import RESULTS, ensure_topics, topic_ids
 from alphaloop.messages.topics import high_topic, jobs_topic
 from tests.chaos.collecting import send_lost_again
 from tests.chaos.reading import TopicReader
@@ -157,9 +157,15 @@ def _kafka_away(world: World, rng: random.Random, seconds: float) -> None:
 def _results_topic_deleted(world: World, rng: random.Random, seconds: float) -> None:
     """Somebody deletes the results topic. What was on it was read before, as a consumer of results does."""
     reader = TopicReader(world.servers.brokers.addresses)
+    old = topic_ids(world.servers.kafka, [RESULTS])[RESULTS]
     world.kept_results += reader.results()
     reader.delete(RESULTS)
     reader.close()
+    deadline = time.monotonic() + _MAKING_S
+    while world.servers.brokers.holds(RESULTS, old):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{RESULTS} not deleted by every broker in {_MAKING_S:.0f} s")
+        world.wait(0.1)
     world.deleted_at = datetime.now(UTC)
     world.wait(seconds)
 
@@ -191,24 +197,24 @@ def _jobs_topics_made_anew(world: World, rng: random.Random, seconds: float) -> 
 
 
 def _make_anew(world: World) -> None:
-    reader, ids = TopicReader(world.servers.brokers.addresses), TopicIds(world.servers.kafka)
-    old = ids.ask(_TOPICS)
+    reader = TopicReader(world.servers.brokers.addresses)
+    old = topic_ids(world.servers.kafka, _TOPICS)
     world.watcher.gone_ids.update(f"topic_id={one}" for one in old.values())
     for topic in _TOPICS:
         reader.delete(topic)
     reader.close()
     deadline = time.monotonic() + _MAKING_S
-    while not _are_new(world, ids, old):
+    while not _are_new(world, old):
         if time.monotonic() > deadline:
             raise TimeoutError(f"topics not made anew in {_MAKING_S:.0f} s: {', '.join(_TOPICS)}")
         world.wait(0.5)
     world.wait(_AGREEMENT_S)
 
 
-def _are_new(world: World, ids: TopicIds, old: Mapping[str, str]) -> bool:
+def _are_new(world: World, old: Mapping[str, str]) -> bool:
     try:
-        ensure_topics(world.servers.kafka, [TASK])
-        now = ids.ask(_TOPICS)
+        ensure_topics(world.servers.kafka, [TASK], high=[TASK])
+        now = topic_ids(world.servers.kafka, _TOPICS)
     except BrokerError:
         return False  # the old ones are still going
     return now.keys() == old.keys() and not set(now.values()) & set(old.values())

@@ -28,7 +28,7 @@ from tests.chaos.work import PlannedJob
 from tests.chaos.world import Servers, World
 
 _LOOK_S: Final = 1.0
-#: A deleted topic takes messages for a moment longer.
+#: From an outcome, or a dead letter, to the moment in which the brokers have taken its result.
 _DELETING: Final = timedelta(seconds=2)
 #: Until every worker of a fleet has partitions.
 _START_S: Final = 600.0

@@ -61,7 +61,7 @@ def running_servers(size: Size, kafka_home: Path, folder: Path) -> Iterator[Serv
             replication_factor=size.num_brokers,
             retry_delays_s=_RETRY_DELAYS_S,
         )
-        ensure_topics(kafka, [TASK])
+        ensure_topics(kafka, [TASK], high=[TASK])
         yield Servers(brokers, kafka, postgres, url, proxy, disk)
 
 

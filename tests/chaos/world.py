@@ -46,7 +46,7 @@ class World:
     feeder: Feeder
     num_ended_before: int = 0  #: jobs that had ended before the feeder began
     kept_results: list[ResultRecord] = field(default_factory=list)  #: read before their topic was deleted
-    deleted_at: datetime | None = None  #: when that was, last
+    deleted_at: datetime | None = None  #: when the last broker had let go of it, last
     num_sent_before_anew: int = 0  #: jobs that had been sent when the topics of jobs were made anew, last
     num_sent_again: int = 0  #: of these, jobs that were sent again soon after
     is_ending: threading.Event = field(default_factory=threading.Event)

@@ -18,8 +18,8 @@ from alphaloop.errors import BrokerError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics, is_reachable, list_topics
-from alphaloop.messages.topics import dlq_topic, jobs_topic
+from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topic, ensure_topics, is_reachable, list_topics
+from alphaloop.messages.topics import dlq_topic, jobs_topic, retry_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import Member, pump, send
 from tests.fixtures.missing import missing
@@ -64,9 +64,13 @@ def test_topics_are_created_once_and_only_those_that_are_there_are_read(
     name = jobs_topic(fresh_prefix)
     with reading(broker_settings) as reader, pytest.raises(BrokerError, match=name):
         reader.assign_from([name], at="earliest")
-    assert {name, dlq_topic(name)} <= set(ensure_topics(broker_settings, [fresh_prefix]))
+    assert name in ensure_topics(broker_settings, [fresh_prefix])
     assert ensure_topics(broker_settings, [fresh_prefix]) == []
-    assert {name, dlq_topic(name), RESULTS} <= set(list_topics(broker_settings))
+    assert {name, RESULTS} <= (before := set(list_topics(broker_settings)))
+    kafka = broker_settings.model_copy(update={"retry_delays_s": (10, 60)})
+    ensure_topic(kafka, dlq_topic(name), [fresh_prefix])
+    later = {dlq_topic(name), retry_topic(fresh_prefix, 10), retry_topic(fresh_prefix, 60)}
+    assert set(list_topics(broker_settings)) - before == later
 
 
 def test_keys_values_and_headers_arrive_as_sent_and_in_order(
@@ -149,6 +153,7 @@ def test_members_of_a_group_share_topics_that_match_and_go_on_after_what_is_comm
         read = sorted(int(record.value or b"") for record in first.records + second.records)
         assert read == list(range(300))
         ensure_topics(broker_settings, [f"{fresh_prefix}-later"])
+        ensure_topic(broker_settings, dlq_topic(topic))
         later = jobs_topic(f"{fresh_prefix}-later")
         pump([first], lambda: partitions_of(later) <= first.owned)
         send(broker_settings, later, [b"300"])

@@ -139,7 +139,7 @@ def test_the_client_stays_until_every_broker_should_know_the_new_topic(
 ) -> None:
     """What is committed meanwhile counts for nobody."""
     monkeypatch.setattr(topics, "AGREEMENT_S", 3600.0)
-    ids = member.consumer._ask_ids([member.gone])
+    ids = topics.topic_ids(member._kafka, [member.gone])
     member.change()
     assert not member.called
     member.consumer.commit({TopicPartition(member.gone, number): 1 for number in (0, 1)})

@@ -21,8 +21,8 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.job_counts import DecodeRun
 from tests.fixtures import runs as runs_fixture
 from tests.fixtures.deciding import add_evidence
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, simulated_counts, vanilla_counts

@@ -82,7 +82,9 @@ def completed(job: Job | None = None) -> Ask[Reply]:
 
 
 def heard(texts: list[str], job: Job | None = None) -> Ask[Reply]:
-    return lambda client: client.complete(job or make_job(PROMPT), GREEDY, on_text=texts.append)
+    return lambda client: client.complete(
+        job or make_job(PROMPT), GREEDY, on_piece=lambda piece: texts.append(piece.text)
+    )
 
 
 def facts(reply: Reply) -> tuple[object, ...]:
@@ -144,7 +146,7 @@ def test_a_connection_is_used_again(is_streamed: bool) -> None:
 
     async def three(client: ServerClient) -> None:
         for number in range(3):
-            await client.complete(make_job(PROMPT, number), GREEDY, on_text=[].append if is_streamed else None)
+            await client.complete(make_job(PROMPT, number), GREEDY, on_piece=[].append if is_streamed else None)
 
     assert ask(answer, three, closes=False)[1].num_connections == 1
 
@@ -199,8 +201,8 @@ def test_a_cancelled_request_is_aborted_at_the_server(is_streamed: bool) -> None
         left.set()
 
     async def ask(client: ServerClient) -> bool:
-        on_text = [].append if is_streamed else None
-        task = asyncio.create_task(client.complete(make_job(PROMPT), GREEDY, on_text=on_text))
+        on_piece = [].append if is_streamed else None
+        task = asyncio.create_task(client.complete(make_job(PROMPT), GREEDY, on_piece=on_piece))
         await begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -280,16 +282,9 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "no JSON": (whole(b"<html>" + PROMPT.encode()), ReplyInvalid),
     "another form": (whole(of_tokens(1, num_prompt_tokens=PROMPT)), ReplyInvalid),
     "no usage": (whole({**openai(), "usage": None}), ReplyInvalid),
-    "reasoning taken out (vLLM)": (
-        whole(openai(text=None, message={"content": TEXT, "reasoning": PROMPT})),
-        ReplyInvalid,
-    ),
-    "reasoning taken out (SGLang)": (
-        whole(openai(text=None, message={"content": None, "reasoning_content": PROMPT})),
-        ReplyInvalid,
-    ),
     "two texts": (whole({**openai(), "choices": openai()["choices"] * 2}), ReplyInvalid),
-    "an end of another kind": (whole(openai(finish_reason="tool_calls")), ReplyInvalid),
+    "an end of another kind": (whole(openai(finish_reason="content_filter")), ReplyInvalid),
+    "an end with calls of tools, and none": (whole(openai(finish_reason="tool_calls")), ReplyInvalid),
     "no end": (whole(openai(finish_reason=None)), ReplyCut),
     "cut silently": (whole(of_tokens(20)), ReplyInvalid),
     "more than was asked for": (whole(of_tokens(25)), ReplyInvalid),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from confluent_kafka.admin import AdminClient
@@ -10,7 +11,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.topics import TopicIds
+from alphaloop.kafka.topics import topic_ids
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import committed, intake_of, send
 from tests.fixtures.worker import WAIT_S, until
@@ -72,7 +73,7 @@ def intake(patient: KafkaSettings, topic: Topic) -> Iterator[Intake]:
 
 @pytest.fixture
 def watch(patient: KafkaSettings, intake: Intake) -> TopicWatch:
-    return TopicWatch([intake], TopicIds(patient).ask, every_s=0.0)
+    return TopicWatch([intake], partial(topic_ids, patient), every_s=0.0)
 
 
 def take(intake: Intake, wanted: set[bytes]) -> list[Delivery]:

@@ -26,8 +26,8 @@ def asked(
     version: str, answer: Answer, texts: list[str] | None = None, *, job: Job | None = None, k: int | None = 4
 ) -> tuple[Reply, Asked]:
     """The reply of such a server, and the request for it. With `texts` it is streamed into them."""
-    on_text = None if texts is None else texts.append
-    complete = partial(ServerClient.complete, job=job or make_job(PROMPT), sampling=GREEDY, on_text=on_text)
+    on_piece = None if texts is None else lambda piece: texts.append(piece.text)
+    complete = partial(ServerClient.complete, job=job or make_job(PROMPT), sampling=GREEDY, on_piece=on_piece)
     reply, server = ask(of_version(version, answer), complete, "sglang", drafter=k and "d", num_draft_tokens=k)
     return reply, server.asked[-1]
 

@@ -17,9 +17,8 @@ from sqlalchemy import Engine, event
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 from alphaloop.store import known_jobs
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog, LoggedSetting
+from alphaloop.store.decisions import BudgetSubject, DecisionLog, LoggedSetting
 from alphaloop.store.known_jobs import JobPages, PageStart, Wanted
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore

@@ -11,9 +11,8 @@ from sqlalchemy import Connection, text
 
 from alphaloop.messages import Mode
 from alphaloop.store import jobs, outcomes
-from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import JobCounts
-from alphaloop.store.exchange import driver_of
+from alphaloop.store.database import Database, driver_of
+from alphaloop.store.job_counts import JobCounts
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import record_counts
 from tests.fixtures.runs import claim_request, decode_run, vanilla_counts

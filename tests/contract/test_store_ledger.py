@@ -19,9 +19,9 @@ from alphaloop.deciding.evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database, of_row
-from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
-from alphaloop.store.hourly_sums import HOUR_KEY, sums_by_hour
+from alphaloop.store.job_counts import HOUR_KEY, DecodeRun, JobCounts, ShadowRun, sums_by_hour
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.tables import KEY
 from tests.fixtures.ledger import LedgerStore, counts_of, shadow_of
 from tests.fixtures.runs import ENGINE, TARGET, claim, decode_run, outcome, shadow_run, simulated_counts, vanilla_counts
 
@@ -41,6 +41,10 @@ def some_job(rng: random.Random, at: datetime) -> JobCounts:
     else:
         counts = simulated_counts(rng, [0.9, 0.6, 0.5, 0.4][: rng.randint(1, 4)], rng.randint(0, 30))
         run = decode_run(counts, at=at, task=task, prompt_bucket=bucket)
+    if rng.random() < 0.3:
+        counts = replace(run.counts, num_forced=rng.randint(1, 20))
+        key = replace(run.key, form_bucket=rng.choice(["json", "json,tools"]))
+        run = replace(run, key=key, counts=counts, num_tokens=counts.num_tokens)
     run = replace(run, purpose=purpose, wall_s=rng.uniform(0.1, 9), device_s=rng.uniform(0.1, 9))
     drafters = ["lookup", "small", "gated"]
     shadows = [shadow(rng, run, drafter) for drafter in rng.sample(drafters, rng.randint(0, 3))]
@@ -72,10 +76,8 @@ def work(database: Database, seed: int, num_commits: int = 40, span: timedelta =
 
 
 def state(database: Database) -> list[tuple[Any, ...]]:
-    columns = "target_revision, engine, drafter, draft_revision, task, segment, sampling_bucket, prompt_bucket"
-    query = (
-        f"SELECT {columns}, as_of, num_jobs, last_ledger_id, evidence FROM acceptance_state ORDER BY 1,2,3,4,5,6,7,8"
-    )
+    columns = ", ".join(KEY)
+    query = f"SELECT {columns}, as_of, num_jobs, last_ledger_id, evidence FROM acceptance_state ORDER BY {columns}"
     return [(*row[:-1], bytes(row[-1])) for row in database.rows(text(query))]
 
 
@@ -128,7 +130,7 @@ def add_rows(left: dict[str, Any], right: dict[str, Any]) -> dict[str, Any]:
 def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:
     """A job as the ledger has it."""
     mine = sorted((row for row in others if row.job_id == run.job_id), key=attrgetter("ledger_id"))
-    elsewhere = ("key", "counts", "chances", "is_counted")  # only what is counted is in the ledger
+    elsewhere = ("key", "counts", "chances", "is_counted", "proposers")  # only what is counted is in the ledger
     facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in elsewhere}
     decoded = DecodeRun(key=of_row(EvidenceKey, run), counts=counts_of(run), chances=tuple(run.chances), **facts)
     return JobCounts(run.job_id, run.attempt, decoded, tuple(map(shadow_of, mine)))

@@ -10,8 +10,8 @@ from sqlalchemy import func, select, update
 
 from alphaloop.errors import StoreValueRefused
 from alphaloop.store.database import Database
-from alphaloop.store.hourly_sums import RollupStore, sums_between
 from alphaloop.store.housekeeping import RetentionStore
+from alphaloop.store.job_counts import RollupStore, sums_between
 from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore

@@ -16,7 +16,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.job_counts import ShadowRun
 from alphaloop.store.outbox import Outbox, OutboxMessage
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures import runs

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.acceptance import AcceptanceCounts, ProposerCounts
 from alphaloop.experiment.observe import Expected
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Purpose, Status
 from alphaloop.messages.result import Failure
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import ShadowRun
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
-from alphaloop.store.hourly_sums import RollupStore
+from alphaloop.store.job_counts import RollupStore, ShadowRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
@@ -80,6 +79,7 @@ def fill(database: Database, rng: random.Random) -> Database:
         ),
         *(decode_run(vanilla_counts(30), task="sql", mode=Mode.VANILLA, reason="no_history") for _ in range(4)),
     ]
+    runs[0] = replace(runs[0], proposers=(ProposerCounts("lookup", (9, 6), (7, 4)), ProposerCounts("grammar", (), ())))
     ids = [f"job-{number}" for number in range(len(runs))]
     failing = Failure(code="decode_failed", message="a step failed", hint="see the log")
     requests = [

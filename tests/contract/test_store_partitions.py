@@ -11,10 +11,10 @@ from sqlalchemy import text
 
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode
+from alphaloop.settings.processes import SessionLimits
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.session_limits import SessionLimits
 from tests.fixtures.runs import claim, decode_run, outcome, partition_days, record, vanilla_counts
 
 pytestmark = pytest.mark.postgres

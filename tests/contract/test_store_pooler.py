@@ -14,13 +14,13 @@ from sqlalchemy import text
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings import PostgresSettings
+from alphaloop.settings.processes import SessionLimits
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.schedule import LeaderLease
-from alphaloop.store.session_limits import SessionLimits
 from tests.fixtures.postgres import NUM_SESSIONS, count
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until

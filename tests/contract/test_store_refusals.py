@@ -10,8 +10,7 @@ from pydantic import SecretStr
 from sqlalchemy import Connection, text
 
 from alphaloop.errors import StoreBusy, StoreError, StoreUnavailable, StoreValueRefused
-from alphaloop.store.database import Database
-from alphaloop.store.exchange import driver_of
+from alphaloop.store.database import Database, driver_of
 
 pytestmark = pytest.mark.postgres
 

@@ -10,9 +10,8 @@ from sqlalchemy import func, insert, select, text
 
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.housekeeping import TABLES, RetentionStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
@@ -175,9 +174,12 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "drift_positions": "one row a task",
         "server_identities": "one row a change of an endpoint",
         "notification_sinks": "one row an address",
+        "remembered_results": "dropped after jobs_retention_days, and beyond max_memory_bytes of a task",
         "stored_texts": "dropped after their jobs, with what lies at their addresses",
         "leader_terms": "one row",
-        "leader_leases": "one row",
+        "leader_leases": "one row, and one a batch that a scheduler goes on with",
+        "api_keys": "written by people",
+        "api_files": "deleted with what they name when their time is over",
         "workers": "one row a worker, deleted when it ends, and by another if it cannot",
     }
     known = partitioned | set(TABLES) | {"jobs"} | bounded_otherwise.keys()

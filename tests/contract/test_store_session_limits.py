@@ -14,10 +14,10 @@ from sqlalchemy import text
 from alphaloop.errors import StoreBusy, StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings import PostgresSettings
+from alphaloop.settings.processes import UNLIMITED, SessionLimits
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.session_limits import UNLIMITED, SessionLimits
 from tests.fixtures import runs
 from tests.fixtures.runs import claim, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until
@@ -77,7 +77,7 @@ from pydantic import SecretStr
 from alphaloop.errors import StoreUnavailable
 from alphaloop.store import outcomes
 from alphaloop.store.database import Database
-from alphaloop.store.session_limits import SessionLimits
+from alphaloop.settings.processes import SessionLimits
 from tests.contract.test_store_session_limits import RUN
 from tests.fixtures.runs import claim, outcome
 

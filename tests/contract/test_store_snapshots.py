@@ -15,7 +15,7 @@ from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
-from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.decisions import SnapshotRow, SnapshotStore
 from alphaloop.store.traffic import TrafficStore
 from tests.fixtures.deciding import some_snapshot
 from tests.fixtures.history import record_runs
@@ -76,7 +76,7 @@ def test_decisions_come_in_order_with_the_jobs_that_were_decoded(database: Datab
     of_job = store.of_job("a")
     assert of_job.snapshot.decision_id == UUID(int=1)
     assert store.of_job("d") is None
-    assert store.kind_of_job("a") == (drafted.key.segment, drafted.key.prompt_bucket)
+    assert store.kind_of_job("a") == (drafted.key.segment, drafted.key.prompt_bucket, "")
     assert store.kind_of_job("nonesuch") is None
     assert TrafficStore(database).tasks() == ["code"]
 

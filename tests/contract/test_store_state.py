@@ -17,7 +17,7 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.acceptance_state import AcceptanceStateStore, pack, unpack
 from alphaloop.store.database import Database
-from alphaloop.store.decode_runs import DecodeRun
+from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.traffic import TrafficStore
 from tests.fixtures import runs
 from tests.fixtures.deciding import add_evidence

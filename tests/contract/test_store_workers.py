@@ -13,7 +13,7 @@ from sqlalchemy import text
 
 from alphaloop.errors import ConfigError
 from alphaloop.store.database import Database
-from alphaloop.store.workers import WorkerLoad, WorkerStore, running
+from alphaloop.store.workers import Capabilities, WorkerLoad, WorkerStore, running
 from tests.fixtures.deciding import SETUP
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
@@ -64,6 +64,44 @@ def test_a_worker_of_another_target_is_refused_with_both_names(database: Databas
     assert store.enter(other) == [], "the other one is dead, or hangs"
     store.leave("two")
     assert store.enter(LOAD) == [], "the other one has left"
+
+
+def with_default(load: WorkerLoad, default_model: str | None, can: Capabilities | None = None) -> WorkerLoad:
+    assert load.setup is not None
+    return replace(load, setup=replace(load.setup, default_model=default_model, can=can))
+
+
+def test_workers_of_several_targets_enter_where_they_agree_on_the_default(database: Database) -> None:
+    store, other = WorkerStore(database), replace(LOAD, owner="two", target="another")
+    store.enter(LOAD)
+    with pytest.raises(ConfigError, match="is not set, so it reads the topics of every task"):
+        store.check_target("another", "model")
+    with pytest.raises(ConfigError, match="is not set, so it reads"):
+        store.enter(with_default(other, "model"))
+    store.say(with_default(LOAD, "model"))
+    with pytest.raises(ConfigError, match=r"without default_model in tasks\.toml both would read the same topics"):
+        store.enter(other)
+    with pytest.raises(ConfigError, match=r"found 'another', and that of worker one, of 'model' .* is 'model'"):
+        store.enter(with_default(other, "another"))
+    store.check_target("another", "model")
+    assert store.enter(with_default(other, "model")) == []
+    assert store.enter(with_default(replace(LOAD, owner="three"), "model")) == []
+
+
+def test_a_worker_that_can_do_less_than_another_of_its_target_is_refused_with_the_difference(
+    database: Database,
+) -> None:
+    store, can = WorkerStore(database), Capabilities(8192, 1 << 20, ("top_k",), ())
+    store.enter(with_default(LOAD, "model", can))
+    less = replace(can, context_length=4096, fields=())
+    refused = with_default(replace(LOAD, owner="two"), "model", less)
+    with pytest.raises(ConfigError, match=r"worker one takes, but this one takes 4,096 .* 8,192; not .* body\.top_k"):
+        store.enter(refused)
+    store.enter(replace(with_default(refused, "model", less), target="another"))
+    store.enter(with_default(replace(LOAD, owner="three"), "model", replace(can, context_length=16384)))
+    silence(database, "one", 31)
+    silence(database, "three", 31)
+    store.enter(refused)
 
 
 def test_another_revision_of_the_target_enters_and_is_named(database: Database) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import text
 
-from alphaloop.intervals import share_interval
+from alphaloop.acceptance import share_interval
 from alphaloop.store.database import Database
 from alphaloop.store.task_figures import begin_of, figures_of, task_figures
 from tests.fixtures.history import decoded, drawn_counts, record_runs

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 from alphaloop.errors import BrokerError, TopicUnavailable
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, RESULTS, TopicIds
+from alphaloop.kafka.topics import CONTROL, RESULTS, topic_ids
 from alphaloop.messages.topics import JOBS_PATTERN
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
@@ -82,7 +83,7 @@ class Reader:
         self.group_id = group_id
         self.read: list[tuple[str, int, bytes | None]] = []
         self.intake = intake_of(kafka, pattern, group_id)
-        self.watch = TopicWatch([self.intake], TopicIds(kafka).ask, every_s=0.5)
+        self.watch = TopicWatch([self.intake], partial(topic_ids, kafka), every_s=0.5)
 
     def take(self) -> None:
         """Read what has come."""
@@ -117,6 +118,7 @@ class World:
             cluster.kafka.model_copy(update={"extra": {"topic.metadata.refresh.interval.ms": 500}}), "watchful", GONE
         )
         self.readers = (self.jobs, self.control, self.watchful)
+        self.ids_in_the_election: dict[str, str] = {}
 
     def know(self, value: bytes) -> None:
         """Return when every client reaches the leader of every partition."""
@@ -159,12 +161,17 @@ def world(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
                 reader.intake.start()
             world.know(b"before")
             brokers.kill([0])
+            world.ids_in_the_election = topic_ids(cluster.kafka, (RESULTS, CODE, SQL, GONE, CONTROL))
             world.know(b"after the election")
             yield world
         finally:
             world.close()
     finally:
         brokers.kill()
+
+
+def test_ids_of_topics_are_told_while_the_cluster_may_still_name_a_dead_controller(world: World) -> None:
+    assert set(world.ids_in_the_election) == {RESULTS, CODE, SQL, GONE, CONTROL}
 
 
 def test_a_producer_finds_the_new_leader_of_a_topic_made_anew(world: World) -> None:

@@ -17,7 +17,7 @@ from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import TOKENS, ensure_topics
+from alphaloop.kafka.topics import TOKENS, ensure_topic, ensure_topics
 from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
@@ -66,7 +66,8 @@ class Transactions:
 @pytest.fixture
 def kafka(kafka_settings: KafkaSettings, fresh_prefix: str) -> KafkaSettings:
     """Settings of a group and a task of this test's own."""
-    ensure_topics(kafka_settings, [fresh_prefix])
+    ensure_topics(kafka_settings, [fresh_prefix], high=[fresh_prefix])
+    ensure_topic(kafka_settings, dlq_topic(jobs_topic(fresh_prefix)))
     return kafka_settings.model_copy(update={"group_id": fresh_prefix})
 
 

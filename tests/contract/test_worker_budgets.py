@@ -11,8 +11,8 @@ import pytest
 
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.store.budgets import BudgetStore, BudgetSums
 from alphaloop.store.database import Database
+from alphaloop.store.decisions import BudgetStore, BudgetSums
 from tests.fixtures.deciding_worker import Worker, asked, record, run, unreachable
 from worker.deciding.decider import FirstReads
 

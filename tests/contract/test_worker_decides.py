@@ -15,7 +15,7 @@ from alphaloop.messages import Mode, Purpose
 from alphaloop.settings import TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.decode_runs import ShadowRun
+from alphaloop.store.job_counts import ShadowRun
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.deciding_worker import (
     ENGINE,

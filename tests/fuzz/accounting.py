@@ -100,7 +100,7 @@ def account(num_records: int, num_kills: int, seed: int, kafka_home: Path, folde
     with ExitStack() as stack:
         say(f"seed {seed}; starting a broker and Postgres")
         servers = stack.enter_context(running_servers(size, kafka_home, folder))
-        ensure_topics(servers.kafka, [FUZZED_TASK, UNKNOWN_TASK])
+        ensure_topics(servers.kafka, [FUZZED_TASK, UNKNOWN_TASK], high=[FUZZED_TASK])
         run = _Run(servers, num_records, num_kills, random.Random(seed))
         stack.callback(run.reader.close)
         for work in (run.send, run.redeliver, run.redrive):

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from alphaloop.kafka.offsets import Record
-from alphaloop.messages.job import SHORTHAND, Job
+from alphaloop.messages.body import SHORTHAND
+from alphaloop.messages.job import Job
 from tests.fuzz.hostile import STRINGS, Pairs, any_scalar, any_value, write
 
 TOPICS: Final = (*("jobs.code",) * 12, "jobs.sql", "jobs.unknown")
@@ -54,6 +55,89 @@ VALID: Final[tuple[dict[str, Any], ...]] = (
         "body": {"prompt": "a b c", "temperature": 0.0, "max_tokens": 48},
     },
     {"job_id": "control-1", "purpose": "control", "decoding": "vanilla", "body": {"prompt": "a b c"}},
+    {
+        "body": {
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "What is the weather?"}], "name": "ann"},
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "reasoning_content": "A tool tells.",
+                    "tool_calls": [
+                        {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "x"}'}}
+                    ],
+                },
+                {"role": "tool", "tool_call_id": "c1", "content": "21 C"},
+            ],
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": "weather",
+                        "description": "Of a city.",
+                        "parameters": {"type": "object", "properties": {"city": {"type": ["string", "null"]}}},
+                    },
+                }
+            ],
+            "tool_choice": {"type": "function", "function": {"name": "weather"}},
+            "parallel_tool_calls": False,
+            "reasoning_effort": "low",
+            "chat_template_kwargs": {"enable_thinking": False},
+            "temperature": 0.7,
+            "n": 3,
+        },
+    },
+    {
+        "body": {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "What is this?"},
+                        {"type": "image_url", "image_url": {"url": "https://example.org/a.png", "detail": "low"}},
+                    ],
+                },
+                {"role": "assistant", "content": "It is"},
+            ],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "place",
+                    "schema": {"type": "object", "properties": {"a": {"enum": [1, None, "x"]}}, "required": ["a"]},
+                    "strict": True,
+                },
+            },
+            "logprobs": True,
+            "top_logprobs": 3,
+            "continue_final_message": True,
+            "add_generation_prompt": False,
+            "truncate_prompt_tokens": 100,
+        },
+    },
+    {
+        "prompt": "Yes or no?",
+        "structured_outputs": {"choice": ["yes", "no"]},
+        "min_tokens": 1,
+        "max_tokens": 4,
+        "bad_words": ["maybe"],
+        "allowed_token_ids": [1, 2, 3],
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    },
+    {"prompt": "x", "guided_json": '{"type": "object", "properties": {"a": {"const": null}}}', "tool_choice": "auto"},
+    {"body": {"prompt": "x", "guided_regex": "[a-z]+", "logprobs": 2, "presence_penalty": 0.5}},
+    {"body": {"prompt": "x", "structured_outputs": {"grammar": "start: /a/"}, "stop": "END"}},
+    {"body": {"prompt": "x", "ignore_eos": True, "max_completion_tokens": 9}},
+    {
+        "prompt": "x",
+        "add_generation_prompt": False,
+        "response_format": {"type": "json_object"},
+        "tools": [{"type": "function", "function": {"name": "f", "strict": None}}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
+    },
 )
 
 MOST_CHARS: Final = 1_200_000  #: a little more than a job may have
@@ -114,7 +198,7 @@ def _remove(chance: random.Random, job: dict[str, Any]) -> None:
 def _rename(chance: random.Random, job: dict[str, Any]) -> None:
     one = chance.choice(_objects(job))
     if one:
-        one[chance.choice([*NAMES, *STRINGS])] = one.pop(chance.choice(sorted(one)))
+        one[chance.choice([*NAMES, *STRINGS])] = one.pop(chance.choice(sorted(one, key=str)))
 
 
 def _add(chance: random.Random, job: dict[str, Any]) -> None:

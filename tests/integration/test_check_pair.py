@@ -17,6 +17,7 @@ from alphaloop.cli.models import _show_pair
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
+from tests.fixtures.heads import eagle3
 from tests.fixtures.models import small_llama
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.pairing import facts_of
@@ -130,3 +131,17 @@ def test_devices_are_given_by_name_and_must_be_there(tiny_models: dict[str, Path
     ran = cli("check-pair", "one", "other", "--device", "gpu0")
     assert ran.code == 2
     assert "expected auto, cpu, cuda, or cuda:N" in " ".join(ran.err.split())
+
+
+@pytest.mark.parametrize(
+    ("taps", "code", "verdict"), [((0, 1), 0, "ok"), ((0, 9), 1, "refused"), (None, 1, "refused")], ids=str
+)
+def test_heads_are_judged_by_what_their_config_says_of_layers(
+    tiny_models: dict[str, Path], tmp_path: Path, taps: tuple[int, ...] | None, code: int, verdict: str
+) -> None:
+    """vLLM's own layers, where the config names none, are not there in a target of two."""
+    done = CarriedOut(check_pair_order(tiny_models["llama"], eagle3(tmp_path / "heads", 384, taps=taps)))
+    assert done.code == code
+    by_check = {one.check: one for one in found_by(done).findings}
+    assert by_check["layers"].verdict == verdict
+    assert by_check["states"].verdict == by_check["vocabulary"].verdict == "ok"

@@ -52,7 +52,7 @@ BAD = (
     line("embeddings", url="/v1/embeddings"),
     line("GET", method="GET"),
     line("hot", body={**CHAT, "temperature": 9}),
-    line("two", body={**CHAT, "n": 2}),
+    line("seventeen", body={**CHAT, "n": 17}),
     line("robot", body={"messages": [{"role": "robot", "content": "x"}]}),
     line("request-7"),
     line("x" * 101),

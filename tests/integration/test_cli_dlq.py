@@ -12,7 +12,7 @@ from sqlalchemy import text
 
 from alphaloop.errors import InvalidField, MalformedMessage, UnknownTask
 from alphaloop.kafka.consumer import Consumer
-from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import DeadLetter, Failure, Result, Status
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.settings import Settings
@@ -69,6 +69,7 @@ def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
 def test_letters_are_chosen_corrected_and_sent_where_they_came_from(
     cli: Cli, write: Write, worker_settings: Settings
 ) -> None:
+    ensure_topics(worker_settings.kafka, (), high=["code"])
     hot, trace = b'{"job_id": "hot", "prompt": "x", "temperature": 9}', (("traceparent", b"00-1"),)
     write(InvalidField("expected at most 2", field="body.temperature"), hot, topic=high_topic("code"), headers=trace)
     write(UnknownTask(), b'{"prompt": "no id"}', offset=7)

@@ -13,72 +13,22 @@ from typing import Any
 
 import pytest
 
-from alphaloop.errors import InvalidField, MessageError
+from alphaloop.client import arrivals
+from alphaloop.client.arrivals import read_result
+from alphaloop.errors import InvalidField
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS, ensure_topics
-from alphaloop.messages import Job, Origin, Result, dead_letter, parse_job, refused_result
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes import reading
-from alphaloop.outcomes.reading import read_result
+from alphaloop.kafka.topics import ensure_topic
+from alphaloop.messages import Origin, Result, dead_letter
+from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import settings_for
 from tests.fixtures.cli import Cli
-from tests.fixtures.messages import succeeded
+from tests.fixtures.responder import REFUSED, SILENT, Responder
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
-SILENT = "never answered"
-REFUSED = "refused by the worker"
-
-
-class Responder:
-    """Answers jobs as a worker would: a text for most, a dead letter for REFUSED, nothing for SILENT."""
-
-    def __init__(self, kafka: KafkaSettings, task: str) -> None:
-        self.jobs: list[Job] = []
-        self._kafka = kafka
-        self._topic = jobs_topic(task)
-        self._task = task
-        self._stop = threading.Event()
-        self._failure: BaseException | None = None
-        ensure_topics(kafka, [task])
-        self._consumer = Consumer(kafka, group_id=f"responder-{task}")
-        self._consumer.assign_from([self._topic], at="latest")
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._stop.set()
-        self._thread.join(30)
-        if self._failure is not None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            with closing(self._consumer), closing(Producer(self._kafka)) as producer:
-                while not self._stop.is_set():
-                    record = self._consumer.poll(0.1)
-                    if record is not None:
-                        origin = Origin("c", record.topic, record.partition, record.offset)
-                        self._answer(producer, parse_job(record.value, origin, task=self._task), origin, record.value)
-        except BaseException as error:
-            self._failure = error
-
-    def _answer(self, producer: Producer, job: Job, origin: Origin, value: bytes | None) -> None:
-        self.jobs.append(job)
-        prompt = job.body.messages[0].content if job.body.messages else job.body.prompt
-        key = job.job_id.encode()
-        if prompt == REFUSED:
-            error: MessageError = InvalidField("expected something else", field="body.model", hint="leave it out")
-            producer.send(RESULTS, key=key, value=refused_result(error, origin, value, job_id=job.job_id).encode())
-        elif prompt != SILENT:
-            named = {"task": job.task, "custom_id": job.custom_id}
-            result = succeeded(job.job_id, f"re: {prompt}").model_copy(update=named)
-            for _ in range(2):  # results are delivered at least once
-                producer.send(RESULTS, key=key, value=result.encode())
-        producer.flush(10)
 
 
 @pytest.fixture
@@ -208,8 +158,8 @@ def test_a_job_without_an_answer_ends_with_the_time(
         return result
 
     # The time stands still until the answer is read, however slow the machine is, and is over then.
-    monkeypatch.setattr(reading, "read_result", noting)
-    monkeypatch.setattr(reading, "time", SimpleNamespace(monotonic=lambda: 10.0 if is_answered.is_set() else 0.0))
+    monkeypatch.setattr(arrivals, "read_result", noting)
+    monkeypatch.setattr(arrivals, "time", SimpleNamespace(monotonic=lambda: 10.0 if is_answered.is_set() else 0.0))
     lines = "\n".join(json.dumps({"prompt": prompt}) for prompt in ("hello", SILENT)).encode()
     ran = cli("enqueue", "--task", task, "--file", "-", "--output", "-", "--timeout", 3, stdin=lines)
     assert ran.code == 1
@@ -221,7 +171,7 @@ def test_a_job_without_an_answer_ends_with_the_time(
 def test_of_many_dead_letters_only_the_newest_are_read(
     cli: Cli, task: str, kafka_settings: KafkaSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ensure_topics(kafka_settings, [task])
+    ensure_topic(kafka_settings, dlq_topic(jobs_topic(task)))
     error = InvalidField("expected something else", field="body.model")
     with closing(Producer(kafka_settings)) as producer:
         for number in range(300):

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from alphaloop.kafka.backlog import search, unfinished
-from alphaloop.outcomes.reading import OutcomeReader
 from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -167,7 +166,7 @@ def test_a_queued_job_is_cancelled_before_a_worker_sees_it(
     assert ran.code == 0
     assert "job-1: waits in Kafka, first in its partition" in ran.out
     assert "asked to cancel 1 job;" in ran.err
-    monkeypatch.setattr(OutcomeReader, "outcomes", interrupted)
+    monkeypatch.setattr("alphaloop.client.Client.results", interrupted)
     stopped = jobs_cli("cancel", "job-1", "--wait")
     assert stopped.code == 130
     assert wait_again(stopped) == ["wait", "job-1"]
@@ -194,7 +193,7 @@ def test_an_interrupted_wait_says_how_to_wait_again(
     for number, extra in enumerate(ways):
         both = (2 * number, 2 * number + 1)
         with monkeypatch.context() as patched:
-            patched.setattr(OutcomeReader, "outcomes", interrupted)
+            patched.setattr("alphaloop.client.Client.results", interrupted)
             ran = jobs_cli("enqueue", "--file", "-", *extra, stdin=jobs(*both))
             commands[both] = wait_again(ran)
             stopped = jobs_cli(*commands[both])

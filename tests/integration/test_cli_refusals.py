@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from alphaloop.errors import InvalidField
 from alphaloop.settings import Settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
-from tests.fixtures.worker import Client, running_worker
+from tests.fixtures.worker import Client, running_worker, write_letter
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -40,3 +41,16 @@ def test_who_waits_hears_of_a_refusal_and_who_asks_later_gets_the_same_answer(
     assert (followed.code, end["job_id"], end["status"]) == (1, "wrong", "refused")
     assert (asked.code, json.loads(asked.out)) == (1, answers[b"wrong"]), "the dead letter gives the same answer"
     assert [(one["place"], one["status"]) for one in told] == [("refused", "refused"), ("ended", "succeeded")]
+
+
+def test_a_refused_message_whose_offset_is_not_committed_yet_does_not_wait(
+    stack_cli: Cli, worker_settings: Settings
+) -> None:
+    """No worker runs, so that the message stays behind the group's offset."""
+    client = Client(worker_settings)
+    value = lines({"job_id": "wrong", "prompt": "x", "temperature": 9})
+    client.send("code", [value], partition=0)
+    assert stack_cli("job", "wrong", "--json").json[0]["place"] == "waiting"
+    for offset, place in ((7, "waiting"), (0, "refused")):  # of another message with this id, of this one
+        write_letter(worker_settings.kafka, InvalidField("too hot", field="temperature"), value, offset=offset)
+        assert stack_cli("job", "wrong", "--json").json[0]["place"] == place

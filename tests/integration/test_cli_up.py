@@ -15,8 +15,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from alphaloop.cli.demo import TASKS
-from alphaloop.demo_prompts import harvest
+from alphaloop.cli.demo import TASKS, harvest
 from alphaloop.embedded.process import is_locked
 from alphaloop.embedded.stack import running_stack
 from alphaloop.kafka.topics import list_topics
@@ -115,6 +114,9 @@ def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_cl
         log = folder / "logs" / "scheduler.log"
         until(lambda: log.read_text().count("scheduler_ready") == 2, "the scheduler is up again", 120)
         assert child_pid(folder, "scheduler") not in (None, scheduler)
+        for ready in [line for line in log.read_text().splitlines() if "scheduler_ready" in line]:
+            assert f"metrics={addresses['scheduler metrics'].removesuffix('/metrics')} " in f"{ready} "
+            assert f"console={addresses['console']} " in f"{ready} "
         after = running_stack(folder)
         assert after.model_copy(update={"pids": before.pids}) == before
         with psycopg.connect(exported["DATABASE_URL"]) as connection:

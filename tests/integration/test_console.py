@@ -7,7 +7,8 @@ import html
 import random
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from urllib.parse import quote
 
@@ -19,7 +20,7 @@ from alphaloop.console.app import VIEWS
 from alphaloop.explaining.explanation import explain_task, usual_request
 from alphaloop.explaining.wording import opening
 from alphaloop.measurements import DriftSubject
-from alphaloop.messages import Status
+from alphaloop.messages import AnswerMessage, Choice, Result, Status
 from alphaloop.messages.result import Failure
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
@@ -35,6 +36,7 @@ from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill, plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
+from tests.fixtures.answers import call
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.history import decoded, drawn_counts
@@ -63,10 +65,18 @@ def guest(database_url: SecretStr) -> Iterator[Visitor]:
         yield found
 
 
-def record(database: Database, job_id: str, text: str = SECRET_TEXT, error: Failure | None = None) -> None:
+def record(
+    database: Database,
+    job_id: str,
+    text: str = SECRET_TEXT,
+    error: Failure | None = None,
+    choices: Sequence[Choice] = (),
+) -> None:
     claim(database, job_id, owner="w1")
     status = Status.SUCCEEDED if error is None else Status.FAILED
-    OutcomeStore(database).record([outcome(job_id, text=text, status=status, error=error)], owner="w1")
+    ended = outcome(job_id, text=text, status=status, error=error)
+    result = Result.decode(ended.result).model_copy(update={"choices": tuple(choices)})
+    OutcomeStore(database).record([replace(ended, result=result.encode())], owner="w1")
 
 
 def open_event(database: Database, verdict: str = "α_1 fell.") -> None:
@@ -249,6 +259,26 @@ def test_texts_are_shown_to_nobody_where_nobody_signs_in(database: Database, vis
         assert answer.status == 200
         assert SECRET_TEXT not in answer.text
     assert visitor.get("/job.json?id=j-1").data["result"]["status"] == "succeeded"
+
+
+def test_reasoning_calls_and_several_texts_are_shown_escaped_and_only_to_who_signs_in(
+    database: Database, visitor: Visitor, guest: Visitor
+) -> None:
+    said = [
+        AnswerMessage(content=f"{SECRET_TEXT} <b>", reasoning=f"{SECRET_TEXT} <i>"),
+        AnswerMessage(tool_calls=(call(0, NASTY, f"{SECRET_TEXT} {NASTY}"),)),
+    ]
+    choices = tuple(Choice(index=i, message=one, finish_reason="stop") for i, one in enumerate(said))
+    record(database, "j-1", choices=choices)
+    guest.sign_in()
+    shown = guest.get("/job?id=j-1").text
+    for title in ("Reasoning of text 1", "Text 1", f"Call of <code>{escape(NASTY)}</code> in text 2"):
+        assert f"<h2>{title}</h2>" in shown
+    for text in (f"{SECRET_TEXT} <i>", f"{SECRET_TEXT} <b>", f"{SECRET_TEXT} {NASTY}"):
+        assert f'<pre class="text">{escape(text)}</pre>' in shown
+    assert len(guest.get("/job.json?id=j-1").data["result"]["choices"]) == 2
+    for path in ("/job?id=j-1", "/job.json?id=j-1"):
+        assert SECRET_TEXT not in visitor.get(path).text
 
 
 def test_a_job_that_nobody_claimed_is_not_found(visitor: Visitor) -> None:

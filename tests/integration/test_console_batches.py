@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
@@ -82,6 +83,9 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     again = person.upload(content, form)
     assert again.headers["location"].endswith("sent=1"), "two were seen by a worker"
     assert f"batch {batch_id}, 3 requests, by alphaloop in the console" in caplog.text
+    written = database.rows(text("SELECT by_kind, by, action, subject, address FROM audit ORDER BY id"))
+    actions = (("signed_in", ""), *((f"batch_{one}", batch_id) for one in ("submitted", "cancelled", "submitted")))
+    assert [tuple(row) for row in written] == [("login", "alphaloop", *one, "127.0.0.1") for one in actions]
     assert SECRET not in caplog.text
 
 

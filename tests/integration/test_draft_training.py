@@ -22,15 +22,17 @@ from alphaloop.commands import RegisterOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.settings.models import ModelSettings, TargetSettings
+from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.cli import CarriedOut, Cli, train_order
-from tests.fixtures.models import small_llama
+from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.sources import find_weights
+from worker.decoding.engine import load_engine
+from worker.decoding.models import find_weights
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.run import TrainingRun
+from worker.engine import Sampling
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -228,3 +230,37 @@ def test_a_folder_that_is_no_draft_cannot_be_registered(
     assert "was written for weights" in refused(changed)
     (changed / "draft.json").write_text("{}", encoding="utf-8")
     assert "draft.json" in refused(changed)
+
+
+@pytest.mark.parametrize("method", ["heads", "eagle3"])
+def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_draft(
+    settings: Settings, tmp_path: Path, method: Any
+) -> None:
+    folder, recipe = tmp_path / "heads", RECIPE.model_copy(update={"num_unrolled": 3, "num_epochs": 12})
+    order = train_order(folder, name="heads", method=method)
+    num_asked = 0
+
+    def should_stop() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return num_asked > 20
+
+    for stop, is_done in ((should_stop, False), (lambda: False, True)):
+        run = TrainingRun(order, settings, recipe, lambda event: None, stop)
+        try:
+            card = run.make()
+        finally:
+            run.close()
+        assert (card is not None) == is_done
+    assert card is not None
+    assert card == read_card(folder)
+    assert card.method == method
+    assert card.judgement.total.alphas()[0] > card.judgement.untrained.alphas()[0]
+    drafter = HeadsDrafterSettings(method=method, source=str(folder), max_draft_tokens=3)
+    models = settings.models.model_copy(update={"drafters": {"heads": drafter}})
+    engine = load_engine(models, num_slots=2)
+    jobs = [make_job(f"{number} words", number) for number in range(4)]
+    sampling = Sampling(max_tokens=32, temperature=0.0)
+    alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("heads", 3)))
+    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
+    assert sum(its.counts.num_accepted for its in drafted.values()) > 0

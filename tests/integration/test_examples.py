@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -56,18 +57,29 @@ def run(settings: Settings, *command: str | Path, **environment: str) -> str:
 
 def test_jobs_are_sent_awaited_and_streamed_and_a_batch_file_comes_back(installation: Settings, tmp_path: Path) -> None:
     with running_worker(installation, FakeEngine()):
-        sent = run(installation, sys.executable, EXAMPLES / "enqueue_and_wait.py", "code", "def add(a, b):")
-        streamed = run(installation, sys.executable, EXAMPLES / "read_stream.py", "chat", "Tell me of rivers.")
-        refused = [
-            run(installation, sys.executable, EXAMPLES / name, "code", " ")
-            for name in ("enqueue_and_wait.py", "read_stream.py")
-        ]
+        plain, whole = (
+            run(installation, sys.executable, EXAMPLES / name, "code", "def add(a, b):")
+            for name in ("any_kafka_client.py", "client_submit_and_wait.py")
+        )
+        streamed = run(installation, sys.executable, EXAMPLES / "client_stream.py", "chat", "Tell me of rivers.")
+        refused = run(installation, sys.executable, EXAMPLES / "any_kafka_client.py", "code", " ")
         run(installation, "sh", EXAMPLES / "openai_batch.sh", tmp_path)
-    status, *text = sent.splitlines()
+        jobs = tmp_path / "jobs.jsonl"
+        asked = [{"task": "code", "prompt": f"def f{n}():", "max_tokens": 4} for n in range(20)]
+        jobs.write_text("".join(json.dumps(one) + "\n" for one in [*asked, {**asked[0], "model": "another"}]))
+        many = run(installation, sys.executable, EXAMPLES / "client_many_jobs.py", jobs)
+        guide = (EXAMPLES.parent / "docs" / "guides" / "python-client.md").read_text(encoding="utf-8")
+        program = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)[0]
+        address = str(installation.kafka.bootstrap_servers)
+        shown = run(installation, sys.executable, "-c", program.replace("localhost:9092", address))
+    assert shown.count(" succeeded ") == 2
+    statuses = [json.loads(line)["status"] for line in many.splitlines()]
+    assert (len(statuses), statuses.count("succeeded"), statuses.count("refused")) == (21, 20, 1)
+    status, *text = plain.splitlines()
     assert status == "succeeded"
     assert "".join(text)
-    why = "expected at least one message with text, found only empty ones"
-    assert refused == [f"refused\n{why}\n", f"-- refused: {why} --\n"]
+    assert whole == plain, "the same text"
+    assert refused == "refused\nexpected at least one message with text, found only empty ones\n"
     so_far, end = streamed.rsplit("\n-- ", 1)
     assert end == "succeeded --\n"
     assert so_far

@@ -138,6 +138,7 @@ def test_no_command_lets_foreign_text_act_and_a_pipe_gets_a_text_as_it_is(
         ("probes", "plan"),
         ("draft", "list"),
         ("notify", "list"),
+        ("topics", "create", HOSTILE),
     ]
     both: list[tuple[object, ...]] = [
         ("dlq", "list", "--show-value"),
@@ -150,6 +151,7 @@ def test_no_command_lets_foreign_text_act_and_a_pipe_gets_a_text_as_it_is(
         ("explain", "code"),
         ("drift", "list"),
         ("drift", "show", 1),
+        ("topics", "list"),
         ("report",),
         ("replay",),
     ]

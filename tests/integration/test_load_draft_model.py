@@ -18,10 +18,9 @@ from tests.fixtures.models import small_llama
 from worker.decoding.device import Placement
 from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.models import Target, load_target
+from worker.decoding.models import Target, find_weights, load_target
 from worker.decoding.proposal import Ask
 from worker.decoding.sampling import TokenChooser
-from worker.decoding.sources import find_weights
 from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
@@ -84,7 +83,7 @@ def test_its_revision_is_its_weights_and_a_dtype_of_its_own(
     other = load(source, served, target, dtype="bfloat16").state
     assert (other.revision, other.name, other.max_draft_tokens) == (f"{revision}-bfloat16", "small", 4)
     dialled = load(source, served, target, min_probability=0.25, num_branches=2).state
-    assert dialled.revision == f"{revision}-p0.25-b2"
+    assert dialled.revision == f"{revision}-p0.25-b2w"
     assert dialled.num_read(1000.0) == 1000.0
     hasty = load(source, served, target, max_prompt_tokens=64).state
     assert (hasty.revision, hasty.num_read(1000.0), hasty.num_read(10.0)) == (f"{revision}-t64", 64, 10.0)

@@ -144,7 +144,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
 
     from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft
     from alphaloop.settings import load_settings
-    from worker.decoding.sources import find_weights
+    from worker.decoding.models import find_weights
     from worker.measuring.records import MemoryWatch, records_of
 
     folder = tmp_path / "draft"

@@ -51,7 +51,7 @@ def test_a_worker_of_another_target_ends_before_it_loads_a_model(
     target = {"ALPHALOOP_MODELS__TARGET__NAME": "model-b", "ALPHALOOP_MODELS__TARGET__SOURCE": "/nowhere"}
     code, told = here("worker", servers, **target)
     assert code == 1
-    for part in ("model-a", "model-b", "worker-of-before", "models.target.name", "Two models at once"):
+    for part in ("model-a", "model-b", "worker-of-before", "models.target.name", "default_model"):
         assert part in str(told)
     assert "/nowhere" not in str(told)
     assert [one.load.owner for one in WorkerStore(database).seen()] == ["worker-of-before"]

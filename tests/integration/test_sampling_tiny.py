@@ -18,11 +18,13 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
+from alphaloop.settings.models import HybridDrafterSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, make_job
 from worker.decoding import verification
+from worker.decoding.drafters.hybrid import HybridDrafter
 from worker.decoding.engine import TransformersEngine
-from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.proposal import Ask, DraftDistributions, Proposal
 from worker.decoding.sampling import probabilities
 from worker.decoding.verification import DraftVerdict, draw
 from worker.engine import Sampling
@@ -33,15 +35,20 @@ SAMPLED: Final = Sampling(max_tokens=5, temperature=1.0, top_k=3)
 NUM_TEXTS: Final = 400
 # Chance that a right engine fails one of these tests, and its normal quantile.
 SIGNIFICANCE, QUANTILE = 1e-6, 4.753424
-KINDS: Final = ("chain", "tree", "drawn chain")
+KINDS: Final = ("chain", "tree", "drawn-chain", "drawn-tree", "hybrid")
+#: Branches that follow from the text beside a drawn chain.
+HYBRID: Final = HybridDrafterSettings(
+    sources=("chain", "drawn-chain"), rule="tree", max_draft_tokens=6, most_tokens={"chain": 1}
+)
 PROMPT: Final = "one two one two one two one"
 
 
 class GuessingDrafter:
     """Proposes for one prompt, from what the target itself thinks: half right, so that every rule is exercised.
 
-    `kind`: a "chain" of each second likeliest token, a "tree" with the likeliest behind it as its sibling, or a "drawn
-    chain": every token from a distribution that likes what the target does not.
+    `kind`: a "chain" of each second likeliest token, a "tree" with the likeliest behind it as its sibling, or a
+    "drawn-chain": every token from a distribution that likes what the target does not. A "drawn-tree" has siblings
+    drawn from it.
     """
 
     def __init__(self, kind: str, num_prompt: int, expected: Distribution) -> None:
@@ -52,7 +59,7 @@ class GuessingDrafter:
             for n in range(len(text)):
                 self._next.setdefault(text[:n], Counter())[text[n]] += p  # type: ignore[assignment]
 
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """Nothing to know."""
 
     def close(self, job_id: str) -> None:
@@ -76,13 +83,16 @@ class GuessingDrafter:
             parent = index - 1 if is_chain else index // 2 - 1
             if is_drawn:
                 rows.append(self._drawn_from(paths[parent]))
-                token = draw(rows[-1], ask.choice.uniforms(1, rows[-1].device)[0])
+                before = [token for token, of in zip(tokens, parents, strict=True) if of == parent]
+                left = rows[-1].index_fill(0, torch.tensor(before, dtype=torch.long), 0.0)
+                token = draw(left, ask.choice.uniforms(1, left.device)[0])
             else:
                 token = self._likeliest(paths[parent])[0 if index % 2 and not is_chain else 1]
             tokens.append(token)
             parents.append(parent)
             paths[index] = (*paths[parent], token)
-        return Proposal(tuple(tokens), None if is_chain else tuple(parents), torch.stack(rows) if rows else None)
+        q = DraftDistributions(torch.stack(rows)) if rows else None
+        return Proposal(tuple(tokens), None if is_chain else tuple(parents), q)
 
     def _likeliest(self, path: tuple[int, ...]) -> list[int]:
         """Two tokens, the likelier first; any two behind a text that has ended."""
@@ -139,13 +149,15 @@ def expected(tiny_engine: Build, references: Callable[[str], Reference]) -> Dist
 @pytest.fixture(scope="module")
 def engine(tiny_engine: Build, tiny_models: dict[str, Path], expected: Distribution) -> TransformersEngine:
     num_prompt = len(tiny_engine("llama").prepare(make_job(PROMPT), SAMPLED).token_ids)
+    guessing = {kind: GuessingDrafter(kind, num_prompt, expected) for kind in KINDS if kind != "hybrid"}
     return tiny_engine(
         "llama",
         num_slots=32,
         drafters={
             "another model": draft_model("another model", tiny_models["qwen2"], num_slots=32),
             "the target itself": draft_model("the target itself", tiny_models["llama"], num_slots=32),
-            **{kind: GuessingDrafter(kind, num_prompt, expected) for kind in KINDS},
+            **guessing,
+            "hybrid": HybridDrafter("hybrid", HYBRID, {kind: guessing[kind] for kind in HYBRID.sources}),
         },
     )
 
@@ -208,8 +220,10 @@ def test_sampled_texts_have_the_targets_distribution_when_drafting_changes_betwe
 #: The rule that settles each kind, where the engine finds it, and the place of the uniforms among its arguments.
 RULES: Final = {
     "chain": ("verify_deterministic", 2),
-    "drawn chain": ("verify_block", 3),
+    "drawn-chain": ("verify_block", 3),
     "tree": ("verify_tree", 3),
+    "drawn-tree": ("verify_drawn_tree", 4),
+    "hybrid": ("verify_drawn_tree", 4),
 }
 
 

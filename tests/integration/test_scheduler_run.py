@@ -18,9 +18,8 @@ from alphaloop.messages import Mode, Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.probe_plan import ProbePlanner, Why
 from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore

@@ -20,9 +20,8 @@ from alphaloop.experiment.wording import reason_word
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from scheduler.metrics import EXPECTATION, SchedulerMetrics
 from scheduler.probing import SentProbes

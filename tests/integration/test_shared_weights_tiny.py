@@ -16,12 +16,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Purpose
 from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
-from worker.decoding.counts import SharedWeightDrafter
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.proposal import Ask
+from worker.decoding.proposal import Ask, SharedWeightDrafter
 from worker.decoding.sampling import TokenChooser
 from worker.engine import Generation, Sampling, ShadowCounts
 

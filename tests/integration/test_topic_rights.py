@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from alphaloop.client import Client as PythonClient
+from alphaloop.client import ResultsMissing
+from alphaloop.errors import BrokerError, BrokerLoginRefused
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.kafka.topics import (
     CONTROL,
     RESULTS,
     TOKENS,
     delete_before,
+    ensure_topic,
     ensure_topics,
     list_topics,
     longest_job_retention,
@@ -27,11 +31,12 @@ from tests.fakes import FakeEngine
 from tests.fixtures.broker import Operator, settings_for, with_listener
 from tests.fixtures.runs import num_pending
 from tests.fixtures.worker import Client, RunningWorker, changed, headers_of, running_worker, until
+from tests.integration.test_worker_retries import UnluckyEngine, asking
 from worker import dead_letters
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
-ALICE, BOB, PASSWORD = "alice", "bob", "correct-horse"
+ALICE, BOB, CAROL, PASSWORD = "alice", "bob", "carol", "correct-horse"
 GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "deploy.md"
 CODE_DLQ = "jobs.code.dlq"
 
@@ -43,7 +48,7 @@ def guarded(kafka_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     properties = {
         "sasl.enabled.mechanisms": "PLAIN",
         "listener.name.sasl_plaintext.plain.sasl.jaas.config": " ".join(
-            [login, *(f'user_{name}="{PASSWORD}"' for name in (ALICE, BOB))]
+            [login, *(f'user_{name}="{PASSWORD}"' for name in (ALICE, BOB, CAROL))]
         )
         + ";",
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
@@ -98,6 +103,30 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A short time between two tries to reach a topic."""
     monkeypatch.setattr(dead_letters, "RETRY_S", 0.5)
     monkeypatch.setattr("worker.background.LONGEST_WAIT_S", 0.5)
+
+
+def test_the_python_client_says_that_its_password_is_wrong(settings: Settings, operator: Operator) -> None:
+    wrong = settings.kafka.model_copy(update={"sasl_password": SecretStr("wrong")})
+    with PythonClient(wrong) as sender, pytest.raises(BrokerLoginRefused, match=r"127\.0\.0\.1"):
+        sender.submit({"task": "code", "prompt": "p"})
+
+
+def test_the_python_client_needs_the_topics_that_it_uses_and_no_others(
+    guarded: tuple[str, str], settings: Settings, operator: Operator
+) -> None:
+    """Carol may send jobs of one task and read results. All other topics she cannot even see."""
+    for topic in ("jobs.code", "results"):
+        operator.create(topic)
+    operator.allow(CAROL, "--topic jobs.code --operation Describe --operation Write")
+    operator.allow(CAROL, "--topic results --operation Describe --operation Read")
+    operator.allow(CAROL, "--group alphaloop-reader- --operation Read --resource-pattern-type prefixed")
+    kafka = settings.kafka.model_copy(update={"sasl_username": CAROL})
+    with PythonClient(settings.model_copy(update={"kafka": kafka})) as sender:
+        batch = sender.submit({"task": "code", "prompt": "p"})
+        with pytest.raises(ResultsMissing):
+            list(sender.results(batch, timeout_s=1))
+        with pytest.raises(BrokerError, match=CONTROL):
+            sender.cancel(batch)
 
 
 def job(name: str) -> bytes:
@@ -184,3 +213,23 @@ def test_a_worker_starts_without_topics_that_it_may_not_create(
         operator.create(RESULTS)
         (result,) = client.results(1)
     assert result.status is Status.SUCCEEDED
+
+
+def test_where_no_retry_topic_may_be_created_a_job_fails_for_good_and_is_not_lost(
+    settings: Settings, client: Client, guarded: tuple[str, str]
+) -> None:
+    """Once the topics are there, the letter is written and the next job is tried again, without a restart."""
+    settings = changed(settings, kafka={"retry_delays_s": (1,)})
+    anyone = settings_for(guarded[0]).model_copy(update={"retry_delays_s": (1,)})
+    with running_worker(settings, UnluckyEngine({"bad": 99, "unlucky": 1})) as worker:
+        client.send("code", [asking("bad one", job_id="bad")])
+        (result,) = client.results(1)
+        assert (result.status, result.attempt) == (Status.FAILED, 1)
+        until(lambda: bool(reason(worker, CODE_DLQ)), "the worker says which topic is missing")
+        assert worker.worker.intake.num_in_flight == 1, "its message is held until the letter is written"
+        ensure_topic(anyone, CODE_DLQ, ["code"])
+        client.read([CODE_DLQ], bool)
+        until(lambda: worker.worker.intake.num_in_flight == 0, "the message is finished")
+        client.send("code", [asking("unlucky one", job_id="unlucky")])
+        statuses = {one.job_id: one.status for one in client.results(2)}
+    assert statuses == {"bad": Status.FAILED, "unlucky": Status.SUCCEEDED}

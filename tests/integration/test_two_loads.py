@@ -19,10 +19,9 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
-from alphaloop.store.budgets import BudgetSubject
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console

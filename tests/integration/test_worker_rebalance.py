@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Status
 from alphaloop.messages.topics import high_topic
 from alphaloop.settings import Settings
@@ -97,9 +98,11 @@ def num_high_in_flight(running: RunningWorker) -> int:
 
 def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: Settings) -> None:
     """The queue and the buffer of the normal lane are full, its partitions are paused, and the high lane gets in."""
-    settings = changed(worker_settings, worker={"max_buffered": 4})
+    settings = changed(worker_settings, worker={"max_buffered": 4, "max_buffered_bytes": 1 << 20})
     client, engine = Client(settings), SteppedEngine(num_slots=1)
-    client.send("code", [job(f"normal-{number}", 1) for number in range(NUM_NORMAL)], partition=0)
+    ensure_topics(settings.kafka, (), high=["code"])
+    large = [job(f"normal-{number}", 1, prompt="x" * 50_000) for number in range(NUM_NORMAL)]
+    client.send("code", large, partition=0)
     high = [f"high-{number}" for number in range(3)]
     with stepped_worker(settings, engine) as running:
         engine.wait_at_round()

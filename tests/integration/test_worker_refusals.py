@@ -11,9 +11,9 @@ from sqlalchemy import Connection, text
 
 from alphaloop.messages import Status
 from alphaloop.settings import PostgresSettings, Settings
+from alphaloop.settings.processes import SessionLimits
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.session_limits import SessionLimits
 from tests.chaos.proxy import Proxy
 from tests.chaos.world import proxied
 from tests.fakes import FakeEngine

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import BrokerError, DecodeFailed
-from alphaloop.kafka.topics import RESULTS, cluster_id
+from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics
 from alphaloop.messages import Origin, Status, derived_job_id
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import high_topic, retry_topic
@@ -97,6 +97,7 @@ def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
     settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
     client = Client(settings)
     bad = asking("bad one", job_id="bad")
+    ensure_topics(settings.kafka, (), high=["code"])
     client.send_to(high_topic("code"), bad)
     client.send("code", GOOD)
     with running_worker(settings, UnluckyEngine({"bad": 99})):

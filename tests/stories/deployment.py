@@ -18,12 +18,10 @@ from alphaloop.cli.children import (
     child_process,
 )
 from alphaloop.cli.options import GlobalOptions
+from alphaloop.client import Client
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
-from alphaloop.kafka.producer import Producer
-from alphaloop.messages import Job, Status, encode_job
-from alphaloop.messages.topics import jobs_topic
-from alphaloop.outcomes.reading import OutcomeReader
+from alphaloop.messages import Job, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.probes import probe_progress
@@ -34,7 +32,6 @@ from tests.stories.worker_process import FAULTS
 
 _STALLED_S: Final = 300.0
 _RUN_S: Final = 300.0
-_FLUSH_S: Final = 60.0
 _POLL_S: Final = 0.5
 _MANUAL: Final = "manual"
 
@@ -94,20 +91,13 @@ class Deployment:
 
     def decode(self, jobs: Sequence[Job], worker: ChildProcess) -> None:
         """Send jobs and wait until each has a recorded text. Raises AlphaloopError where one has none."""
-        names = {job.job_id for job in jobs}
         alive, ended = _patience(worker), list[str]()
-        producer = Producer(self.settings.kafka, client_id="stories")
-        try:
-            with OutcomeReader(self.settings.kafka, {job.task for job in jobs}) as reader:
-                for job in jobs:
-                    producer.send(jobs_topic(job.task), key=job.job_id.encode(), value=encode_job(job))
-                producer.flush(_FLUSH_S)
-                for outcome in reader.outcomes(names, timeout_s=3600.0, alive=lambda: alive(len(ended))):
-                    ended.append(outcome.job_id)
-                    if outcome.status is not Status.SUCCEEDED:
-                        raise AlphaloopError(f"job {outcome.job_id} ended without a text", hint=f"see {worker.log}")
-        finally:
-            producer.close()
+        with Client(self.settings) as client:
+            batch = client.submit(jobs)
+            for outcome in client.results(batch, timeout_s=3600.0, alive=lambda: alive(len(ended))):
+                ended.append(outcome.job_id)
+                if outcome.status is not Status.SUCCEEDED:
+                    raise AlphaloopError(f"job {outcome.job_id} ended without a text", hint=f"see {worker.log}")
 
 
 def _patience(worker: ChildProcess) -> Callable[[int], None]:

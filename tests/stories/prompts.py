@@ -13,7 +13,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from alphaloop.demo_prompts import FROM_FUNCTIONS, functions, modules, stdlib_folder
+from alphaloop.cli.demo import FROM_FUNCTIONS, functions, modules, stdlib_folder
 
 #: The tasks of the stories, each a prompt made of one function.
 DRAFTED, CHANGED, DROPPED, WORN = "docstring", "code", "extraction", "test_writing"

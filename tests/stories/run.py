@@ -27,7 +27,7 @@ from tests.stories.models import trained_draft, tuned_target
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, TASKS, WORN, story_prompts
 from tests.stories.size import Size
 from tests.stories.told import LOOKUP, Story, judge_stories
-from worker.decoding.sources import find_weights
+from worker.decoding.models import find_weights
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
@@ -43,7 +43,7 @@ from worker.background import Write
 from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
-from worker.engine import Engine, Generation, Served, Step
+from worker.engine import Engine, Generation, ProposalShape, Served, Step
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,7 @@ def open_costs(
         half_life=_HALF_LIFE_ROUNDS,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(key, corrected)),
         timed=timed,
+        mixed=[drafter.name for drafter in drafters if drafter.is_mixed],
         clock=clock,
     )
 
@@ -229,7 +230,9 @@ class LiveCosts(KnownCosts):
     """Measured points of a device, and what real rounds make of them.
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old. `save`
-    is given every point. Drafters named in `timed` have the times of the other one, corrections included.
+    is given every point. Drafters named in `timed` have the times of the other one, corrections included. Those of
+    `mixed` ask one source or another: their rounds are learned from by the running mean of what was taken over what was
+    calibrated, because the median of two kinds of rounds is the time of one kind.
     """
 
     def __init__(
@@ -239,9 +242,12 @@ class LiveCosts(KnownCosts):
         half_life: int,
         save: Callable[[Sequence[CostPoint]], object],
         timed: Mapping[str, str] | None = None,
+        mixed: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._timed = dict(timed or {})
+        self._means = {name: (0.0, 0.0) for name in mixed}  # of ratios, fading: their sum and their number
+        self._kept = 2 ** (-1 / half_life)
         points = [point for point in points if point.drafter not in self._timed]
         super().__init__(with_shared_weights(points, self._timed), save, clock)
         self._calibrated = CostTable(replace(point, correction=1.0) for point in points)
@@ -300,19 +306,27 @@ class LiveCosts(KnownCosts):
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
         context = step.context - step.context % _CONTEXT_STEP
         self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
-        if step.drafter is not None and step.draft_s > 0:
-            self._learn_from_draft(at, step, self._timed.get(step.drafter, step.drafter), context)
+        if step.drafter is not None and step.draft_s_by_proposer.keys() <= {step.drafter}:
+            shape = ProposalShape(step.batch, step.width, step.num_draft_prefill_tokens)
+            self._learn_from_draft(at, step.drafter, step.draft_s, shape, context)
+            return
+        whole = ProposalShape(step.batch, step.width)
+        for name, seconds in step.draft_s_by_proposer.items():
+            self._learn_from_draft(at, name, seconds, step.shape_by_proposer.get(name, whole), context)
 
-    def _learn_from_draft(self, at: Moment, step: Step, part: str, context: int) -> None:
-        if not step.num_draft_prefill_tokens:
-            self._learn(at, CostKind.ROUND, part, step.batch, step.width, context, step.draft_s)
+    def _learn_from_draft(self, at: Moment, name: str, draft_s: float, shape: ProposalShape, context: int) -> None:
+        part = self._timed.get(name, name)
+        if draft_s <= 0 or part not in self._corrections:
+            return
+        if not shape.num_read:
+            self._learn(at, CostKind.ROUND, part, shape.batch, shape.width, context, draft_s)
             return
         # A prompt is measured up to its first token, which is the first of these drafts.
-        first, all_of_them = (self._expected_ms(part, step.batch, width, context) for width in (2, step.width))
-        if first is not None and all_of_them is not None and step.width > 1:
-            seconds = step.draft_s - (all_of_them - first) / 1000
+        first, all_of_them = (self._expected_ms(part, shape.batch, width, context) for width in (2, shape.width))
+        if first is not None and all_of_them is not None and shape.width > 1:
+            seconds = draft_s - (all_of_them - first) / 1000
             if seconds > 0:
-                self._learn(at, CostKind.PREFILL, part, 1, step.num_draft_prefill_tokens, 0, seconds)
+                self._learn(at, CostKind.PREFILL, part, 1, shape.num_read, 0, seconds)
 
     def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
         """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
@@ -325,7 +339,12 @@ class LiveCosts(KnownCosts):
         self._has_learned = True
         if (known := self._known(kind, part, batch, width, context)) is not None:
             nearest, ms = known
-            self._corrections[part].observe(nearest, 1000 * seconds / ms, at, self._towards(part))
+            ratio = 1000 * seconds / ms
+            if kind is CostKind.ROUND and part in self._means:
+                total, num = self._means[part]
+                self._means[part] = total, num = self._kept * total + ratio, self._kept * num + 1
+                ratio = total / num
+            self._corrections[part].observe(nearest, ratio, at, self._towards(part))
 
     def _calibrated_for(
         self, kind: CostKind, part: str | None, batch: int, width: float, context: int

@@ -20,13 +20,11 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.budgets import BudgetStore
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.decisions import DecisionLog
+from alphaloop.store.decisions import BudgetStore, DecisionLog, SnapshotStore
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.outcomes import Outcome
-from alphaloop.store.snapshots import SnapshotStore
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.traffic import TrafficStore
 from worker.admission import LaneKey
@@ -57,7 +55,8 @@ def num_slots(engine: Engine) -> int:
 
 def facts_of(job: PreparedJob) -> JobFacts:
     """What a decision may know of the job."""
-    return JobFacts(job.num_prompt_tokens, job.sampling.max_tokens, job.segment, job.job.deadline)
+    sampling = job.sampling
+    return JobFacts(job.num_prompt_tokens, sampling.max_tokens, job.segment, job.job.deadline, sampling.form_bucket)
 
 
 def conditions_of(engine: Engine, jobs: Sequence[PreparedJob], num_running: int) -> EngineConditions:

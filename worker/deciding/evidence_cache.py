@@ -199,6 +199,8 @@ class EvidenceCache:
 
     def _take(self, row: StateRow) -> None:
         key, place = row.key, _place_of(row)
+        if key.target_revision != self.target_revision:
+            return  # of an adapter: evidence of its own, which says nothing of the target's
         opened = self._open([place])
         known = self._known.get(key)
         if known is not None and known.position >= row.last_ledger_id:

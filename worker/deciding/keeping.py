@@ -19,9 +19,7 @@ from alphaloop.deciding.evidence import Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 from alphaloop.errors import StoreError
-from alphaloop.store.budgets import BudgetStore, BudgetSubject, BudgetSums
-from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.snapshots import SnapshotRow, SnapshotStore
+from alphaloop.store.decisions import BudgetStore, BudgetSubject, BudgetSums, DecisionLog, SnapshotRow, SnapshotStore
 from alphaloop.store.traffic import TrafficStore
 from worker.background import Write
 from worker.deciding.evidence_cache import EvidenceCache

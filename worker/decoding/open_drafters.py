@@ -22,10 +22,12 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed, reason_of
 from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.drafters.eagle3 import Eagle3Drafter
+from worker.decoding.drafters.hybrid import HybridDrafter
 from worker.decoding.models import Target
-from worker.decoding.proposal import Ask, Drafter, Proposal
+from worker.decoding.proposal import Ask, DraftDistributions, Drafter, Proposal, check_answers
 from worker.decoding.sequence import Sequence
+from worker.decoding.states import taps_of
 from worker.engine import CacheMemory
 
 log = logging.getLogger(__name__)
@@ -37,21 +39,42 @@ MOST_IN_A_ROW: Final = 3
 class OpenDrafters:
     """Opens, asks and closes drafters for sequences.
 
-    `drafters` is the engine's own mapping, by name; `admitted` gives every sequence that the engine holds.
+    `drafters` is the engine's own mapping, by name; `admitted` gives every sequence that the engine holds. `give_back`
+    is called where a drafter ran out of memory: the engine gives back what no text needs.
     """
 
-    def __init__(self, drafters: Mapping[str, Drafter], admitted: Callable[[], Iterable[Sequence]]) -> None:
+    def __init__(
+        self,
+        drafters: Mapping[str, Drafter],
+        admitted: Callable[[], Iterable[Sequence]],
+        *,
+        give_back: Callable[[], object],
+    ) -> None:
         self._drafters = drafters
         self._admitted = admitted
+        self._give_back = give_back
         #: Drafters that the worker asks no more, each with what it cannot serve and why, in words.
         self.ended: dict[str, str] = {}
         self._num_in_a_row = Counter[str]()
         self._num_failures = Counter[str]()  # since `take_failures`
 
     @property
-    def draft_models(self) -> dict[str, DraftModelDrafter]:
+    def draft_models(self) -> dict[str, DraftModelDrafter | Eagle3Drafter]:
         """Those that keep keys and values, by name."""
-        return {name: one for name, one in self._drafters.items() if isinstance(one, DraftModelDrafter)}
+        kinds = DraftModelDrafter | Eagle3Drafter
+        return {name: one for name, one in self._drafters.items() if isinstance(one, kinds)}
+
+    def taps_of(self, sequence: Sequence) -> tuple[int, ...]:
+        """Which states of the target the drafter of a sequence wants, also while it is paused."""
+        return taps_of(self._drafters[sequence.drafter.name]) if sequence.drafter is not None else ()
+
+    @property
+    def keeping(self) -> dict[str, DraftModelDrafter | Eagle3Drafter | HybridDrafter]:
+        """Those for whose sequences keys and values are kept, their own or those of a source, by name."""
+        hybrids = {
+            name: one for name, one in self._drafters.items() if isinstance(one, HybridDrafter) and one.bytes_per_token
+        }
+        return {**self.draft_models, **hybrids}
 
     def state(self, drafter: str | None) -> DrafterState | None:
         """The state of a drafter that is named, None where it has ended; raises DecodeFailed if it is not loaded."""
@@ -70,7 +93,7 @@ class OpenDrafters:
         due = [sequence for sequence in running if sequence.drafting is not None and not sequence.is_open]
         if not due:
             return
-        models = self.draft_models
+        models = self.keeping
         takes_memory = any(sequence.drafter is not None and sequence.drafter.name in models for sequence in due)
         short = _without_room(due, running, memory()) if takes_memory else []
         for sequence in due:
@@ -90,7 +113,7 @@ class OpenDrafters:
         asking = (one for one in self._admitted() if one.job_id in {ask.job_id for ask in asks})
         with self._guarding(drafter, "propose", asking):
             proposals = arrived(self._drafters[drafter].propose(asks), target.device)
-            _check(asks, proposals, target.model.vocabulary_size)
+            check_answers(asks, proposals, target.model.vocabulary_size)
             answers = proposals
         return answers
 
@@ -124,8 +147,11 @@ class OpenDrafters:
         if is_device_fault(error):
             raise error
         if is_out_of_memory(error):
+            self._give_back()
+            # Whatever shares slots with it has lost them too.
+            lost = {name for name in self._drafters if self._parts_of(name) & self._parts_of(drafter)}
             for sequence in self._admitted():
-                if sequence.drafter is not None and sequence.drafter.name == drafter:
+                if sequence.drafter is not None and sequence.drafter.name in lost:
                     self.redraft(sequence, None, 0)
             log.warning(
                 "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
@@ -144,21 +170,22 @@ class OpenDrafters:
         if self._num_in_a_row[drafter] >= MOST_IN_A_ROW and drafter not in self.ended:
             self._end(drafter, doing, error)
 
+    def _parts_of(self, name: str) -> set[str]:
+        """A drafter and, of a hybrid, its sources."""
+        one = self._drafters[name]
+        return {name, *(one.source_names if isinstance(one, HybridDrafter) else ())}
+
     def take_failures(self) -> Counter[str]:
         """How often each drafter failed since the last call."""
         taken, self._num_failures = self._num_failures, Counter()
+        for drafter in self._drafters.values():
+            if isinstance(drafter, HybridDrafter):
+                taken.update(drafter.failures)
+                drafter.failures.clear()
         return taken
 
     def finished(self, sequence: Sequence) -> None:
-        """A sequence has ended, or was cancelled.
-
-        Its output is given to the drafters that look things up in its task's results. Drafters that it drafted with,
-        and that never failed it, have worked.
-        """
-        for name, drafter in self._drafters.items():
-            if isinstance(drafter, LookupDrafter) and name not in self.ended:
-                with self._guarding(name, "remember", [sequence]):
-                    drafter.remember(sequence.task, sequence.output)
+        """A sequence has ended, or was cancelled: drafters that it drafted with, and that never failed it, worked."""
         for counts in sequence.counts.drafted:
             if counts.drafter not in sequence.lost_drafters:
                 self._num_in_a_row[counts.drafter] = 0
@@ -173,11 +200,13 @@ class OpenDrafters:
         if sequence.drafter is None:
             return
         drafter = self._drafters[sequence.drafter.name]
-        if sequence.task and isinstance(drafter, DraftModelDrafter):
+        # What another drafter would have proposed under a constraint does not follow from this one's drafts: forced
+        # tokens take places in them.
+        if sequence.task and isinstance(drafter, DraftModelDrafter) and sequence.constrained is None:
             sequence.counts.sharing[sequence.drafter.name] = (drafter.min_probability, drafter.shared_weights)
         sequence.is_open = True  # also where it fails: whatever it holds of the sequence by then is closed
         with self._guarding(sequence.drafter.name, "open", [sequence]):
-            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task)
+            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task, sequence.segment)
 
     def _give_up(self, sequence: Sequence, drafter: str) -> None:
         sequence.lost_drafters.add(drafter)
@@ -200,26 +229,6 @@ class OpenDrafters:
             self._give_up(sequence, drafter)
         with self._guarding(drafter, "clear"):
             self._drafters[drafter].clear()
-
-
-def _check(asks: SequenceOf[Ask], answers: SequenceOf[Proposal], vocabulary: int) -> None:
-    """Raise DecodeFailed for answers that the target cannot read or that verification would not understand."""
-    if len(answers) != len(asks):
-        raise DecodeFailed(f"expected {len(asks)} proposals, found {len(answers)}")
-    for ask, one in zip(asks, answers, strict=True):
-        num = len(one.tokens)
-        if num > ask.num_tokens:
-            raise DecodeFailed(f"expected at most {ask.num_tokens} draft tokens, found {num}")
-        if num and not 0 <= min(one.tokens) <= max(one.tokens) < vocabulary:
-            raise DecodeFailed(f"expected draft tokens below {vocabulary}, found {min(one.tokens)}, {max(one.tokens)}")
-        if one.parents is not None and (
-            len(one.parents) != num or any(not -1 <= parent < i for i, parent in enumerate(one.parents))
-        ):
-            raise DecodeFailed("expected a parent before each draft token, found another tree")
-        if one.q is not None and one.parents is not None:
-            raise DecodeFailed("expected a tree that is deterministic, found one that was drawn")
-        if one.q is not None and num and tuple(one.q.shape) != (num, vocabulary):
-            raise DecodeFailed(f"expected distributions of {num} x {vocabulary}, found {tuple(one.q.shape)}")
 
 
 def _without_room(due: SequenceOf[Sequence], running: SequenceOf[Sequence], memory: CacheMemory) -> list[Sequence]:
@@ -266,10 +275,13 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
     far = {index: q for index, one in enumerate(proposals) if (q := one.q) is not None and q.device != device}
     found = list(proposals)
     if far:
-        # One copy: token by token and job by job there would be dozens.
-        crossed = torch.cat([*far.values()]).to(device)
+        # One copy: token by token and job by job there would be dozens. A float64 holds any token id exactly.
+        parts = [part for q in far.values() for part in q.parts]
+        crossed = torch.cat([part.flatten().double() for part in parts]).to(device)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        for index, q in zip(far, torch.split(crossed, [len(q) for q in far.values()]), strict=True):
-            found[index] = replace(proposals[index], q=q)
+        pieces = iter(torch.split(crossed, [part.numel() for part in parts]))
+        for index, q in far.items():
+            p, *ids = (next(pieces).view(part.shape) for part in q.parts)
+            found[index] = replace(proposals[index], q=DraftDistributions(p, ids[0].long() if ids else None))
     return found

@@ -24,9 +24,15 @@ from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.settings.models import Dtype
 from worker.decoding.device import pass_bytes
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
-from worker.decoding.models import as_unsupported, attention_of, end_tokens, refuse_form, refuse_tokenizer
+from worker.decoding.models import (
+    as_unsupported,
+    attention_of,
+    end_tokens,
+    find_description,
+    refuse_form,
+    refuse_tokenizer,
+)
 from worker.decoding.network.kv_layout import KvShape
-from worker.decoding.sources import find_description
 from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
@@ -41,6 +47,8 @@ class ModelFacts:
 
     source: str
     family: str  #: `llama`, `qwen2`
+    num_layers: int
+    hidden_size: int  #: numbers of a hidden state
     refusal: str | None  #: why it cannot be decoded over slots; None when it can
     tokens: Mapping[int, str]  #: the whole vocabulary, added tokens included
     num_rows: int  #: rows of its embeddings: as many as tokens, or more if they are padded
@@ -107,6 +115,8 @@ def facts_of(
     return ModelFacts(
         source=source,
         family=config.model_type,
+        num_layers=int(text_config(config).num_hidden_layers),
+        hidden_size=int(text_config(config).hidden_size),
         refusal=facts.refusal_at(served) or _refusal(model, tokenizer),
         tokens={index: token for token, index in tokenizer.get_vocab().items()},
         num_rows=num_rows,

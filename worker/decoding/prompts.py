@@ -12,16 +12,21 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 import jinja2
+import jinja2.ext
+import jinja2.meta
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel, reason_of
-from alphaloop.messages import ChatMessage, Job
+from alphaloop.messages import Body, ChatMessage, Job
+from alphaloop.messages.capabilities import features_of, refusal_of, served_by
+from worker.decoding.replies import PROMPT_END, ReplyForm, calls_grammar
 from worker.decoding.text import special_tokens
 from worker.engine import PreparedJob, Sampling
 
@@ -38,8 +43,14 @@ def prepare_job(
     longest_token_chars: int | None = None,
     num_rows: int | None = None,
     num_logits: int | None = None,
+    end_tokens: Collection[int] = (),
+    reply_form: ReplyForm | None = None,
 ) -> PreparedJob:
     """Tokenize and check. A chat model's template is applied to `messages`; `prompt` is continued as it stands.
+
+    With `truncate_prompt_tokens` only the last tokens are kept, whatever stood before them; with -1 as many as
+    `max_tokens` leaves room for. A call of a tool that has to be made becomes a grammar in the form of `reply_form`;
+    `end_tokens` are the model's.
 
     Control tokens may be written in a `prompt`; in a message their strings are text
     (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
@@ -48,15 +59,27 @@ def prepare_job(
     has. A prompt with more characters than the context's tokens could stand for, at `longest_token_chars` each, is
     refused before it is tokenized, because that takes seconds for a megabyte.
     """
-    if job.body.model not in (None, target):
+    body = job.body
+    if body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
+    if (refusal := refusal_of(body, features_of(body), [served_by("own")])) is not None:
+        raise refusal
     _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
-    max_chars = None if longest_token_chars is None else context_length * longest_token_chars
-    if job.body.prompt is not None:
-        _refuse_longer(tokenizer, job.body.prompt, max_chars, field="body.prompt")
-        token_ids = tuple(tokenizer(job.body.prompt)["input_ids"])
+    _refuse_empty_choice(tokenizer, sampling, end_tokens)
+    max_chars = None
+    if longest_token_chars is not None and body.truncate_prompt_tokens is None:
+        max_chars = context_length * longest_token_chars
+    if body.prompt is not None:
+        _refuse_longer(tokenizer, body.prompt, max_chars, field="body.prompt")
+        token_ids = tuple(tokenizer(body.prompt)["input_ids"])
     else:
-        token_ids = tuple(_encode_conversation(tokenizer, job.body.messages or (), max_chars))
+        token_ids = tuple(_encode_conversation(tokenizer, _Conversation.of(tokenizer, body), max_chars))
+    if body.truncate_prompt_tokens is not None:
+        most = body.truncate_prompt_tokens
+        token_ids = token_ids[-(most if most > 0 else max(1, context_length - sampling.max_tokens)) :]
+    if sampling.constraint is not None and sampling.constraint.kind == "tools" and reply_form is not None:
+        end = tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
+        sampling = replace(sampling, constraint=calls_grammar(reply_form, tokenizer, body, end, sampling.constraint))
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
     if num_rows is not None and (highest := max(token_ids)) >= num_rows:
@@ -84,19 +107,204 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
     for field, tokens in (
         ("body.logit_bias", [token for token, _ in sampling.logit_bias]),
         ("body.stop_token_ids", sampling.stop_token_ids),
+        ("body.allowed_token_ids", sampling.allowed_token_ids),
     ):
         if (highest := max(tokens, default=0)) >= num_tokens:
             raise InvalidField(f"expected token ids below {num_tokens}, found {highest}", field=field)
 
 
-def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], max_chars: int | None) -> list[int]:
+@lru_cache(maxsize=64)  # each text of a job asks for them, and a job may have 256 words
+def bad_word_tokens(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """The token sequences that write a word, at the beginning of a text and behind a space, as vLLM finds them.
+
+    vLLM leaves out a spelling behind a space that has another number of tokens, which a third of the common words of
+    SmolLM2's tokenizer have. Here it is barred too: it is the usual one, and a bad word is never written. Raises
+    InvalidField for a word without a token.
+    """
+    found: dict[tuple[int, ...], None] = {}
+    for number, word in enumerate(words):
+        for text in (word.lstrip(), f" {word.lstrip()}"):
+            if spelling := tuple(tokenizer(text, add_special_tokens=False)["input_ids"]):
+                found[spelling] = None
+            elif not text.startswith(" "):
+                raise InvalidField("expected a word that the target can write", field=f"body.bad_words.{number}")
+    return tuple(found)
+
+
+def _refuse_empty_choice(tokenizer: Any, sampling: Sampling, end_tokens: Collection[int]) -> None:
+    """Raise InvalidField where settings may leave no token to be written.
+
+    Somewhere in a text the last token of each bad word may be barred. If then an allowed one is left, one is left
+    everywhere.
+    """
+    last = {spelling[-1] for spelling in bad_word_tokens(tokenizer, sampling.bad_words)}
+    if not sampling.allowed_token_ids:
+        return
+    ends = {*end_tokens, *sampling.stop_token_ids} if sampling.min_tokens else set()
+    if not set(sampling.allowed_token_ids) - last - ends:
+        beside = " and ".join(name for name, one in (("bad_words", last), ("min_tokens", ends)) if one)
+        raise InvalidField(
+            f"expected a token that may be written everywhere, found none beside {beside}",
+            field="body.allowed_token_ids",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Conversation:
+    """What a chat template is given. Its strings are those of the job; `changed` gives it others."""
+
+    turns: tuple[dict[str, Any], ...]
+    tools: tuple[dict[str, Any], ...]
+    arguments: Mapping[str, Any]  #: of the template's own
+    asks_for_answer: bool
+    continues: bool
+
+    @classmethod
+    def of(cls, tokenizer: Any, body: Body) -> _Conversation:
+        """Raises InvalidField for what the target's template would not use."""
+        tools, arguments = tuple(body.callable_tools), dict(body.chat_template_kwargs or {})
+        if tools or arguments or body.reasoning_effort is not None:
+            names = _names_in_template(tokenizer, bool(tools))
+            if tools and "tools" not in names:
+                raise InvalidField(
+                    "expected no tools, because the target's chat template tells the model of none", field="body.tools"
+                )
+            for name in arguments:
+                if name not in names:
+                    raise InvalidField(
+                        f"expected an argument of the target's chat template, found {name!r}, which it does not read",
+                        field=f"body.chat_template_kwargs.{name}",
+                    )
+            if body.reasoning_effort is not None:
+                arguments |= _effort(body.reasoning_effort, names)
+        wants_parts = _wants_parts(tokenizer)
+        turns = tuple(_turn(message, wants_parts) for message in body.messages or ())
+        return cls(
+            turns,
+            tools,
+            arguments,
+            asks_for_answer=body.add_generation_prompt and not body.continue_final_message,
+            continues=body.continue_final_message,
+        )
+
+    @property
+    def texts(self) -> list[str]:
+        """Every string that its sender wrote."""
+        found: list[str] = []
+        self.changed(lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+        return found
+
+    def changed(self, change: Callable[[str], str]) -> _Conversation:
+        """The same with other strings."""
+        of_turns = tuple(
+            {name: item if name == "role" else _changed(item, change) for name, item in turn.items()}
+            for turn in self.turns
+        )
+        tools = tuple(_changed(tool, change) for tool in self.tools)
+        return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change))
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {name: _changed(item, change) for name, item in value.items()}
+    return [_changed(item, change) for item in value] if isinstance(value, list | tuple) else value
+
+
+@lru_cache(maxsize=4)
+def _wants_parts(tokenizer: Any) -> bool:
+    """Whether the template reads contents only as lists of parts, as templates of models with images may do."""
+    if not tokenizer.chat_template:
+        return False
+    for content in ("hello", [{"type": "text", "text": "hello"}]):
+        try:
+            if "hello" in apply_template(tokenizer, [{"role": "user", "content": content}]):
+                return not isinstance(content, str)
+        except InvalidField:
+            continue
+    return False
+
+
+def _turn(message: ChatMessage, wants_parts: bool) -> dict[str, Any]:
+    """A message as templates know it. Arguments of calls become objects, as transformers' templates expect them."""
+    # `developer` is OpenAI's newer word for `system`, which is what templates know.
+    turn: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role}
+    turn["content"] = [{"type": "text", "text": message.text}] if wants_parts else message.text
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    for name in ("name", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    if message.reasoning is not None:
+        # Templates of Qwen and DeepSeek read the one name, newer ones the other.
+        turn |= {"reasoning_content": message.reasoning, "reasoning": message.reasoning}
+    return turn
+
+
+def _arguments(text: str) -> Any:
+    """As an object; text that is no JSON stays what it is."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _effort(effort: str, names: Collection[str]) -> dict[str, Any]:
+    """How hard to think, as the template takes it. Raises InvalidField where it takes nothing of the kind."""
+    if "reasoning_effort" in names:
+        return {"reasoning_effort": effort}
+    if effort == "none" and "enable_thinking" in names:
+        return {"enable_thinking": False}
+    raise InvalidField(
+        "expected none, because the target's chat template takes no reasoning effort"
+        if "enable_thinking" in names
+        else "expected no reasoning effort, because the target's chat template takes none",
+        field="body.reasoning_effort",
+    )
+
+
+def _names_in_template(tokenizer: Any, has_tools: bool) -> frozenset[str]:
+    """What the template reads; nothing without one."""
+    template = tokenizer.chat_template
+    if isinstance(template, Mapping):
+        template = template["tool_use" if has_tools and "tool_use" in template else "default"]
+    return _names_in(template) if template else frozenset()
+
+
+@lru_cache(maxsize=8)
+def _names_in(template: str) -> frozenset[str]:
+    # Only read, never run.
+    environment = jinja2.Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])  # noqa: S701
+    return frozenset(jinja2.meta.find_undeclared_variables(environment.parse(template)))
+
+
+class _Generation(jinja2.ext.Extension):
+    """The tag that transformers adds to Jinja; what stands inside is read as if it were not there."""
+
+    tags: Final = {"generation"}  # type: ignore[misc]
+
+    def parse(self, parser: Any) -> Any:
+        """The statements inside."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _encode_conversation(tokenizer: Any, said: _Conversation, max_chars: int | None) -> list[int]:
     """The prompt that the target answers to: its template's, or the contents one below the other without a template.
 
     Raises InvalidField where the template fails on the conversation, or where a control token would come from a
     message in a way that cannot be undone; PromptTooLong where the whole text has more than `max_chars`.
     """
-    contents = [message.content for message in messages]
-    text = _render(tokenizer, messages, contents)
+    contents = said.texts
+    text = _render(tokenizer, said)
     _refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
@@ -104,11 +312,11 @@ def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], max_ch
     harmless = [control.defused(content) for content in contents]
     if harmless == contents:
         return list(tokenizer(text, **options)["input_ids"])
-    plain = _render(tokenizer, messages, harmless)
+    plain = _render(tokenizer, said.changed(control.defused))
     is_typed = any(any(control.found(content)) for content in contents)
     if not is_typed and control.found(text) == control.found(plain):
         return list(tokenizer(text, **options)["input_ids"])
-    token_ids = _with_typed_as_text(tokenizer, control, messages, text, options)
+    token_ids = _with_typed_as_text(tokenizer, control, said, text, options)
     wanted = [token_id for token_id in tokenizer(plain, **options)["input_ids"] if token_id in control.token_ids]
     if token_ids is None or [token_id for token_id in token_ids if token_id in control.token_ids] != wanted:
         raise InvalidField(
@@ -119,10 +327,30 @@ def _encode_conversation(tokenizer: Any, messages: Sequence[ChatMessage], max_ch
     return token_ids
 
 
-def apply_template(tokenizer: Any, turns: Sequence[Mapping[str, str]], *, asks_for_answer: bool = True) -> str:
-    """The text of a conversation. Raises InvalidField where the template refuses it, or fails on it."""
+def apply_template(
+    tokenizer: Any,
+    turns: Sequence[Mapping[str, Any]],
+    *,
+    asks_for_answer: bool = True,
+    continues: bool = False,
+    tools: Sequence[Mapping[str, Any]] = (),
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> str:
+    """The text of a conversation. Raises InvalidField where the template refuses it, or fails on it.
+
+    The template runs in transformers' sandbox. `continues`: the text ends where the last turn's content does.
+    """
     try:
-        return str(tokenizer.apply_chat_template(turns, add_generation_prompt=asks_for_answer, tokenize=False))
+        return str(
+            tokenizer.apply_chat_template(
+                turns,
+                tools=list(tools) or None,
+                add_generation_prompt=asks_for_answer,
+                continue_final_message=continues,
+                tokenize=False,
+                **arguments,
+            )
+        )
     except jinja2.TemplateError as error:
         raise InvalidField(
             f"the target's chat template refuses this conversation: {error}", field="body.messages"
@@ -209,7 +437,7 @@ def _telling_letter(string: str) -> str:
 
 
 def _with_typed_as_text(
-    tokenizer: Any, control: _Control, messages: Sequence[ChatMessage], text: str, options: Mapping[str, bool]
+    tokenizer: Any, control: _Control, said: _Conversation, text: str, options: Mapping[str, bool]
 ) -> list[int] | None:
     """Token ids in which control tokens that stand in a message are ordinary tokens; None where they cannot be told."""
     if not tokenizer.is_fast:
@@ -220,8 +448,8 @@ def _with_typed_as_text(
     written = {text[begin:end].strip() for token_id, (begin, end) in tokens if token_id in control.token_ids}
     typed = _any_of(written.union(control.strings))
     mark = next(mark for number in itertools.count() if (mark := f"\ue000{number}\ue000") not in text)
-    contents = [typed.sub(lambda found: mark + found[0], message.content) for message in messages]
-    pieces = _render(tokenizer, messages, contents).split(mark)
+    marked = said.changed(lambda one: typed.sub(lambda found: mark + found[0], one))
+    pieces = _render(tokenizer, marked).split(mark)
     if "".join(pieces) != text:
         return None
     places = set(itertools.accumulate(map(len, pieces[:-1])))
@@ -236,15 +464,17 @@ def _with_typed_as_text(
     return token_ids
 
 
-def _render(tokenizer: Any, messages: Sequence[ChatMessage], contents: Sequence[str]) -> str:
+def _render(tokenizer: Any, said: _Conversation) -> str:
     if not tokenizer.chat_template:
-        return "\n\n".join(contents)
-    # `developer` is OpenAI's newer word for `system`, which is what templates know.
-    turns = [
-        {"role": "system" if message.role == "developer" else message.role, "content": content}
-        for message, content in zip(messages, contents, strict=True)
-    ]
-    return apply_template(tokenizer, turns)
+        return "\n\n".join(turn["content"] for turn in said.turns)
+    return apply_template(
+        tokenizer,
+        said.turns,
+        asks_for_answer=said.asks_for_answer,
+        continues=said.continues,
+        tools=said.tools,
+        arguments=said.arguments,
+    )
 
 
 def longest_token_chars(tokenizer: Any) -> int | None:

@@ -1,7 +1,7 @@
 """How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
 
-`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Penalties`,
-`probabilities`, the noise of reproducible jobs, random numbers.
+`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Bars`,
+`_Penalties`, `probabilities`, the noise of reproducible jobs, random numbers.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -18,6 +18,21 @@ from torch.nn import functional
 
 from alphaloop.errors import DecodeFailed
 from worker.engine import Sampling
+
+if TYPE_CHECKING:
+    from worker.decoding.constraint import ConstrainedText
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Tokens that a job may not write, beside those that its `allowed_token_ids` leave out."""
+
+    #: The last token of each is barred where the output ends with the others; of one token it is barred everywhere.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    end_tokens: frozenset[int] = frozenset()  #: barred until the output has `min_tokens`
+
+
+NOTHING_BARRED: Final = Barred()
 
 
 class TokenChooser:
@@ -28,28 +43,59 @@ class TokenChooser:
     decoded again after a crash in the same way gets the same text.
     """
 
-    def __init__(self, job_id: str, sampling: Sampling, num_prompt: int) -> None:
+    def __init__(
+        self,
+        job_id: str,
+        sampling: Sampling,
+        num_prompt: int,
+        *,
+        barred: Barred = NOTHING_BARRED,
+        constrained: ConstrainedText | None = None,
+    ) -> None:
         self.sampling = sampling
+        #: What the text has to match, which cuts the target's scores and a drafter's alike; None: anything.
+        self.constrained = constrained
         self.is_greedy = sampling.temperature == 0
         #: Drawn with noise that the draft shares (`tokens`): the same text in every mode, k, drafter, batch.
         self.is_reproducible = sampling.is_reproducible
-        #: No bias and no penalty: `scores` are the logits.
-        self.is_plain = not sampling.is_adjusted
+        #: Whether some tokens cannot be written.
+        self.is_barring = bool(
+            barred.bad_words or sampling.allowed_token_ids or (sampling.min_tokens and barred.end_tokens)
+        )
+        #: Its token is the likeliest that its constraint allows.
+        self.takes_likeliest = self.is_greedy and not self.is_barring
+        #: Nothing barred, no bias, no penalty, no constraint: `scores` are the logits.
+        self.is_plain = not (sampling.is_adjusted or self.is_barring or constrained is not None)
         self._num_prompt = num_prompt
+        self._barred = barred
+        self._bars: dict[torch.device, _Bars] = {}
         # A draft on another device has numbers of its own there: shared ones would cross with every token.
         self._penalties: dict[torch.device, _Penalties] = {}
         self._job_key = key_of("job", job_id)
         self._num_drawn = 0
 
     def scores(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """`logits` [rows, vocabulary] with bias and penalties, at least float32 unless the job is plain.
+        """`logits` [rows, vocabulary] with bias and penalties, -inf where a token is barred or refused.
 
-        Row i stands behind `text` (prompt and output with the pending token, which may only grow between calls) and the
-        tokens of paths[i].
+        At least float32 unless the job is plain. In the order of vLLM's sampler: `allowed_token_ids`, `bad_words`,
+        `min_tokens`, `logit_bias`, penalties; what is barred stays so, whatever is added. Row i stands behind `text`
+        (prompt and output with the pending token, which may only grow between calls) and the tokens of paths[i]. Where
+        the constraint and the rest leave nothing, the whole row is -inf.
         """
         if self.is_plain:
             return logits
+        scores = self.adjusted(logits, text, paths)
+        if self.constrained is not None:
+            self.constrained.restrict(scores, [tuple(path) for path in paths])
+        return scores
+
+    def adjusted(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """A copy of `logits` with all of that but the constraint."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if self.is_barring:
+            if (bars := self._bars.get(scores.device)) is None:
+                bars = self._bars[scores.device] = _Bars(self.sampling, self._barred, self._num_prompt, scores.device)
+            bars.bar(scores, text, paths)
         if (penalties := self._penalties.get(scores.device)) is None:
             penalties = self._penalties[scores.device] = _Penalties(self.sampling, self._num_prompt, scores.device)
         return penalties.adjust(scores, text, paths)
@@ -57,6 +103,17 @@ class TokenChooser:
     def probabilities(self, scores: Tensor) -> Tensor:
         """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
         return probabilities(scores, self.sampling)
+
+    def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
+
+        Both [rows, n], padded with 0. Of jobs without cuts all [rows, vocabulary] and None: column i is token i.
+        """
+        if not self.sampling.is_cut:
+            return probabilities(scores, self.sampling), None
+        p, tokens = _candidates(scores, self.sampling)
+        tokens, order = tokens.sort(dim=-1)
+        return p.gather(-1, order), tokens
 
     @property
     def cut(self) -> tuple[float, int, float, float]:
@@ -86,10 +143,48 @@ class TokenChooser:
         return key_of("seed", self.sampling.seed, position)
 
 
+class _Bars:
+    """What one job may not write, on one device: exact under drafts, because each row is judged by its own path."""
+
+    def __init__(self, sampling: Sampling, barred: Barred, num_prompt: int, device: torch.device) -> None:
+        self._min_tokens = sampling.min_tokens
+        self._end_tokens = sorted(barred.end_tokens)
+        self._num_prompt = num_prompt
+        self._device = device
+        self._allowed = torch.tensor(sampling.allowed_token_ids, dtype=torch.long, device=device)
+        always = sorted({word[0] for word in barred.bad_words if len(word) == 1})
+        self._always = torch.tensor(always, dtype=torch.long, device=device)
+        self._behind: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in barred.bad_words:
+            if before:
+                self._behind.setdefault(tuple(before), []).append(last)
+        self._longest = max(map(len, self._behind), default=0)
+
+    def bar(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """-inf into `scores` [rows, vocabulary] for every token that cannot follow the text and the row's path."""
+        if len(self._allowed):
+            kept = scores[:, self._allowed]
+            scores.fill_(-torch.inf)
+            scores[:, self._allowed] = kept
+        scores[:, self._always] = -torch.inf
+        found: list[tuple[int, int]] = []
+        last = list(text[max(self._num_prompt, len(text) - self._longest) :]) if self._behind else []
+        for row, path in enumerate(paths):
+            if self._behind:
+                output = (*last, *path)[-self._longest :]
+                ends = (output[begin:] for begin in range(len(output)))
+                found += ((row, token) for end in ends for token in self._behind.get(end, ()))
+            if len(text) - self._num_prompt + len(path) < self._min_tokens:
+                found += ((row, token) for token in self._end_tokens)
+        if found:
+            rows, tokens = torch.tensor(found, dtype=torch.long, device=self._device).unbind(1)
+            scores[rows, tokens] = -torch.inf
+
+
 class _Penalties:
     """One job's bias and penalties on one device: how its settings and its own text change the scores.
 
-    In this order, which is that of vLLM's sampler: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
+    In this order: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
     divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
     subtracted once for each time a token stands in the output, the presence penalty once for each token that does
     (OpenAI). Each token of the text is read once.
@@ -99,7 +194,7 @@ class _Penalties:
         self._sampling = sampling
         self._num_prompt = num_prompt
         self._device = device
-        self._has_penalty = replace(sampling, logit_bias=()).is_adjusted
+        self._has_penalty = sampling.has_penalty
         self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long, device=device)
         self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device=device)
         # Only the repetition penalty looks at the prompt.

@@ -15,6 +15,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from worker.decoding.constraint import ConstrainedText
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Drafter, Proposal
@@ -96,15 +97,17 @@ class Shadows:
                 continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
-            uniform = (key_of("shadow", sequence.job_id, name) + 2**63) / 2**64
+            uniform = (key_of("shadow", sequence.owner, name) + 2**63) / 2**64
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    propose = drafter.rereading(seen, sequence.task)
+                    propose = drafter.rereading(seen, sequence.task, sequence.segment)
+                    constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
                     continue
-                rounds = VirtualRounds(propose, seen, drafter.state.max_draft_tokens, sequence.max_tokens)
+                most = drafter.state.max_draft_tokens
+                rounds = VirtualRounds(propose, seen, most, sequence.max_tokens, constrained)
                 self._readings.append(_Reading(sequence, drafter, rounds))
 
     def advance(self) -> None:
@@ -150,6 +153,8 @@ class Shadows:
     def _takes_round(self, reading: _Reading) -> bool:
         """Count a round; False where none is left for now. One that raises ends its reading."""
         sequence = reading.sequence
+        if not sequence.has_begun:
+            return False
         try:
             return reading.rounds.take_round(
                 sequence.text,
@@ -209,8 +214,12 @@ def with_scores(
     prepared: PreparedJob,
     drafters: Mapping[str, Drafter],
     failed: Callable[[str, str, Exception], object],
+    *,
+    constrained: ConstrainedText | None = None,
 ) -> Generation:
     """A control's text with the counts of the drafters that its job asks for, and with the time that this took.
+
+    `constrained` is the text's own, wherever it stands: drafts are restricted, and tokens forced, as in a real run.
 
     A drafter that is not loaded or cannot be scored is left out. So is one that raises, which is then named to `failed`
     with its method and its error: a score is no part of the text.
@@ -222,7 +231,12 @@ def with_scores(
         k = min(prepared.job.probe_num_draft_tokens or state.max_draft_tokens, state.max_draft_tokens)
         try:
             counts = score(
-                drafter, prepared.token_ids, generation.token_ids, k, max_tokens=prepared.sampling.max_tokens
+                drafter,
+                prepared.token_ids,
+                generation.token_ids,
+                k,
+                max_tokens=prepared.sampling.max_tokens,
+                constrained=constrained,
             )
         except Exception as error:
             failed(state.name, "score", error)
@@ -236,7 +250,13 @@ def with_scores(
 
 
 def score(
-    drafter: Drafter, prompt: SequenceOf[int], output: SequenceOf[int], num_draft_tokens: int, *, max_tokens: int
+    drafter: Drafter,
+    prompt: SequenceOf[int],
+    output: SequenceOf[int],
+    num_draft_tokens: int,
+    *,
+    max_tokens: int,
+    constrained: ConstrainedText | None = None,
 ) -> AcceptanceCounts | None:
     """The counts of decoding this greedy text at k = `num_draft_tokens`, the prefill's round among them.
 
@@ -255,20 +275,22 @@ def score(
     if isinstance(drafter, LookupDrafter):
         propose = drafter.rereading(seen, "")
     elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1:
-        propose = _rereading(drafter, seen, output)
+        propose = _rereading(drafter, seen, output, constrained and constrained.beginning())
     else:
         return None
-    rounds = VirtualRounds(propose, seen, num_draft_tokens, max_tokens)
+    rounds = VirtualRounds(propose, seen, num_draft_tokens, max_tokens, constrained and constrained.beginning())
     text = [*prompt, *output]
     while rounds.take_round(text, has_ended=True):
         pass
     return rounds.counts
 
 
-def _rereading(drafter: DraftModelDrafter, seen: SequenceOf[int], output: SequenceOf[int]) -> Callable[[int], Proposal]:
+def _rereading(
+    drafter: DraftModelDrafter, seen: SequenceOf[int], output: SequenceOf[int], constrained: ConstrainedText | None
+) -> Callable[[int], Proposal]:
     """What a draft model would propose behind `seen`, a beginning of the text that grows."""
     num_prompt = len(seen)
-    choices = drafter.choices(seen, output)
+    choices = drafter.choices(seen, output, constrained)
 
     def propose(num_tokens: int) -> Proposal:
         tokens: list[int] = []
@@ -280,6 +302,8 @@ def _rereading(drafter: DraftModelDrafter, seen: SequenceOf[int], output: Sequen
                 tokens.append(_UNKNOWN)
                 continue
             token, probability = choices[place]
+            if token < 0:
+                break  # of the tokens that it proposes, the constraint allows none
             tokens.append(token)
             together *= probability
             if drafter.ends_draft(token, together):
@@ -295,45 +319,96 @@ class VirtualRounds:
     `seen` is the prompt and grows by the tokens of each round. `max_tokens` is the job's own limit: a round never
     proposes past that. The round that ends the text is cropped like a real one. Rounds that would begin behind
     MAX_TOKENS are left out.
+
+    `constrained`, a beginning of the text's constraint, reads along. It fits each proposal as in a real run, and says
+    where one token alone is allowed. Such a token is no trial of a draft that reaches it, and where it stands behind a
+    round's tokens, it comes with the round. It may still be the token that the target adds, which is the round's own.
     """
 
     def __init__(
-        self, propose: Callable[[int], Proposal], seen: list[int], num_draft_tokens: int, max_tokens: int
+        self,
+        propose: Callable[[int], Proposal],
+        seen: list[int],
+        num_draft_tokens: int,
+        max_tokens: int,
+        constrained: ConstrainedText | None = None,
     ) -> None:
         self._propose = propose
         self._seen = seen
         self._num_prompt = len(seen)
         self._num_draft_tokens = num_draft_tokens
         self._max_tokens = max_tokens
+        self._constrained = constrained
+        self._has_begun = False
         self.counts = AcceptanceCounts()  #: of all rounds taken
 
     def take_round(self, text: SequenceOf[int], *, has_ended: bool, is_first_drafted: bool = False) -> bool:
         """Count the next round over `text`, prompt and output; False where no round is left to count for now.
 
-        While the text is being written, a round waits until as many tokens stand as it could accept, and one more. The
-        first round is the prefill, which gives a token without a proposal, unless `is_first_drafted`.
+        `text` has its first round's tokens at least. While it is being written, a round waits until as many tokens
+        stand as it could accept, and one more. The first round is the prefill, which gives a token without a proposal,
+        unless `is_first_drafted`.
         """
-        seen = self._seen
-        begin = len(seen)
+        if not self._has_begun:
+            # Forced tokens that the text begins with; its last token always has a round.
+            self.counts += AcceptanceCounts(num_forced=self._take_forced(text, self._most_forced(text)))
+        begin = len(self._seen)
         num_done = begin - self._num_prompt
         if num_done >= MAX_TOKENS or begin >= len(text):
             return False
-        if not num_done and not is_first_drafted:
-            self.counts += PREFILL
-            seen.append(text[begin])
+        if not self._has_begun and not is_first_drafted:
+            self._has_begun = True
+            self._go_on(text[begin : begin + 1])
+            self.counts += replace(PREFILL, num_forced=self._take_forced(text, len(text)))
             return True
         room = min(self._num_draft_tokens, self._max_tokens - num_done - 1)
         following = text[begin : begin + room + 1]
         if len(following) <= room and not has_ended:
             return False
-        proposal = self._propose(room)
-        depths = proposal.depths
+        self._has_begun = True
+        proposal = self._fitted(self._propose(room), room)
         # A target that chooses what follows, whatever stands before.
-        best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *depths)]
+        best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *proposal.depths)]
         verdict = verify_followed(best, proposal)
         num_emitted = min(verdict.num_accepted + 1, len(following))
+        self._go_on(following[:num_emitted])
+        forced, num_tested = proposal.forced_in(verdict.path), verdict.num_tested
+        num_forced = sum(place < num_emitted for place in forced)
         self.counts = self.counts.with_round(
-            max(depths, default=0), verdict.num_accepted, num_emitted=num_emitted, num_tested=verdict.num_tested
+            max(proposal.trial_depths, default=0),
+            verdict.num_accepted - len(forced),
+            num_emitted=num_emitted - num_forced,
+            num_tested=None if num_tested is None else num_tested - len(forced),
+            num_forced=num_forced + self._take_forced(text, len(text)),
         )
-        seen += following[:num_emitted]
         return True
+
+    def _most_forced(self, text: SequenceOf[int]) -> int:
+        return min(len(text), self._num_prompt + self._max_tokens) - 1
+
+    def _go_on(self, tokens: SequenceOf[int]) -> None:
+        self._seen += tokens
+        if self._constrained is not None:
+            for token in tokens:
+                self._constrained.take(token)
+
+    def _take_forced(self, text: SequenceOf[int], end: int) -> int:
+        """Go on by the forced tokens of `text` that stand next, those before the place `end`; how many."""
+        before = len(self._seen)
+        if self._constrained is not None:
+            while len(self._seen) < end and self._constrained.forced_token is not None:
+                self._go_on(text[len(self._seen) : len(self._seen) + 1])
+        return len(self._seen) - before
+
+    def _fitted(self, proposal: Proposal, num_tokens: int) -> Proposal:
+        """The proposal as a real run would verify it."""
+        if self._constrained is None:
+            return proposal
+        if _UNKNOWN not in proposal.tokens:
+            return self._constrained.fit(proposal, num_tokens, "")
+        # Behind the first token that is not known nothing is, but that the draft goes on.
+        known = proposal.tokens[: proposal.tokens.index(_UNKNOWN)]
+        kept = self._constrained.fit(Proposal(known), len(known), "")
+        unknown = proposal.tokens[len(known) :]
+        proposers = (*kept.proposers, *[""] * len(unknown)) if kept.proposers else ()
+        return Proposal((*kept.tokens, *unknown), proposers=proposers)

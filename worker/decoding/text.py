@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 UNREADABLE: Final = "\N{REPLACEMENT CHARACTER}"
 # A character has at most four bytes, and each of them may be a token: waiting longer for its end is in vain.
@@ -34,12 +37,36 @@ def special_tokens(tokenizer: Any) -> dict[int, str]:
     return {token_id: token.content for token_id, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
+def token_bytes(tokenizer: Any, token_id: int) -> bytes:
+    """What a token stands for: bytes, because it may end within a character. A special token stands for its string."""
+    special, of_bytes, letters = _of_tokens(tokenizer)
+    if (string := special.get(token_id)) is not None:
+        return string.encode()
+    if (byte := of_bytes.get(token_id)) is not None:
+        return bytes((byte,))
+    if (name := tokenizer.convert_ids_to_tokens(token_id)) is None:
+        return b""  # a row of the logits that no token has
+    if letters and all(letter in letters for letter in name):
+        return bytes(letters[letter] for letter in name)
+    if "▁" in name:
+        return str(name).replace("▁", " ").encode()
+    return str(tokenizer.decode([token_id])).encode()
+
+
+@lru_cache(maxsize=4)
+def _of_tokens(tokenizer: Any) -> tuple[dict[int, str], dict[int, int], dict[str, int]]:
+    """Special tokens, tokens that are one byte, and the letters in which a byte-level vocabulary is written."""
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
+    is_byte_level = tokenizer.get_vocab().keys() >= letters.keys()
+    return special_tokens(tokenizer), byte_tokens(tokenizer), letters if is_byte_level else {}
+
+
 class TextStream:
     """One job's text. Push every token of the text; read `take_delta` when convenient.
 
-    The text ends before the first stop string. Whether tokens arrive one by one or many a round makes no difference:
-    each is pushed alone, and the first that completes a stop string ends the text. Where nobody waits for deltas and no
-    stop string is looked for, nothing is decoded before `finish`; `text` is empty until then.
+    The text ends before the first stop string, or behind it. Whether tokens arrive one by one or many a round makes no
+    difference: each is pushed alone, and the first that completes a stop string ends the text. Where nobody waits for
+    deltas and no stop string is looked for, nothing is decoded before `finish`; `text` is empty until then.
 
     A run of byte tokens is decoded here, byte by byte: tokenizers make every byte of a run U+FFFD if one of its
     characters lacks a byte, so what they say of a run changes while it grows.
@@ -54,6 +81,9 @@ class TextStream:
         before: Sequence[int] = (),
         byte_tokens: Mapping[int, int] = _NONE,
         special_tokens: Mapping[int, str] = _NONE,
+        shown: Container[str] = (),
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
         """A text without a token yet.
 
@@ -65,11 +95,18 @@ class TextStream:
                 space of a continuation is only found with what stands before it.
             byte_tokens: of the tokenizer, by token id.
             special_tokens: of the tokenizer, by token id.
+            shown: special tokens whose strings are text.
+            includes_stop: whether the stop string that ends the text is part of it.
+            min_tokens: a stop string that so many tokens complete ends nothing.
         """
         self.is_stopped = False  #: a stop string ended the text
         self._decode = decode
         self._stop = tuple(stop)
-        self._is_lazy = not (is_live or self._stop)
+        self._is_lazy = not (is_live or self._stop or shown)
+        self._shown = shown
+        self._includes_stop = includes_stop
+        self._min_tokens = min_tokens
+        self._num_pushed = 0
         self._byte_of = byte_tokens
         self._specials = special_tokens
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -89,6 +126,7 @@ class TextStream:
 
     def push(self, token_id: int) -> bool:
         """Append a token; True when the text is now complete because of a stop string."""
+        self._num_pushed += 1
         if self._is_lazy:
             self._tokens.append(token_id)
         else:
@@ -119,7 +157,10 @@ class TextStream:
     def _read(self, token_id: int) -> None:
         byte = self._byte_of.get(token_id, 0)
         if (string := self._specials.get(token_id)) is not None:
-            if any(string in stop for stop in self._stop):
+            if string in self._shown:
+                self._flush()
+                self._append(string)
+            elif any(string in stop for stop in self._stop):
                 self._flush()
                 self._hidden.append((len(self._tail), len(self._tail) + len(string)))
                 self._append(string)
@@ -172,8 +213,10 @@ class TextStream:
         if self.is_stopped or not piece:
             return
         self._tail += piece
-        if places := [place for stop in self._stop if (place := self._tail.find(stop)) >= 0]:
-            self._settle(min(places))
+        found = [(place, len(stop)) for stop in self._stop if (place := self._tail.find(stop)) >= 0]
+        if found and self._num_pushed > self._min_tokens:
+            place, length = min(found)
+            self._settle(place + length if self._includes_stop else place)
             self._tail, self.is_stopped = "", True
         else:
             self._settle(len(self._tail) - self._num_suspect())

@@ -34,14 +34,17 @@ COMMIT_INTERVAL_S: Final = 1.0
 MAX_WATERMARK_DISTANCE: Final = 10_000
 #: How soon a topic is noticed that was deleted and made again.
 TOPIC_CHECK_S: Final = 30.0
+#: The next list of topics waits so long, at most, for the group to take this member in with the one before.
+MAX_JOIN_S: Final = 60.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
 
 
 def make_topics(settings: Settings) -> None:
     """Create missing topics. One that this user may not create does not end the worker; its users say so again."""
+    high = [name for name, task in settings.tasks.items() if task.high_topic]
     try:
-        ensure_topics(settings.kafka, settings.tasks)
+        ensure_topics(settings.kafka, settings.tasks, high=high)
     except BrokerUnavailable:
         raise
     except BrokerError as error:
@@ -49,13 +52,13 @@ def make_topics(settings: Settings) -> None:
 
 
 def open_intake(
-    settings: Settings, group_id: str, patterns: Sequence[str], name: str, now: Callable[[], datetime]
+    settings: Settings, group_id: str, topics: Sequence[str], name: str, now: Callable[[], datetime]
 ) -> Intake:
     """A consumer of that group, with the limits of the settings. `name` is for logs, `now` the time of day."""
     consumer = Consumer(settings.kafka, group_id=group_id)
     return Intake(
         consumer,
-        patterns,
+        topics,
         limits=settings.worker,
         most_message_bytes=settings.kafka.max_message_bytes,
         hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
@@ -66,14 +69,15 @@ def open_intake(
 
 @dataclass(eq=False)
 class Intake:
-    """Deliveries out, completions in. `take` is called from one thread, `finish` and `wake` from any.
+    """Deliveries out, completions in. `take` is called from one thread, `finish`, `wake` and `read_topics` from any.
 
-    The limits hold for each lane; `now` says when retries are due. A message has about `most_message_bytes` at most. A
-    rebalance waits up to `hand_over_s` for running jobs.
+    `first` are the topics, or `^patterns` of topics, that it reads until `read_topics` says others. The limits hold for
+    each lane; `now` says when retries are due. A message has about `most_message_bytes` at most. A rebalance waits up
+    to `hand_over_s` for running jobs.
     """
 
     source: Consumer
-    patterns: Sequence[str]
+    first: Collection[str]
     _: KW_ONLY
     limits: WorkerSettings
     most_message_bytes: int
@@ -89,6 +93,12 @@ class Intake:
         #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
         #: member's assignment, until one joins again.
         self.topics: frozenset[str] = frozenset()
+        self._lists: SimpleQueue[frozenset[str]] = SimpleQueue()
+        self.listed: frozenset[str] = frozenset()  #: what is subscribed
+        self._listed_at = 0.0
+        self._dropped: frozenset[str] = frozenset()  # by the newest list
+        if self.first:
+            self._lists.put(frozenset(self.first))
         self._epoch = 0
         self.assignment_number = 0  #: another one after every change of the partitions that are ours
         self._held_topics: frozenset[str] = frozenset()
@@ -110,15 +120,23 @@ class Intake:
 
     def start(self) -> None:
         """Subscribe and begin to poll."""
-        self.source.subscribe(self.patterns, on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+        self._follow_lists()
         self.thread.start()
 
-    def take(self, limit: int, timeout_s: float, *, is_high: bool = False) -> list[Delivery]:
-        """Up to `limit` deliveries of a lane; waits up to `timeout_s` for the first, or for `wake`.
+    def read_topics(self, topics: Collection[str]) -> None:
+        """Read these topics and no others, from soon on. Nothing is started any more of those that are left out."""
+        self._lists.put(frozenset(topics))
+
+    def take(
+        self, limit: int, timeout_s: float, *, is_high: bool = False, max_bytes: int | None = None
+    ) -> list[Delivery]:
+        """Up to `limit` deliveries of a lane, as far as `max_bytes` allow, one at least.
+
+        Waits up to `timeout_s` for the first, or for `wake`.
 
         Raises the exception that ended the polling thread.
         """
-        taken = self._lanes[is_high].take(limit, timeout_s)
+        taken = self._lanes[is_high].take(limit, timeout_s, max_bytes=max_bytes)
         self.thread.check()
         return taken
 
@@ -151,7 +169,9 @@ class Intake:
 
     def is_current(self, delivery: Delivery) -> bool:
         """Whether its partition is ours under the same assignment, and stays so as far as is known."""
-        return self._is_ours(delivery) and not self.handing_over.is_leaving(delivery.partition)
+        where = delivery.partition
+        is_staying = where.topic not in self._dropped and not self.handing_over.is_leaving(where)
+        return is_staying and self._is_ours(delivery)
 
     def _is_ours(self, delivery: Delivery) -> bool:
         held = self._partitions.get(delivery.partition)
@@ -195,7 +215,28 @@ class Intake:
         finally:
             self.source.close()
 
+    def _follow_lists(self) -> None:
+        """Subscribe to the next list once every partition that the one before dropped has left.
+
+        So no list is passed over: what was put aside because its topic was left out is delivered again by whoever gets
+        its partition, this member too.
+        """
+        if self._lists.empty() or any(one.topic in self._dropped for one in self._partitions):
+            return
+        if self.listed and not self.source.has_joined and self.clock() < self._listed_at + MAX_JOIN_S:
+            return
+        self._listed_at = self.clock()
+        before, self.listed = self.listed, self._lists.get_nowait()
+        self._dropped = before - self.listed
+        if self._dropped:
+            self.assignment_number += 1
+            self.wake()
+        self.source.subscribe(
+            sorted(self.listed), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+
     def _turn(self) -> None:
+        self._follow_lists()
         records = self.source.poll_many(self._num_wanted(), POLL_S if self._finished.empty() else 0.0)
         self._last_poll = self.clock()
         self._hand_out(records)

@@ -11,14 +11,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache, partial
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Final, TypeAlias, TypeVar
 
+from alphaloop.acceptance import form_bucket
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
     AlphaloopError,
-    ConfigError,
     ContentError,
     ContentStoreUnavailable,
     InvalidField,
@@ -41,11 +40,12 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
-from alphaloop.settings import TaskSettings, WorkerSettings, read_tasks
-from worker.admission import LaneKey, lane_of
+from alphaloop.settings import TaskSettings, WorkerSettings
+from worker.admission import LaneKey, Line, lane_of
 from worker.background import Retry
 from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
+from worker.intake.target_tasks import TargetTasks
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,7 @@ class ReadyJob:
     lane: LaneKey
     failure: Failure | None = None  #: why the job ends without being decoded: its prompt, elsewhere, could not be read
     job: Job = field(init=False, compare=False)
+    line: Line = field(init=False, compare=False)
     #: About what it takes in memory: its message, the text that was read from it, and the prompt's tokens.
     num_bytes: int = field(init=False, compare=False)
 
@@ -78,6 +79,7 @@ class ReadyJob:
         num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
         object.__setattr__(self, "num_bytes", num_bytes)
         object.__setattr__(self, "job", self.prepared.job)
+        object.__setattr__(self, "line", Line(self.lane, self.prepared.job.segment or ""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,15 @@ def no_references(reference: ContentReference, field: str) -> None:
 class Validation:
     """Reads deliveries. An unknown task makes it read the task list again, because the task may be new.
 
-    `tasks` are those known so far, `reread_tasks` gives those known now. `cluster` is the id of the Kafka cluster.
-    `keeps_apart` says whether a task's segment has evidence of its own. `is_probe` says whether the scheduler recorded
-    a probe or control of this job_id and payload. `check_reference` raises InvalidField where this worker does not
-    follow the reference in that field.
+    `bound` has the tasks. A task that is gone from the list stays known here, because jobs of it may wait. `cluster` is
+    the id of the Kafka cluster. `keeps_apart` says whether a task's segment has evidence of its own. `is_probe` says
+    whether the scheduler recorded a probe or control of this job_id and payload. `check_reference` raises InvalidField
+    where this worker does not follow the reference in that field.
     """
 
     engine: Engine
-    tasks: Mapping[str, TaskSettings]
+    bound: TargetTasks
     _: KW_ONLY
-    reread_tasks: Callable[[], Mapping[str, TaskSettings]]
     limits: WorkerSettings
     cluster: str
     keeps_apart: Callable[[str, str], bool] = lambda task, segment: True
@@ -120,17 +121,32 @@ class Validation:
     check_reference: Callable[[ContentReference, str], None] = no_references
 
     def __post_init__(self) -> None:
-        self.tasks = self._with_defaults(self.tasks)
+        #: The newest list, and all that were known. Both at once, because threads may ask.
+        self._known: tuple[Mapping[str, TaskSettings], Mapping[str, TaskSettings]] = {}, {}
+
+    @property
+    def tasks(self) -> Mapping[str, TaskSettings]:
+        """Every task that is or was in the list, with what the model suggests for sampling."""
+        listed, (newest, known) = self.bound.bindings.tasks, self._known
+        if listed is not newest:
+            defaults = self.engine.sampling_defaults
+            known = {**known, **{name: defaults.applied_to(task) for name, task in listed.items()}}
+            self._known = listed, known
+        return known
 
     def origin(self, delivery: Delivery) -> Origin:
         """Where a delivery came from."""
         record = delivery.record
         return Origin(self.cluster, record.topic, record.partition, record.offset, record.timestamp_ms)
 
-    def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere:
-        """Raises MessageError."""
+    def read(self, delivery: Delivery) -> ReadyJob | PromptElsewhere | None:
+        """What the message asks for; None where another target decodes its task now. Raises MessageError."""
         topic = delivery.record.topic
         task = task_of(topic) or topic
+        if task not in self.tasks:
+            self.bound.reread()
+        if not self.bound.is_ours(task):
+            return None
         settings = self._settings_of(task)
         refuse_envelope(delivery.record.headers)
         job = parse_job(
@@ -147,11 +163,11 @@ class Validation:
                 field="purpose",
                 hint="leave the field out: only the scheduler sends probes and controls",
             )
-        served = self.engine.identity.target
-        if job.body.model not in (None, served):
-            raise InvalidField(
-                f"expected {served!r}, the model served here, found another", field="body.model", hint="leave it out"
-            )
+        if not self.engine.identity.decodes(job.body.model):
+            served = self.engine.identity.target
+            bound = self.bound.bindings.target_of(task)
+            which = "the model served here" if bound is None else f"the target of the task {task}"
+            raise InvalidField(f"expected {served!r}, {which}, found another", field="body.model", hint="leave it out")
         if job.body_ref is not None:
             self.check_reference(job.body_ref, "body_ref")
             return PromptElsewhere(delivery, job, job.body_ref, digest)
@@ -171,11 +187,14 @@ class Validation:
         prepared = self.engine.prepare(job, sampling_of(job, settings))
         if job.segment and not self.keeps_apart(job.task, job.segment):
             prepared = replace(prepared, is_pooled=True)
+        if settings.memory != "off" or not settings.round_counts_in_results:
+            prepared = replace(
+                prepared,
+                is_remembered=settings.memory != "off" and job.purpose is Purpose.TRAFFIC,
+                tells_rounds=settings.round_counts_in_results,
+            )
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
         return ReadyJob(delivery, prepared, digest, lane)
-
-    def _with_defaults(self, tasks: Mapping[str, TaskSettings]) -> dict[str, TaskSettings]:
-        return {name: self.engine.sampling_defaults.applied_to(task) for name, task in tasks.items()}
 
     def _pattern_of(self, job: Job, settings: TaskSettings) -> str:
         """The first pattern that covers the job's prompt, or a message of it; empty if none does.
@@ -185,13 +204,11 @@ class Validation:
         body, patterns = job.body, settings.vanilla_patterns
         if not patterns or job.purpose is not Purpose.TRAFFIC:
             return ""
-        given = [body.prompt] if body.prompt is not None else [message.content for message in body.messages or ()]
+        given = [body.prompt] if body.prompt is not None else [message.text for message in body.messages or ()]
         texts = [text.casefold() for text in given]
         return next((one for one in patterns if any(covers(one, text) for text in texts)), "")
 
     def _settings_of(self, task: str) -> TaskSettings:
-        if task not in self.tasks:
-            self.tasks = {**self.tasks, **self._with_defaults(self.reread_tasks())}
         if task not in self.tasks:
             raise UnknownTask(
                 f"expected a task of configs/tasks.toml, found {task[:100]!r}",
@@ -202,11 +219,30 @@ class Validation:
 
 
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
-    """The job's own settings, and its task's settings for the others."""
-    body = job.body
-    return _sampling(
-        _given(body.max_tokens, task.max_tokens),
-        _given(body.temperature, task.temperature),
+    """The job's own settings, and its task's settings for the others.
+
+    Raises InvalidField for a job that contradicts what its task sets.
+    """
+    body, constraint = job.body, job.body.constraint
+    max_tokens, temperature = _given(body.max_tokens, task.max_tokens), _given(body.temperature, task.temperature)
+    if body.n > 1 and temperature == 0:
+        raise InvalidField(
+            f"expected 1 at the temperature 0, where all texts are the same, found {body.n}",
+            field="body.n",
+            hint="set a temperature above 0",
+        )
+    if body.min_tokens > max_tokens:
+        raise InvalidField(
+            f"expected at most {max_tokens}, the task's max_tokens, found {body.min_tokens}",
+            field="body.min_tokens",
+            hint="set max_tokens too",
+        )
+    kind = None if constraint is None else constraint.kind
+    # A large one is kept no longer than its job.
+    make = Sampling if constraint is not None or body.allowed_token_ids else _sampling
+    return make(
+        max_tokens,
+        temperature,
         _given(body.top_p, task.top_p),
         max(0, _given(body.top_k, task.top_k)),
         _given(body.min_p, task.min_p),
@@ -217,6 +253,16 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
         body.seed,
         body.stop,
         body.stop_token_ids,
+        body.n,
+        body.min_tokens,
+        body.ignore_eos,
+        body.bad_words,
+        body.allowed_token_ids or (),
+        body.include_stop_str_in_output,
+        body.skip_special_tokens,
+        body.num_logprobs,
+        constraint,
+        form_bucket(kind, has_tools=bool(body.tools), has_images=body.num_images > 0),
     )
 
 
@@ -275,7 +321,11 @@ class Fetching:
         return len(self._waiting) + self._num_running
 
     def read(self, delivery: Delivery, refused: list[Refusal]) -> ReadyJob | None:
-        """The job of a message; None where its prompt is read later, or where it is no job, and then in `refused`."""
+        """The job of a message.
+
+        None where its prompt is read later, where another target decodes its task, and where it is no job, and then in
+        `refused`.
+        """
         found = _read(delivery, partial(self.validation.read, delivery), refused)
         if not isinstance(found, PromptElsewhere):
             return found
@@ -351,17 +401,3 @@ def covers(pattern: str, folded: str) -> bool:
             return False
         place = found + len(literal)
     return True
-
-
-def tasks_reader(configs: Path | None) -> Callable[[], Mapping[str, TaskSettings]]:
-    """Reads the tasks of the folder again at each call; none while the file cannot be read."""
-
-    def reread() -> Mapping[str, TaskSettings]:
-        try:
-            return read_tasks(configs)
-        except ConfigError as error:
-            # Somebody is editing the file: the tasks known so far stay.
-            log.warning("tasks not read again: %s", error.message, extra={"action": "tasks_unreadable"})
-            return {}
-
-    return reread

@@ -17,9 +17,10 @@ from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
-from worker.engine import Sampling
+from worker.engine import AnswerPiece, Sampling
+from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
-from worker.servers.replies import ModelCard, ModelList, Piece, Reply, ReplyReader, Tokenized, Version, read_form
+from worker.servers.replies import Reply, ReplyReader
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
@@ -39,8 +40,15 @@ _FIRST_SGLANG: Final = (0, 5, 19)
 class ServerClient:
     """Asks one endpoint. An asynchronous context manager; every method raises errors of alphaloop's tree only."""
 
-    def __init__(self, endpoint: EndpointSettings, *, context_length: int | None = None) -> None:
-        self.endpoint, self.context_length = endpoint, context_length
+    def __init__(
+        self,
+        endpoint: EndpointSettings,
+        *,
+        context_length: int | None = None,
+        adapters: frozenset[str] = frozenset(),
+    ) -> None:
+        """`adapters`: of the model, that jobs may ask for in place of it."""
+        self.endpoint, self.context_length, self.adapters = endpoint, context_length, adapters
         self.model = endpoint.model or ""  #: that is asked for
         self._http = HttpSession(endpoint)
         # A page of metrics elsewhere does not see the server's key.
@@ -58,10 +66,10 @@ class ServerClient:
         job: Job,
         sampling: Sampling,
         *,
-        on_text: Callable[[str], None] | None = None,
+        on_piece: Callable[[AnswerPiece], None] | None = None,
         num_draft_tokens: int | None = None,
     ) -> Reply:
-        """The text of a job. With `on_text` it is streamed, and each piece of text handed over as it comes.
+        """The texts of a job. With `on_piece` they are streamed, and each piece is handed over as it comes.
 
         `num_draft_tokens`: most tokens of a draft, where the server follows a request in that (0: it decodes vanilla);
         None: as it was started.
@@ -70,22 +78,30 @@ class ServerClient:
         """
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
-        stream = on_text is not None
-        body = body_of(endpoint.kind, self.model, job, sampling, stream=stream, num_draft_tokens=num_draft_tokens)
+        stream = on_piece is not None
+        body = body_of(
+            endpoint.kind, self._model_of(job), job, sampling, stream=stream, num_draft_tokens=num_draft_tokens
+        )
         reader = ReplyReader(
             endpoint.kind,
-            self.model,
-            sampling.max_tokens,
+            body["model"],
+            sampling,
             self.context_length,
             endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
         )
         began = time.perf_counter()
         async with self._http.asked("POST", url, body) as content:
-            if on_text is None:
+            if on_piece is None:
                 reader.add(_taken(await content.whole()))
             else:
-                await self._stream(content, reader, on_text, began)
+                await self._stream(content, reader, on_piece, began)
         return reader.reply(time.perf_counter() - began)
+
+    def _model_of(self, job: Job) -> str:
+        """The name that the server has for what the job asks for."""
+        if (asked := job.body.model) is None or asked not in self.adapters:
+            return self.model
+        return f"{self.model}:{asked}" if self.endpoint.kind == "sglang" else asked
 
     @property
     def must_stream(self) -> bool:
@@ -99,7 +115,7 @@ class ServerClient:
         """
         if self.endpoint.kind != "vllm":
             return None
-        body = tokenize_body_of(self.model, job)
+        body = tokenize_body_of(self._model_of(job), job)
         async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
             found = read_form(Tokenized, await content.whole())
         return found.max_model_len - found.count
@@ -141,16 +157,16 @@ class ServerClient:
         self,
         content: Content,
         reader: ReplyReader,
-        on_text: Callable[[str], None],
+        on_piece: Callable[[AnswerPiece], None],
         began: float,
     ) -> None:
         found = events(content.chunks())
         async with aclosing(found):
             async for data in found:
-                if text := reader.add(_taken(data)):
+                for piece in reader.add(_taken(data)):
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began
-                    on_text(text)
+                    on_piece(piece)
         await content.end()
 
 
@@ -164,9 +180,9 @@ def _refuse_old_sglang(version: str) -> None:
         )
 
 
-def _taken(content: bytes) -> Piece:
+def _taken(content: bytes) -> ReplyPiece:
     """A piece of a reply; raises what it reports in place of a text."""
-    piece = read_form(Piece, content)
+    piece = read_form(ReplyPiece, content)
     if piece.error is not None:
         raise of_piece(piece.error)
     return piece

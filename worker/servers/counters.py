@@ -60,8 +60,9 @@ class Counting:
     def began(self, name: str, prepared: PreparedJob) -> None:
         """The job is sent there now."""
         if (slices := self._slices.get(name)) is not None:
-            job = prepared.job
-            slices.began((job.task, prepared.segment, prepared.sampling.bucket, job.purpose.value))
+            job, sampling = prepared.job, prepared.sampling
+            kind = sampling.bucket, sampling.form_bucket, job.body.model or ""
+            slices.began((job.task, prepared.segment, *kind, job.purpose.value))
 
     def ended(self, name: str, reply: Reply | None) -> SliceEnd | None:
         """Its request ended, without a reply if it failed or was given up; what is to be read, if that left it idle.
@@ -72,7 +73,8 @@ class Counting:
         if (slices := self._slices.get(name)) is None:
             return None
         num_tokens = reply.num_tokens if reply else 0
-        due = slices.ended(reply.num_prompt_tokens if reply else 0, num_tokens)
+        num_texts = reply.num_texts if reply else 1
+        due = slices.ended(reply.num_prompt_tokens if reply else 0, num_tokens, num_texts)
         if due is None or (num_tokens and name not in self._failing):
             return due
         reading = asyncio.create_task(self.read(name, due))
@@ -104,8 +106,8 @@ class Counting:
         return found
 
 
-#: What of a request's evidence key is known before it is sent: task, segment, sampling bucket, purpose.
-SliceKey: TypeAlias = tuple[str, str, str, str]
+#: What of a request's evidence key is known before it is sent: task, segment, sampling and form bucket, model, purpose.
+SliceKey: TypeAlias = tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -141,8 +143,10 @@ class CounterSlices:
         self._num_in_flight += 1
         self._turn += 1
 
-    def ended(self, num_prompt_tokens: int = 0, num_tokens: int = 0) -> SliceEnd | None:
+    def ended(self, num_prompt_tokens: int = 0, num_tokens: int = 0, num_texts: int = 1) -> SliceEnd | None:
         """A request ended; without tokens it failed or was given up. The counters are due if it was the last.
+
+        vLLM counts each of several texts as a request.
 
         Requests of one slice also have prompts of one bucket.
         """
@@ -151,7 +155,7 @@ class CounterSlices:
         if not num_tokens or found.prompt_bucket not in (None, bucket):
             found.since = None
         found.prompt_bucket = bucket
-        found.num_requests += 1
+        found.num_requests += num_texts
         found.num_prompt_tokens += num_prompt_tokens
         found.num_tokens += num_tokens
         found.turn = self._turn

@@ -30,9 +30,9 @@ class DraftCounts:
 NOTHING = DraftCounts("nothing")
 
 
-def of_vanilla(granularity: Granularity, num_tokens: int) -> DraftCounts:
-    """A text of `num_tokens` without a draft: a round a token, and the first pass where there is no text."""
-    num_rounds = max(1, num_tokens)
+def of_vanilla(granularity: Granularity, num_tokens: int, num_texts: int = 1) -> DraftCounts:
+    """Texts of `num_tokens` together without a draft: a round a token, and the first pass of one without a token."""
+    num_rounds = max(num_texts, num_tokens)
     return DraftCounts(
         granularity, counts=AcceptanceCounts(num_rounds, num_rounds, num_cropped=num_rounds - num_tokens)
     )

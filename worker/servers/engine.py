@@ -32,6 +32,7 @@ from alphaloop.errors import (
     ServerError,
 )
 from alphaloop.messages import Job
+from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
@@ -47,11 +48,12 @@ from worker.engine import (
     TokenDelta,
 )
 from worker.servers.client import ServerClient
+from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.load_watch import LoadWatch
-from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare, refusal_of
+from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
 from worker.servers.testing import Tests, Timing, why_not
 
 log = logging.getLogger(__name__)
@@ -90,8 +92,9 @@ def open_server_engine(
         named = name_servers(found, identities)
         models = thread.wait_for(_obeyed(models, found))
         identity = _identity(models, named)
+        lacking = thread.wait_for(_lacking(models, found))
         servers = [
-            _server(models, name, found.get(name), identity)
+            _server(models, name, found.get(name), identity, lacking.get(name, frozenset()))
             for name, settings in models.endpoints.items()
             if name in found or settings.model is not None
         ]
@@ -131,7 +134,8 @@ class ServerEngine(Engine):
         self._num_slots = most if num_slots is None else min(num_slots, most)
         self._thread = thread
         self._clients = {
-            server.name: ServerClient(server.endpoint, context_length=server.context_length) for server in self._servers
+            server.name: ServerClient(server.endpoint, context_length=server.context_length, adapters=server.adapters)
+            for server in self._servers
         }
         self._sending = Sending(
             self._clients,
@@ -158,9 +162,14 @@ class ServerEngine(Engine):
         """What drafts at the endpoints, each once."""
         return self._fleet.drafters()
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a job may ask for at some endpoint, as they were started."""
+        return frozenset().union(*(server.served.features for server in self._servers))
+
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """Check what can be checked here. Raises InvalidField where no server can follow the job's settings."""
-        if job.body.model not in (None, self._identity.target):
+        if not self._identity.decodes(job.body.model):
             raise InvalidField(f"expected {self._identity.target!r}, the model served here", field="body.model")
         return prepare(job, sampling, self._servers, limit=self._identity.context_length, tokens=self._tokens)
 
@@ -177,7 +186,11 @@ class ServerEngine(Engine):
         if decision.drafter is not None and decision.drafter not in {one.name for one in self.drafters}:
             raise DecodeFailed(f"no endpoint has the drafter {decision.drafter!r}")
         sampling = prepared.sampling
-        barred = {server.name for server in self._servers if refusal_of(server, sampling) is not None}
+        model = prepared.job.body.model
+        if model not in self._identity.adapters:
+            model = None  # the target, under its name or none
+        barred = {server.name for server in self._servers if not prepared.features <= server.served.features}
+        barred |= {server.name for server in self._servers if model is not None and model not in server.adapters}
         of_route = {server.name for server in self._servers if decision.drafter in server.routes}
         request = ServerRequest(
             prepared,
@@ -273,7 +286,7 @@ class ServerEngine(Engine):
         found: dict[str, str] = {}
         for drafter in self.drafters:
             theirs = [server for server in self._servers if server.drafter_name == drafter.name]
-            refusals = [refusal_of(server, job.sampling) for server in theirs for job in jobs]
+            refusals = [refusal_of(job.job.body, job.features, [server.served]) for server in theirs for job in jobs]
             if refusals and all(refusals):
                 found[drafter.name] = next(refusal.message for refusal in refusals if refusal)
         return found
@@ -350,8 +363,28 @@ async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) ->
     return models.model_copy(update={"endpoints": dict(zip(models.endpoints, all_seen, strict=True))})
 
 
+async def _lacking(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, frozenset[Feature]]:
+    """By endpoint that answers, what it does not serve as it was started."""
+
+    async def asked(name: str) -> frozenset[Feature]:
+        settings = models.endpoints[name].model_copy(update={"model": found[name].model})
+        async with ServerClient(settings, context_length=found[name].context_length) as client:
+            told = await ask_lacking(client)
+        if told:
+            extra = {"action": "features_lacking", "endpoint": name}
+            reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(told.items()))
+            log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
+        return frozenset(told)
+
+    return dict(zip(found, await asyncio.gather(*map(asked, found)), strict=True))
+
+
 def _server(
-    models: ModelSettings, name: str, found: ServerIdentity | None, identity: EngineIdentity
+    models: ModelSettings,
+    name: str,
+    found: ServerIdentity | None,
+    identity: EngineIdentity,
+    lacking: frozenset[Feature],
 ) -> InferenceServer:
     settings = models.endpoints[name]
     endpoint = settings.model_copy(update={"model": found.model}) if found else settings
@@ -360,7 +393,8 @@ def _server(
     # What is counted in another way is evidence of another kind, and has another name.
     revision = server if settings.metrics_url is None else f"{server}-counters"
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
-    return InferenceServer(name, endpoint, drafter, settings.max_requests, length)
+    adapters = frozenset(found.adapters) if found else frozenset()
+    return InferenceServer(name, endpoint, drafter, settings.max_requests, length, adapters, lacking)
 
 
 def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
@@ -376,6 +410,7 @@ def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
         device=f"{SERVERS}{hashlib.sha256(addresses.encode()).hexdigest()[:_HASH_CHARS]}",
         context_length=named.context_length or _UNKNOWN_CONTEXT,
         host=",".join(sorted(hosts))[:_MOST_NAME_CHARS],
+        adapters=named.adapters,
     )
 
 

@@ -34,6 +34,7 @@ from alphaloop.errors import (
     ServerUnavailable,
     reason_of,
 )
+from alphaloop.messages.capabilities import EngineFeatures, Feature, served_by
 from alphaloop.settings.models import EndpointSettings
 from worker.servers.load import Places
 
@@ -67,11 +68,21 @@ class InferenceServer:
     drafter: DrafterState | None  #: what drafts there
     max_requests: int  #: at once, at least 1
     context_length: int
+    adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
+    lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
 
     @property
     def drafter_name(self) -> str | None:
         """The route."""
         return self.drafter.name if self.drafter else None
+
+    @property
+    def served(self) -> EngineFeatures:
+        """What it can do with a job."""
+        found = served_by(self.endpoint.kind, drafts=self.drafter is not None)
+        if not self.lacking:
+            return found
+        return EngineFeatures(f"{found.whose} as it was started", found.features - self.lacking)
 
     @property
     def routes(self) -> tuple[str | None, ...]:

@@ -39,7 +39,7 @@ from alphaloop.errors import (
 )
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
-from worker.servers.replies import RefusalBody, ServerFailure
+from worker.servers.forms import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
 
 #: Servers close a connection without requests after five seconds. A request that is sent at that moment would be lost

@@ -24,7 +24,7 @@ from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.engine import Sampling
 from worker.servers.client import ServerClient
-from worker.servers.replies import Form, ModelCard, read_form
+from worker.servers.forms import Form, ModelCard, read_form
 from worker.servers.request_body import Body as RequestBody
 from worker.servers.request_body import body_of, path_of
 
@@ -68,7 +68,8 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
     # A busy server has others to serve first, however soon their requests are given up.
     endpoint = endpoint.model_copy(update={"answer_s": max(endpoint.answer_s, _LEAST_ANSWER_S)})
     async with _AskingClient(endpoint) as client:
-        card = card_of(await client.models(), endpoint.model)
+        cards = await client.models()
+        card = card_of(cards, endpoint.model)
         client.model = card.id
         version = await client.version()
         answers = [await client.answer(prompt) for prompt in PROMPTS]
@@ -86,14 +87,21 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
         context_length=card.context_length,
         answers=tuple(answers),
         scatter=distance(answers, together) or 0.0,
+        adapters=adapters_of(card, cards),
     )
 
 
+def adapters_of(card: ModelCard, cards: Sequence[ModelCard]) -> tuple[str, ...]:
+    """Names of the model's adapters that the server lists: vLLM and SGLang name the model that each belongs to."""
+    return tuple(sorted(one.id for one in cards if one.parent == card.id and one.id != card.id))
+
+
 def card_of(cards: tuple[ModelCard, ...], model: str | None) -> ModelCard:
-    """The card of `model`, or of the only one without.
+    """The card of `model`, or of the only one that is no adapter.
 
     Raises ConfigError where the server lists several or none and no model is named, and ModelNotServed.
     """
+    cards = tuple(card for card in cards if card.parent is None or card.id == model)
     listed = ", ".join(card.id for card in cards[:_MOST_NAMED]) or "none"
     if not model and len(cards) != 1:
         raise ConfigError(
@@ -114,6 +122,7 @@ class NamedServers:
     engine: str  #: of those that differ, all, joined by +
     context_length: int | None  #: the shortest that a server reports
     changed: Mapping[str, str]  #: by endpoint, what is other than in its last life, in words
+    adapters: tuple[str, ...]  #: of the model, that some server has
 
 
 def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore | None) -> NamedServers:
@@ -138,7 +147,9 @@ def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore
     for endpoint, told in changed.items():
         log.warning("endpoint %s: %s", endpoint, told, extra={"action": "server_changed", "endpoint": endpoint})
     lengths = [one.context_length for one in found.values() if one.context_length is not None]
-    return NamedServers(revision, "+".join(sorted(set(engines.values()))), min(lengths, default=None), changed)
+    adapters = tuple(sorted({name for one in found.values() for name in one.adapters}))
+    engine = "+".join(sorted(set(engines.values())))
+    return NamedServers(revision, engine, min(lengths, default=None), changed, adapters)
 
 
 def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:

@@ -19,7 +19,7 @@ from alphaloop.settings.models import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.counters import values
 from worker.servers.fleet import Fleet
-from worker.servers.replies import Count, Form, read_form
+from worker.servers.forms import Count, Form, read_form
 
 log = logging.getLogger(__name__)
 

@@ -1,51 +1,49 @@
 """From the pieces of a server's reply to the generation that the worker records.
 
-    Piece, Piece … → ReplyReader → Reply → generation_of → Generation
+    ReplyPiece, ReplyPiece … → ReplyReader → Reply → generation_of → Generation
 
 Text, token counts and the reason of the end are checked against each other, because released servers have cut texts
-silently. What servers send is OpenAI's form and what each kind adds to it; other fields are ignored. The forms were
-read in November 2026 from the documentation and sources of vLLM 0.32, SGLang, llama.cpp and TensorRT-LLM. A whole reply
-and an event of a stream are read alike: an event has `delta` in place of `message`, and most fields only at the end.
+silently; so is that a reply has what was asked for, because servers leave out what they do not know.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, TypeVar
-
-from pydantic import (
-    AfterValidator,
-    AliasChoices,
-    AliasPath,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-)
+from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, ServerFailed
+from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
+from alphaloop.messages import Choice
+from alphaloop.messages.result import FinishReason
 from alphaloop.server_identity import ServerKind
-from worker.engine import DrafterCounts, Generation, Served, ServerLoad, SliceCounts
+from worker.engine import AnswerPiece, DrafterCounts, Generation, Sampling, Served, ServerLoad, SliceCounts
 from worker.servers import draft_counts
+from worker.servers.choices import GrowingChoice
 from worker.servers.draft_counts import DraftCounts
+from worker.servers.forms import ReplyPiece, ServerTimes, TokenUsage, ToldDrafts
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A finished text."""
+    """A finished text, or several."""
 
-    text: str
-    finish_reason: Literal["stop", "length"]
+    text: str  #: the first one's content
+    finish_reason: FinishReason  #: the first one's
     num_prompt_tokens: int
-    num_tokens: int  #: of the text, the token that ended it included where the server counts it
-    token_ids: tuple[int, ...]  #: empty where the server does not tell
+    num_tokens: int  #: of all texts, the tokens that ended them included where the server counts them
+    token_ids: tuple[int, ...]  #: of all texts; empty where the server does not tell
     drafts: DraftCounts
     times: ServerTimes
     first_text_s: float | None  #: from the request to the first piece with text; None of a reply in one piece
     wall_s: float  #: from the request to the end of the reply
+    choices: tuple[Choice, ...] = ()  #: where the reply says more than `text`, all of it
+    num_texts: int = 1
+    num_reasoning_tokens: int | None = None  #: of all texts; None where not told
+
+
+_REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
 
 
 @dataclass(slots=True)
@@ -54,19 +52,20 @@ class ReplyReader:
 
     kind: ServerKind
     model: str
-    max_tokens: int
+    sampling: Sampling
     context_length: int | None = None  #: where known, a text that ends there may be shorter than `max_tokens`
     num_draft_tokens: int | None = None  #: k that was asked for, or that of the server's start; None: not known
-    finish_reason: str | None = None
     first_text_s: float | None = None
-    _texts: list[str] = field(default_factory=list)
-    _token_ids: list[int] = field(default_factory=list)
+    _choices: dict[int, GrowingChoice] = field(default_factory=dict)
     _usage: TokenUsage | None = None
     _times: ServerTimes | None = None
     _drafts: ToldDrafts | None = None
 
-    def add(self, piece: Piece) -> str:
-        """Take a piece in, and return its text. Raises ReplyInvalid, or ModelNotServed where another model answers."""
+    def add(self, piece: ReplyPiece) -> Sequence[AnswerPiece]:
+        """Take a piece in, and return what it adds to the texts.
+
+        Raises ReplyInvalid, or ModelNotServed where another model answers.
+        """
         if self.kind != "openai" and piece.model is not None and piece.model != self.model:
             # llama.cpp serves its one model whatever name is asked for; OpenAI answers with a name that has a date.
             raise ModelNotServed(
@@ -74,56 +73,101 @@ class ReplyReader:
                 hint="ask for the name that the server lists at /v1/models",
             )
         self._usage = piece.usage or self._usage
-        if len(piece.choices) > 1 or any(choice.index for choice in piece.choices):
-            raise ReplyInvalid(f"expected one text, found {len(piece.choices)}")
         self._times = piece.times or self._times
         self._drafts = piece.drafts or self._drafts
-        return self._choose(piece.choices[0]) if piece.choices else ""
-
-    def _choose(self, choice: ReplyChoice) -> str:
-        if choice.lacks_reasoning:
-            raise ReplyInvalid(
-                "expected the whole text, found a part of it set apart as reasoning",
-                hint="start the server without a reasoning parser",
-            )
-        self._texts.append(choice.words)
-        self._token_ids += choice.token_ids or ()
-        self.finish_reason = choice.finish_reason or self.finish_reason
-        return choice.words
+        added: list[AnswerPiece] = []
+        if len({choice.index for choice in piece.choices}) != len(piece.choices):
+            raise ReplyInvalid("expected each text once in a part of a reply, found one twice")
+        for choice in piece.choices:
+            if choice.index not in self._choices:
+                if choice.index >= self.sampling.n:
+                    raise ReplyInvalid(f"expected texts 0 to {self.sampling.n - 1}, found text {choice.index}")
+                self._choices[choice.index] = GrowingChoice(choice.index, self.sampling.num_logprobs)
+            added += self._choices[choice.index].add(choice)
+        return added
 
     def reply(self, wall_s: float) -> Reply:
-        """The whole reply. Raises ReplyCut, ReplyInvalid or ServerFailed."""
-        if self.finish_reason is None:
+        """The whole reply. Raises ReplyCut, ReplyInvalid, RequestRefused or ServerFailed."""
+        texts = [self._choices[index] for index in sorted(self._choices)]
+        if not texts or any(one.finish_reason is None for one in texts):
             raise ReplyCut("the reply ended without the reason of its end")
-        usage, text = self._usage, "".join(self._texts)
-        if usage is None:
+        if (usage := self._usage) is None:
             raise ReplyInvalid("expected usage in the reply, found none", hint="a proxy between may take it out")
-        reason = self._reason(usage)
-        if self._token_ids and len(self._token_ids) != usage.completion_tokens:
-            raise ReplyInvalid(f"expected {usage.completion_tokens} token ids, found {len(self._token_ids)}")
-        if text and not usage.completion_tokens:
+        self._refuse_less(texts)
+        num = usage.completion_tokens
+        if self.kind == "llama_cpp" and len(texts) > 1:
+            num = sum(one.num_told for one in texts)  # its usage is that of one text
+        reasons = self._reasons(texts, usage.prompt_tokens, num)
+        ids = [token_id for one in texts for token_id in one.token_ids]
+        if ids and len(ids) != num:
+            raise ReplyInvalid(f"expected {num} token ids, found {len(ids)}")
+        if not num and not all(one.is_empty for one in texts):
             raise ReplyInvalid("expected no text of 0 tokens, found some")
-        told = self._times if self.kind == "llama_cpp" else self._drafts
-        num, drafts = usage.completion_tokens, draft_counts.NOTHING
-        if told is not None and self.kind != "openai":
-            drafts = drafts_of(self.kind, told, num, self.num_draft_tokens)
-        ids, times = tuple(self._token_ids), self._times or ServerTimes()
-        return Reply(text, reason, usage.prompt_tokens, num, ids, drafts, times, self.first_text_s, wall_s)
+        is_plain = len(texts) == 1 and texts[0].is_plain
+        # vLLM tells 0 of a thought that had no end.
+        thought = usage.reasoning_tokens or (None if any(one.has_thought for one in texts) else usage.reasoning_tokens)
+        return Reply(
+            text=texts[0].text,
+            finish_reason=reasons[0],
+            num_prompt_tokens=usage.prompt_tokens,
+            num_tokens=num,
+            token_ids=tuple(ids),
+            drafts=self._told(num) if len(texts) == 1 else draft_counts.NOTHING,
+            times=self._times or ServerTimes(),
+            first_text_s=self.first_text_s,
+            wall_s=wall_s,
+            choices=() if is_plain else tuple(map(GrowingChoice.choice, texts, reasons)),
+            num_texts=len(texts),
+            num_reasoning_tokens=None if thought is None else min(thought, num),
+        )
 
-    def _reason(self, usage: TokenUsage) -> Literal["stop", "length"]:
-        found, num = self.finish_reason, usage.completion_tokens
-        if found in ("abort", "error"):
+    def _told(self, num_tokens: int) -> DraftCounts:
+        """Of the drafts of one text. No server tells which rounds are which of several texts."""
+        told = self._times if self.kind == "llama_cpp" else self._drafts
+        if told is None or self.kind == "openai":
+            return draft_counts.NOTHING
+        return drafts_of(self.kind, told, num_tokens, self.num_draft_tokens)
+
+    def _refuse_less(self, texts: Sequence[GrowingChoice]) -> None:
+        """A server that does not know a field leaves it out without a word: that is a refusal."""
+        if len(texts) != self.sampling.n:
+            raise RequestRefused(
+                f"body.n: expected {self.sampling.n} texts, found {len(texts)}",
+                hint="ask this kind of server for one text a job",
+            )
+        if any(one.lacks_logprobs for one in texts):
+            raise RequestRefused(
+                "body.logprobs: the server left them out", hint="route the task to a server that tells them"
+            )
+        sampling = self.sampling
+        must_call = sampling.constraint is not None and sampling.constraint.kind == "tools"
+        # What ends a text by the wish of its job may stand before the call, as its limit may.
+        if (
+            must_call
+            and not (sampling.stop or sampling.stop_token_ids)
+            and any(one.ends_without_calls for one in texts)
+        ):
+            raise RequestRefused(
+                "body.tool_choice: the server made no call", hint="route the task to a server that makes one"
+            )
+
+    def _reasons(self, texts: Sequence[GrowingChoice], num_prompt_tokens: int, num: int) -> list[FinishReason]:
+        most = self.sampling.max_tokens
+        if any(one.finish_reason in ("abort", "error") for one in texts):
             raise ServerFailed("the server gave the request up before its text was finished")
-        if num > self.max_tokens:
-            raise ReplyInvalid(f"expected at most {self.max_tokens} tokens, found {num}")
-        if found == "stop":
-            return "stop"
-        if found != "length":
-            raise ReplyInvalid("expected the reason stop or length for the end of the text, found another")
-        at_context = self.context_length is not None and usage.prompt_tokens + num >= self.context_length
-        if num < self.max_tokens and not at_context:
-            raise ReplyInvalid(f"expected {self.max_tokens} tokens of a text cut at its limit, found {num}")
-        return "length"
+        if num > most * len(texts):
+            raise ReplyInvalid(f"expected at most {most * len(texts)} tokens, found {num}")
+        reasons = [_REASONS[one.finish_reason] for one in texts if one.finish_reason in _REASONS]
+        if len(reasons) != len(texts):
+            raise ReplyInvalid("expected the reason stop, length or tool_calls for the end of a text, found another")
+        if any(why == "tool_calls" and not one.has_calls for one, why in zip(texts, reasons, strict=True)):
+            raise ReplyInvalid("expected calls of tools in a text that ended with them, found none")
+        least = most
+        if self.context_length is not None:
+            least = max(0, min(most, self.context_length - num_prompt_tokens))
+        if num < least * (num_cut := reasons.count("length")):
+            raise ReplyInvalid(f"expected {most * num_cut} tokens of texts cut at their limit, found {num}")
+        return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +198,8 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     Where the counts are not known they say one thing only, how many tokens the text has: `served.is_counted` is false.
     """
     known = _known(reply, sent.drafter)
-    counts = known.counts or draft_counts.of_vanilla(known.granularity, reply.num_tokens).counts or AcceptanceCounts()
+    vanilla = draft_counts.of_vanilla(known.granularity, reply.num_tokens, reply.num_texts)
+    counts = known.counts or vanilla.counts or AcceptanceCounts()
     is_counted = known.counts is not None
     num_rounds = counts.rounds if is_counted else None
     if num_rounds is None and sent.slice_counts is not None:
@@ -175,6 +220,8 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
         batch_size=max(1, round(sent.num_beside)),
         drafted=_drafted(counts, sent.drafter, sent.num_draft_tokens) if is_counted and sent.drafter else (),
         num_vanilla_rounds=1 if sent.drafter else counts.rounds,
+        choices=reply.choices,
+        num_reasoning_tokens=reply.num_reasoning_tokens,
         served=Served(
             endpoint=sent.endpoint,
             drafter=sent.drafter.name if sent.drafter else None,
@@ -191,6 +238,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             is_counted=is_counted,
             slice_counts=sent.slice_counts,
             load=sent.load,
+            num_texts=reply.num_texts,
         ),
     )
 
@@ -199,7 +247,9 @@ def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
     """What is believed: where nothing drafts each round has one token, unless the server says that it drafted."""
     if drafter is not None:
         return reply.drafts
-    return draft_counts.NOTHING if reply.drafts.num_proposed else draft_counts.of_vanilla("rounds", reply.num_tokens)
+    if reply.drafts.num_proposed:
+        return draft_counts.NOTHING
+    return draft_counts.of_vanilla("rounds", reply.num_tokens, reply.num_texts)
 
 
 def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
@@ -254,178 +304,3 @@ def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tok
         # Its list ends at the longest that was accepted.
         histogram, num_proposed = (*histogram, *(0,) * (k + 1 - len(histogram))), num_rounds * k
     return draft_counts.from_lengths(histogram, num_proposed, num_tokens, num_rounds)
-
-
-Count = Annotated[int, Field(ge=0, le=1 << 40)]
-_Number = Annotated[Count, BeforeValidator(lambda told: 0 if told is None else told)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda told_ms: told_ms / 1000)]
-
-
-class Form(BaseModel):
-    """A JSON object of a server's."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
-
-
-AnyForm = TypeVar("AnyForm", bound=Form)
-
-
-def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
-    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
-    try:
-        return form.model_validate_json(content)
-    except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in found["loc"]) or "the reply"
-        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
-
-
-class Said(Form):
-    """`message` of a whole chat reply, `delta` of an event."""
-
-    content: str | None = None
-    #: What a parser of reasoning took out of the text: vLLM's name, and SGLang's, llama.cpp's and its own older one.
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-
-class ToldDrafts(Form):
-    """What servers say of drafts.
-
-    `metrics.speculative_decoding` of vLLM with `--per-request-spec-decode-metrics`, the arrays of rounds with
-    `detailed`; `spec_tokens_details` of SGLang's `sglext` with `return_spec_tokens_details`; `speculative_decoding` of
-    a choice of TensorRT-LLM's, with `per_request_spec_decode_stats: true`. llama.cpp's are beside its times, and absent
-    where nothing was drafted, whatever the server is set to.
-    """
-
-    num_rounds: _Number = Field(0, validation_alias=AliasChoices("num_spec_steps", "spec_verify_ct"))
-    num_proposed: _Number = Field(
-        0,
-        validation_alias=AliasChoices("num_draft_tokens", "spec_num_proposed_drafts", "total_draft_tokens", "draft_n"),
-    )
-    num_accepted: _Number = Field(
-        0,
-        validation_alias=AliasChoices(
-            "num_accepted_draft_tokens",
-            "spec_num_correct_drafts",
-            "total_accepted_draft_tokens",
-            "draft_n_accepted",
-        ),
-    )
-    histogram: tuple[Count, ...] | None = Field(
-        None, validation_alias=AliasChoices("acceptance_histogram", "spec_correct_drafts_histogram")
-    )
-    drafted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_drafted")
-    accepted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_accepted")
-
-
-class ServerTimes(ToldDrafts):
-    """Times that the server measured itself; None where it does not tell.
-
-    vLLM's `metrics`, with `--enable-per-request-metrics`, and llama.cpp's `timings`.
-    """
-
-    queue_s: _Seconds | None = Field(None, validation_alias="queue_time_ms")
-    #: From the start of work to the first token.
-    prefill_s: _Seconds | None = Field(None, validation_alias=AliasChoices("time_to_first_token_ms", "prompt_ms"))
-    #: From the first token to the last.
-    decode_s: _Seconds | None = Field(None, validation_alias=AliasChoices("generation_time_ms", "predicted_ms"))
-
-
-_DRAFTS_AT: Final = AliasChoices(
-    AliasPath("metrics", "speculative_decoding"),
-    AliasPath("sglext", "spec_tokens_details"),
-    AliasPath("choices", 0, "speculative_decoding"),
-)
-
-
-class ReplyChoice(Form):
-    """The one text of a reply."""
-
-    index: int = 0
-    text: str | None = None
-    message: Said | None = None
-    delta: Said | None = None
-    finish_reason: str | None = None
-    token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
-
-    @property
-    def words(self) -> str:
-        """The text in it."""
-        said = self.message or self.delta
-        return self.text or (said.content if said else None) or ""
-
-    @property
-    def lacks_reasoning(self) -> bool:
-        """Whether a part of the text was taken out of it."""
-        said = self.message or self.delta
-        return said is not None and bool(said.reasoning or said.reasoning_content)
-
-
-class TokenUsage(Form):
-    """Tokens of prompt and text."""
-
-    prompt_tokens: Count
-    completion_tokens: Count
-
-
-class ServerFailure(Form):
-    """`error` of a refusal. Its message may quote the prompt, so it is read and never shown."""
-
-    message: str | None = None
-    type: str | None = None
-    code: int | str | None = None
-    param: str | None = None
-    n_prompt_tokens: Count | None = None  #: llama.cpp's, of a prompt that is too long
-    n_ctx: Count | None = None
-
-
-class Piece(Form):
-    """A whole reply, or an event of a stream."""
-
-    model: str | None = None
-    choices: tuple[ReplyChoice, ...] = ()
-    usage: TokenUsage | None = None
-    times: ServerTimes | None = Field(None, validation_alias=AliasChoices("metrics", "timings"))
-    drafts: ToldDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
-    error: ServerFailure | str | None = None
-
-
-class RefusalBody(Form):
-    """The body of a reply that is not 200. vLLM's old form and SGLang's have the fields of `error` at the top."""
-
-    error: ServerFailure | str | None = None
-    message: str | None = None
-    type: str | None = None
-    code: int | str | None = None
-    detail: str | list[object] | None = None
-
-
-class ModelCard(Form):
-    """A model of `GET /v1/models`."""
-
-    id: str
-    root: str | None = None
-    #: Tokens of prompt and text together, of vLLM and SGLang, and of llama.cpp; None where the server does not say.
-    context_length: Annotated[Count, AfterValidator(lambda told: told or None)] | None = Field(
-        None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
-    )
-
-
-class Version(Form):
-    """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
-
-    name: str | None = Field(None, validation_alias=AliasChoices("version", "build_info"))
-
-
-class Tokenized(Form):
-    """vLLM's `POST /tokenize`."""
-
-    count: Count
-    max_model_len: Count
-
-
-class ModelList(Form):
-    """`GET /v1/models`."""
-
-    data: tuple[ModelCard, ...]

@@ -1,18 +1,20 @@
 """The body of a request: a job and its sampling settings in the words of each kind of server.
 
 Every setting is sent, also where it is the default: vLLM and SGLang take defaults from the model's files, and llama.cpp
-cuts improbable tokens unless told otherwise. A setting that a server lacks or means in another way is refused, because
-a text sampled otherwise would be a wrong result.
+cuts improbable tokens unless told otherwise. What a server lacks or means in another way never comes here:
+alphaloop/messages/capabilities.py says what each can do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from alphaloop.errors import InvalidField
 from alphaloop.inside_vllm.proposer import NUM_DRAFT_TOKENS, TASK
-from alphaloop.messages import Job
+from alphaloop.messages import Body as GivenBody
+from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
 from worker.engine import Sampling
 
@@ -35,7 +37,7 @@ def body_of(
     stream: bool,
     num_draft_tokens: int | None = None,
 ) -> Body:
-    """The JSON of a request. Raises InvalidField for a setting that this kind of server cannot follow.
+    """The JSON of a request for a job that this kind of server can serve.
 
     `num_draft_tokens`: most tokens of a draft, of vLLM with our look-up; None: as the server was started.
     """
@@ -46,10 +48,10 @@ def body_of(
         "top_p": sampling.top_p,
         "frequency_penalty": sampling.frequency_penalty,
         "presence_penalty": sampling.presence_penalty,
-        "n": 1,
+        "n": sampling.n,
         "stream": stream,
     }
-    body |= _prompt_of(job)
+    body |= _prompt_of(kind, job)
     if sampling.seed is not None:
         body["seed"] = sampling.seed
     if sampling.stop:
@@ -59,6 +61,14 @@ def body_of(
     if stream:
         body["stream_options"] = {"include_usage": True}
     body |= _ADDED[kind](sampling) | _asking_for_counts(kind, job)
+    body |= _unusual(kind, sampling)
+    num_logprobs = sampling.num_logprobs
+    if kind == "llama_cpp" and sampling.n > 1:
+        num_logprobs = num_logprobs or 0  # the tokens of all texts are counted by them: its usage is that of one
+    if num_logprobs is not None:
+        body |= _logprobs(kind, num_logprobs, is_chat=job.body.messages is not None)
+    if sampling.constraint is not None:
+        body |= constrained(kind, sampling.constraint, job.body)
     if num_draft_tokens is not None:
         body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
     return body
@@ -66,21 +76,142 @@ def body_of(
 
 def tokenize_body_of(model: str, job: Job) -> Body:
     """The JSON of a request to count the tokens of a job's prompt, as vLLM takes it."""
-    return {"model": model, **_prompt_of(job)}
+    asked = _prompt_of("vllm", job)
+    return {"model": model, **{name: asked[name] for name in _COUNTED if name in asked}}
 
 
-def _prompt_of(job: Job) -> Body:
-    if job.body.messages is not None:
-        return {"messages": [{"role": said.role, "content": said.content} for said in job.body.messages]}
-    return {"prompt": job.body.prompt}
+#: Fields of vLLM's /tokenize.
+_COUNTED: Final = (
+    "messages",
+    "prompt",
+    "tools",
+    "chat_template_kwargs",
+    "add_generation_prompt",
+    "continue_final_message",
+)
+#: Fields of a conversation that go on as they were sent.
+_AS_SENT: Final = frozenset(
+    ["reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"]
+)
+_SAID: Final = frozenset({"role", "content"})
 
 
-def refuse_settings(kind: ServerKind, sampling: Sampling, *, drafts: bool) -> None:
-    """Raise InvalidField for a setting that this kind of server cannot follow, or cannot while it drafts."""
-    _ADDED[kind](sampling)
-    if drafts and kind == "vllm":
-        # vllm/sampling_params.py, _validate_spec_decode: answered with 400.
-        _refuse("vLLM with drafts", {"min_p": sampling.min_p, "logit_bias": sampling.logit_bias})
+def _prompt_of(kind: ServerKind, job: Job) -> Body:
+    """What the model reads: a prompt, or messages and all else that goes into the chat template."""
+    given = job.body
+    found: Body = {}
+    if given.truncate_prompt_tokens is not None:
+        found["truncate_prompt_tokens"] = given.truncate_prompt_tokens
+    if given.messages is None:
+        return found | {"prompt": given.prompt}
+    found["messages"] = [_said(kind, said) for said in given.messages]
+    found |= {name: getattr(given, name) for name in sorted(_AS_SENT & given.model_fields_set)}
+    if given.tools is not None:
+        found |= _tools(kind, given)
+    return found
+
+
+def _said(kind: ServerKind, said: ChatMessage) -> Body:
+    if said.model_fields_set <= _SAID:
+        return {"role": said.role, "content": said.content}
+    message = said.model_dump(mode="json", exclude_none=True)
+    if said.content is None:
+        message["content"] = None
+    if said.reasoning is not None and kind in ("sglang", "llama_cpp"):
+        message["reasoning_content"] = message.pop("reasoning")
+    return message
+
+
+def _tools(kind: ServerKind, given: GivenBody) -> Body:
+    """Tools and which of them is called.
+
+    Only OpenAI knows `allowed_tools`, and llama.cpp takes a named one for `auto`: the others of these are left out.
+    """
+    choice: str | Mapping[str, Any] = given.tool_choice or "auto"  # TensorRT-LLM's default is none
+    tools: Sequence[Mapping[str, Any]] = given.tools or ()
+    if isinstance(choice, Mapping) and kind != "openai" and (kind == "llama_cpp" or choice["type"] != "function"):
+        tools, choice = given.callable_tools, "required" if given.must_call else "auto"
+    found: Body = {"tools": list(tools), "tool_choice": choice}
+    if given.parallel_tool_calls is not None:
+        found["parallel_tool_calls"] = given.parallel_tool_calls
+    elif kind == "llama_cpp":
+        found["parallel_tool_calls"] = True  # as everywhere else
+    return found
+
+
+#: By field of the body: what is sent in its place, and the value that says nothing. Where a server lacks one, the
+#: capabilities say so.
+_UNUSUAL: Final[Mapping[str, tuple[str, Any]]] = {
+    "min_tokens": ("min_tokens", 0),
+    "ignore_eos": ("ignore_eos", False),
+    "bad_words": ("bad_words", ()),
+    "allowed_token_ids": ("allowed_token_ids", ()),
+    "include_stop": ("include_stop_str_in_output", False),
+    "skip_special_tokens": ("skip_special_tokens", True),
+}
+
+
+def _unusual(kind: ServerKind, sampling: Sampling) -> Body:
+    found: Body = {}
+    for name, (sent_as, neutral) in _UNUSUAL.items():
+        if (value := getattr(sampling, name)) != neutral:
+            found[sent_as] = list(value) if isinstance(value, tuple) else value
+    if kind == "sglang" and found.pop("include_stop_str_in_output", False):
+        found["no_stop_trim"] = True
+    return found
+
+
+def _logprobs(kind: ServerKind, num_ranked: int, *, is_chat: bool) -> Body:
+    # To llama.cpp and TensorRT-LLM 0 likeliest tokens is to tell nothing; the reader leaves out what was not asked for.
+    asked = max(1, num_ranked) if kind in ("llama_cpp", "tensorrt_llm") else num_ranked
+    return {"logprobs": True, "top_logprobs": asked} if is_chat else {"logprobs": asked}
+
+
+def constrained(kind: ServerKind, constraint: Constraint, given: GivenBody) -> Body:
+    """The constraint in the server's words, which has some for it: see the table of capabilities.
+
+    The grammar's dialect is its sender's matter: each server reads one of its own.
+    """
+    what, source = constraint.kind, constraint.source
+    if what == "tools":
+        return {}  # tool_choice says it
+    if kind == "vllm":
+        if given.structured_outputs is not None:
+            return {"structured_outputs": given.structured_outputs}
+        return {"response_format": given.response_format}
+    if what in ("json_schema", "json_object"):
+        return _json(kind, constraint, given)
+    if what == "choice" and kind == "llama_cpp":
+        return {"grammar": "root ::= " + " | ".join(map(_quoted, json.loads(source)))}
+    if what == "choice":
+        what, source = "regex", "|".join(map(_escaped, json.loads(source)))
+    if kind == "sglang":
+        return {"regex" if what == "regex" else "ebnf": source}
+    if kind == "tensorrt_llm":
+        named = "regex" if what == "regex" else "ebnf"
+        return {"response_format": {"type": named, named: source}}
+    return {"grammar": source}
+
+
+def _json(kind: ServerKind, constraint: Constraint, given: GivenBody) -> Body:
+    if kind == "llama_cpp" and given.messages is None:  # its form of prompts has no response_format
+        return {"json_schema": json.loads(constraint.source or '{"type":"object"}')}
+    if given.response_format is not None:
+        return {"response_format": given.response_format}
+    if constraint.kind == "json_object":
+        return {"response_format": {"type": "json_object"}}
+    schema = {"name": "answer", "schema": json.loads(constraint.source)}
+    return {"response_format": {"type": "json_schema", "json_schema": schema}}
+
+
+def _escaped(choice: str) -> str:
+    """A text as an expression that only it matches: what has a meaning in any dialect is escaped, nothing else is."""
+    return re.sub(r"[\\.^$|?*+()\[\]{}/-]", r"\\\g<0>", choice)
+
+
+def _quoted(choice: str) -> str:
+    """A text as a literal of GBNF."""
+    return '"' + re.sub(r'["\\\x00-\x1f]', lambda found: f"\\x{ord(found[0]):02X}", choice) + '"'
 
 
 def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
@@ -107,42 +238,10 @@ def _tensorrt_llm(sampling: Sampling) -> Body:
 
 
 def _llama_cpp(sampling: Sampling) -> Body:
-    _refuse(
-        "llama.cpp",
-        {
-            "stop_token_ids": sampling.stop_token_ids,
-            # It counts the prompt's tokens too, and OpenAI's form means those of the text alone.
-            "frequency_penalty": sampling.frequency_penalty,
-            "presence_penalty": sampling.presence_penalty,
-        },
-    )
     body: Body = {"top_k": sampling.top_k, "min_p": sampling.min_p, "repeat_penalty": sampling.repetition_penalty}
     if sampling.repetition_penalty != 1:
         body["repeat_last_n"] = _WHOLE_TEXT  # its default are the last 64 tokens; others count all
     return body
-
-
-def _openai(sampling: Sampling) -> Body:
-    _refuse(
-        "OpenAI's form",
-        {
-            "top_k": sampling.top_k,
-            "min_p": sampling.min_p,
-            "repetition_penalty": sampling.repetition_penalty != 1,
-            "stop_token_ids": sampling.stop_token_ids,
-        },
-    )
-    return {}
-
-
-def _refuse(whose: str, unknown: Mapping[str, object]) -> None:
-    for name, value in unknown.items():
-        if value:
-            raise InvalidField(
-                f"{whose} has no such setting, or another one of this name",
-                field=f"body.{name}",
-                hint="leave it out, or route the task to a server of another kind",
-            )
 
 
 _ADDED: Final[Mapping[ServerKind, Callable[[Sampling], Body]]] = {
@@ -150,5 +249,5 @@ _ADDED: Final[Mapping[ServerKind, Callable[[Sampling], Body]]] = {
     "sglang": lambda sampling: {"top_k": sampling.top_k or -1} | _of_both(sampling),
     "llama_cpp": _llama_cpp,
     "tensorrt_llm": _tensorrt_llm,
-    "openai": _openai,
+    "openai": lambda sampling: {},
 }

@@ -16,7 +16,8 @@ from typing import Final, TypeAlias
 
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from alphaloop.messages import Job
-from worker.engine import FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
+from alphaloop.messages.capabilities import features_of, refusal_of
+from worker.engine import AnswerPiece, FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
 from worker.servers.draft_counts import NOTHING
@@ -24,7 +25,6 @@ from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 from worker.servers.replies import Reply, SentRequest, generation_of
-from worker.servers.request_body import refuse_settings
 from worker.servers.testing import Tests, why_not_obeyed
 
 log = logging.getLogger(__name__)
@@ -199,8 +199,8 @@ class Sending:
     async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
         client, prepared = self.clients[name], request.prepared
-        on_text = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
-        ask = partial(client.complete, prepared.job, on_text=on_text, num_draft_tokens=num_draft_tokens)
+        on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
+        ask = partial(client.complete, prepared.job, on_piece=on_piece, num_draft_tokens=num_draft_tokens)
         try:
             return await ask(replace(prepared.sampling, max_tokens=request.max_tokens))
         except PromptTooLong:
@@ -210,9 +210,11 @@ class Sending:
             request.max_tokens = room
             return await ask(replace(prepared.sampling, max_tokens=room))
 
-    def _streamed(self, request: ServerRequest, text: str) -> None:
+    def _streamed(self, request: ServerRequest, new: AnswerPiece) -> None:
         if request.prepared.job.body.stream:
-            self._say(request, TokenDelta(request.job_id, text, request.num_deltas))
+            its = new.choice, new.part, new.tool_call, new.logprobs
+            delta = TokenDelta(request.job_id, new.text, request.num_deltas, *its)
+            self._say(request, delta)
             request.num_deltas += 1
 
     async def _after(self, request: ServerRequest, flight: Flight, error: AlphaloopError) -> None:
@@ -323,7 +325,7 @@ class TokenEstimate:
 def num_prompt_bytes(job: Job) -> int:
     """Bytes of the prompt's text in UTF-8."""
     texts: Iterable[str] = (
-        (job.body.prompt,) if job.body.prompt is not None else (said.content for said in job.body.messages or ())
+        (job.body.prompt,) if job.body.prompt is not None else (said.text for said in job.body.messages or ())
     )
     return sum(len(text.encode()) for text in texts)
 
@@ -333,22 +335,15 @@ def prepare(
 ) -> PreparedJob:
     """The job as an engine of servers takes it; `limit` is the longest context of the servers, in tokens.
 
-    Raises InvalidField for settings that none of the servers can follow. How long the prompt is only the servers know,
+    Raises InvalidField for what none of the servers can do. How long the prompt is only the servers know,
     so they refuse one that is too long.
     """
     if job.body.prompt == "":
         raise InvalidField("expected a prompt of at least one token, found none", field="body.prompt")
-    refusals = [refusal_of(server, sampling) for server in servers]
-    if all(refusals):
-        raise next(refusal for refusal in refusals if refusal)
+    features = features_of(
+        job.body, top_k=sampling.top_k, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
+    )
+    if (refusal := refusal_of(job.body, features, [server.served for server in servers])) is not None:
+        raise refusal
     fitting = replace(sampling, max_tokens=min(sampling.max_tokens, limit - 1))
-    return PreparedJob(job, (), fitting, num_estimated_tokens=tokens.of(job))
-
-
-def refusal_of(server: InferenceServer, sampling: Sampling) -> InvalidField | None:
-    """Why the server cannot follow the settings; None where it can."""
-    try:
-        refuse_settings(server.endpoint.kind, sampling, drafts=server.drafter is not None)
-    except InvalidField as error:
-        return error
-    return None
+    return PreparedJob(job, (), fitting, num_estimated_tokens=tokens.of(job), features=features)

@@ -22,15 +22,17 @@ from typing import Final, TypeAlias
 from alphaloop.commands import CheckFinding, ServerCheck, Verdict
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
+from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
 from alphaloop.settings.models import EndpointSettings
-from worker.engine import Generation, Sampling
+from worker.engine import AnswerPiece, Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters
 from worker.servers.draft_counts import DraftCounts
+from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.identity import ask_identity, card_of
+from worker.servers.identity import adapters_of, ask_identity, card_of
 from worker.servers.load_watch import ask_num_present
 from worker.servers.replies import Reply, SentRequest, generation_of
 
@@ -61,6 +63,27 @@ _LOAD_HINTS: Final[dict[ServerKind, str]] = {
     "llama_cpp": "start it with --metrics",
     "tensorrt_llm": "alphaloop knows no page for it",
     "openai": "name its kind, if it is a known one",
+}
+
+
+#: What is shown of the features of a server, each by the one that stands for it.
+_SHOWN: Final[Mapping[str, Feature]] = {
+    "tools": Feature.TOOLS,
+    "json": Feature.JSON_SCHEMA,
+    "regex": Feature.REGEX,
+    "choice": Feature.CHOICE,
+    "prompts": Feature.PROMPT_CONSTRAINT,
+    "logprobs": Feature.LOGPROBS,
+    "n": Feature.N,
+    "images": Feature.IMAGES,
+}
+_FEATURE_HINTS: Final[Mapping[tuple[ServerKind, str], str]] = {
+    ("vllm", "tools"): "; start it with --enable-auto-tool-choice --tool-call-parser, of its model",
+    ("sglang", "tools"): "; start it with --tool-call-parser, of its model",
+    ("llama_cpp", "tools"): "; start it with --jinja and --chat-template-file, of a template that has tools",
+    ("vllm", "prompts"): "; with --reasoning-parser, constraints are followed in conversations only",
+    ("vllm", "logprobs"): "; start it with --max-logprobs 20",
+    ("llama_cpp", "n"): "; start it with --parallel, as many slots as texts",
 }
 
 
@@ -258,8 +281,8 @@ class Timing:
         client = self._clients[server.name]
         clock = asyncio.get_running_loop().time
         began = clock()
-        on_text = (lambda text: None) if client.must_stream else None
-        reply = await client.complete(job, sampling, on_text=on_text, num_draft_tokens=asked)
+        on_piece = (lambda piece: None) if client.must_stream else None
+        reply = await client.complete(job, sampling, on_piece=on_piece, num_draft_tokens=asked)
         drafter = None if asked == 0 else server.drafter
         sent = SentRequest(server.name, drafter, began, began, clock(), float(batch), asked_length=asked)
         return generation_of(job.job_id, reply, sent)
@@ -280,19 +303,21 @@ _Found: TypeAlias = tuple[Verdict, str]
 
 async def check_server(endpoint: EndpointSettings) -> ServerCheck:
     """Ask the endpoint; where it names no model, the server's only one. Raises ConfigError and ServerError."""
-    pieces: list[str] = []
+    pieces: list[AnswerPiece] = []
     async with ServerClient(endpoint) as client:
-        card = card_of(await client.models(), endpoint.model)
+        cards = await client.models()
+        card = card_of(cards, endpoint.model)
         client.model, client.context_length = card.id, card.context_length
         version = await client.version()
         whole = await client.complete(_JOB, _GREEDY)
-        streamed = await client.complete(_JOB, _GREEDY, on_text=pieces.append)
+        streamed = await client.complete(_JOB, _GREEDY, on_piece=pieces.append)
         ending = _ending(whole)
         stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
         load = await _load(client)
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         why = await why_not(client) if may_switch else None
         counters = await _counters(client) if endpoint.metrics_url is not None else None
+        lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
     found: dict[str, _Found] = {
         "server": ("ok", f"{endpoint.kind} {version}")
@@ -312,6 +337,9 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         found["counters"] = counters
     if stopped is not None:
         found["stop"] = _stop(whole, stopped, ending)
+    found |= _features(endpoint, lacking)
+    if adapters := adapters_of(card, cards):
+        found["adapters"] = ("ok", f"jobs may name {', '.join(adapters)} as their model")
     findings = tuple(CheckFinding(name, *told) for name, told in found.items())
     return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, findings)
 
@@ -363,6 +391,21 @@ def _switching(told: str | None, *, is_set: bool) -> _Found:
         hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
         return "ok", f"a request that asks for no drafts gets none{hint}"
     return ("warning", f"switches_drafts is set, but {told}") if is_set else ("ok", "every request is drafted for")
+
+
+def _features(endpoint: EndpointSettings, lacking: Mapping[Feature, str]) -> dict[str, _Found]:
+    """What a job may ask for there; where its kind serves it and it does not, how it is started so that it does."""
+    its = served_by(endpoint.kind, drafts=endpoint.drafter is not None).features
+    found: dict[str, _Found] = {}
+    for name, feature in _SHOWN.items():
+        if feature not in its:
+            found[name] = ("ok", f"{endpoint.kind} has no form of it")
+        elif (why := lacking.get(feature)) is not None:
+            hint = _FEATURE_HINTS.get((endpoint.kind, name), "")
+            found[name] = ("warning" if hint else "ok", f"not served: {why}{hint}")
+        else:
+            found[name] = ("ok", "served")
+    return found
 
 
 def _ending(reply: Reply) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -15,7 +16,9 @@ from alphaloop.acceptance import (
     AcceptanceCounts,
     EvidenceKey,
     InconsistentCounts,
+    ProposerCounts,
     counts_from_sums,
+    form_bucket,
     prompt_bucket,
     sampling_bucket,
 )
@@ -81,6 +84,36 @@ def test_a_tree_whose_accepted_path_ends_at_a_leaf_was_not_tested_below_it() -> 
     assert rejected == AcceptanceCounts().with_round(3, 1, num_emitted=2)
 
 
+@pytest.mark.parametrize(
+    ("rounds", "num_tokens", "trials"),
+    [
+        ([(0, 0, 1, 4)], 5, ()),  # a vanilla round and what was forced behind it
+        ([(3, 2, 3, 2)], 5, (1, 1, 1)),
+        ([(3, 2, 1, 0)], 1, (1,)),  # the text ended inside: forced tokens behind the end are none of it
+        ([(3, 2, 2, 1)], 3, (1, 1)),
+        ([(0, 0, 1, 1), (2, 0, 1, 3)], 6, (1, 0)),
+    ],
+)
+def test_forced_tokens_are_tokens_and_nothing_else(
+    rounds: list[tuple[int, int, int, int]], num_tokens: int, trials: tuple[int, ...]
+) -> None:
+    """Of each round: proposed, accepted, emitted, forced."""
+    counts, without = AcceptanceCounts(), AcceptanceCounts()
+    for proposed, accepted, emitted, forced in rounds:
+        counts = counts.with_round(proposed, accepted, num_emitted=emitted, num_forced=forced)
+        without = without.with_round(proposed, accepted, num_emitted=emitted)
+    assert (counts.num_tokens, counts.trials) == (num_tokens, trials)
+    assert counts == replace(without, num_forced=counts.num_forced)
+    assert counts.num_tokens - without.num_tokens == counts.num_forced == sum(forced for *_, forced in rounds)
+
+
+@pytest.mark.parametrize(("trials", "accepts"), [((1,), ()), ((1,), (2,)), ((2, 1), (1, -1)), ((-1,), (-1,))])
+def test_counts_of_a_proposer_that_cannot_be_are_refused(trials: tuple[int, ...], accepts: tuple[int, ...]) -> None:
+    with pytest.raises(InconsistentCounts, match="grammar"):
+        ProposerCounts("grammar", trials, accepts)
+    assert ProposerCounts("grammar", (0, 0, 3), (0, 0, 2)), "a proposer may begin behind another's tokens"
+
+
 @pytest.mark.parametrize("num_tested", [0, 3])
 def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> None:
     with pytest.raises(InconsistentCounts, match="tested"):
@@ -103,6 +136,7 @@ def test_depths_that_cannot_have_been_tested_are_refused(num_tested: int) -> Non
         {"rounds": 1, "num_empty_rounds": -1},
         {"rounds": 1, "num_cropped": 2},
         {"rounds": 1, "num_cropped": -1},
+        {"rounds": 1, "num_forced": -1},
     ],
 )
 def test_counts_that_no_rounds_produce_are_refused(wrong: dict[str, object]) -> None:
@@ -139,6 +173,20 @@ def test_positions_count_from_one() -> None:
 )
 def test_sampling_buckets(temperature: float, also: dict[str, bool], bucket: str) -> None:
     assert sampling_bucket(temperature, **also) == bucket
+
+
+@pytest.mark.parametrize(
+    ("constraint", "has_tools", "has_images", "bucket"),
+    [
+        (None, False, False, ""),
+        ("json_schema", False, False, "json"),
+        ("grammar", True, True, "grammar,tools,images"),
+        (None, True, False, "tools"),
+        (None, False, True, "images"),
+    ],
+)
+def test_form_buckets(constraint: str | None, has_tools: bool, has_images: bool, bucket: str) -> None:
+    assert form_bucket(constraint=constraint, has_tools=has_tools, has_images=has_images) == bucket
 
 
 def test_prompt_buckets_include_their_limit() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, batch_id_of
+from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, LineRules, batch_id_of
 from alphaloop.batches.progress import bad_line_row, failed_row, output_row, refused_row
 from alphaloop.messages import Failure, Result, Status, Usage
 from alphaloop.settings import load_settings
@@ -75,6 +75,26 @@ def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
     json.dumps(bad_line_row(bad.number, bad.error, custom_id=bad.custom_id))
 
 
+def test_a_line_cannot_ask_for_more_than_its_rules_allow() -> None:
+    fixed = {"segment": "gold", "deadline": "2026-11-27T00:00:00+00:00"}
+    rules = LineRules("/v1/chat/completions", ("chat", "code"), fixed)
+    own = {"segment": "stolen", "deadline": "2036-11-27T00:00:00Z", "task": "code"}
+    asked = [line(custom_id="a", **own), line(custom_id="b", task="sql")]
+    older = line(custom_id="c", url="/v1/completions", body={"prompt": "Once"})
+    good, other_task, other_endpoint = read(*asked, older, rules=rules)
+    assert isinstance(good, BatchRequest)
+    assert (good.job.task, good.job.segment) == ("code", "gold")
+    assert good.job.deadline == datetime(2026, 11, 27, tzinfo=UTC)
+    assert isinstance(other_task, BadRequest)
+    assert isinstance(other_endpoint, BadRequest)
+    assert (other_task.error.field, other_endpoint.error.field) == ("task", "url")
+    lines = [json.dumps(one).encode() for one in (line(), line(custom_id="b", task="code"))]
+    nameless, named = BatchReader(SETTINGS, "batch-1", task=None).read(lines)
+    assert isinstance(nameless, BadRequest)
+    assert (nameless.error.field, nameless.error.message) == ("task", "no task")
+    assert isinstance(named, BatchRequest)
+
+
 def test_a_custom_id_names_one_request() -> None:
     first, second = read(line(), line())
     assert isinstance(first, BatchRequest)
@@ -103,10 +123,11 @@ def result(status: Status, **fields: Any) -> Result:
 def test_rows_have_openais_form() -> None:
     usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
     done = result(Status.SUCCEEDED, text="Hi", finish_reason="stop", usage=usage)
-    chat = output_row(done, custom_id="a", model="m", is_chat=True)
+    chat = output_row(done, custom_id="a")
     assert (chat["custom_id"], chat["error"], chat["response"]["status_code"]) == ("a", None, 200)
     assert chat["response"]["body"]["choices"][0]["message"]["content"] == "Hi"
-    plain = output_row(done, custom_id="a", model="m", is_chat=False)["response"]["body"]
+    raw = done.model_copy(update={"endpoint": "/v1/completions"})
+    plain = output_row(raw, custom_id="a")["response"]["body"]
     assert (plain["object"], plain["choices"][0]["text"]) == ("text_completion", "Hi")
     failed = failed_row(result(Status.FAILED, error=Failure(code="why", message="because")), custom_id="a")
     assert (failed["response"]["status_code"], failed["response"]["body"]["error"]["code"]) == (500, "why")

@@ -15,9 +15,17 @@ from pydantic import SecretStr, ValidationError
 
 from alphaloop.claim_check.addresses import is_below, prefix_of
 from alphaloop.claim_check.store import ContentStore, by_reference, text_by_reference, with_text
-from alphaloop.errors import ConfigError, ContentMissing, ContentStoreUnavailable, InvalidField, MessageError
-from alphaloop.messages import Body, ContentReference, Job, encode_job, payload_digest, with_prompt
+from alphaloop.errors import (
+    ConfigError,
+    ContentAltered,
+    ContentMissing,
+    ContentStoreUnavailable,
+    InvalidField,
+    MessageError,
+)
+from alphaloop.messages import Body, ContentReference, Job, Result, encode_job, payload_digest, with_prompt
 from alphaloop.settings import ClaimCheckSettings
+from tests.fixtures.answers import ALL
 from tests.fixtures.messages import read, succeeded
 
 MAX_BYTES = 1 << 16
@@ -268,6 +276,22 @@ class TestMessages:
         assert with_text(smaller, store) == result
         assert with_text(smaller, None) is smaller
         assert with_text(result, store) is result
+
+    @pytest.mark.parametrize("name", ALL)
+    def test_choices_lie_under_their_job_and_attempt_with_the_text(self, name: str, store: ContentStore) -> None:
+        choices = ALL[name]
+        result = succeeded("a/../b", "").model_copy(update={"text": choices[0].said.content, "choices": choices})
+        smaller = text_by_reference(result, store)
+        assert (smaller.text, smaller.text_ref, smaller.choices, smaller.usage) == (None, None, (), result.usage)
+        assert (smaller.is_elsewhere, smaller.response) == (True, None)
+        assert text_by_reference(result, store) == smaller
+        assert with_text(Result.decode(smaller.encode()), store) == result
+
+    def test_choices_that_are_none_are_altered_ones(self, store: ContentStore) -> None:
+        for content in (b"[]", b"{}", b'[{"index": "first"}]'):
+            reference = store.write("results/aa/x.1.json", content)
+            with pytest.raises(ContentAltered, match="no choices"):
+                with_text(succeeded("a", "").model_copy(update={"text": None, "choices_ref": reference}), store)
 
 
 def store_url(store: ContentStore) -> str:

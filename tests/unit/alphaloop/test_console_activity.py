@@ -19,3 +19,8 @@ def test_probes_and_controls_are_counted_apart_from_traffic_that_ended() -> None
     assert (code.task, code.num_ended, code.num_measuring, code.num_tokens, code.num_waiting) == ("code", 10, 8, 720, 5)
     assert (sql.task, sql.num_ended, sql.num_measuring) == ("sql", 0, 2)
     assert (chat.task, chat.num_held, chat.num_ended) == ("chat", 3, 0), "a held probe is held"
+
+
+def test_a_task_that_waits_for_its_target_says_so() -> None:
+    (sql,) = by_activity([TaskFigures("sql", not_served="no worker of b runs")], [], {"sql": 3})
+    assert (sql.num_waiting, sql.not_served) == (3, "no worker of b runs")

@@ -13,7 +13,7 @@ from tests.fixtures.simulated import Clock
 
 
 def made(clock: Clock) -> Sessions:
-    return Sessions(ConsoleSettings(username="ada", password=SecretStr("lövelace")), clock=clock)
+    return Sessions(ConsoleSettings(password=SecretStr("lövelace")), clock=clock)
 
 
 def header(text: str) -> str:
@@ -23,7 +23,7 @@ def header(text: str) -> str:
 def test_a_session_lasts_until_its_hours_are_over() -> None:
     clock = Clock()
     sessions = made(clock)
-    one, two = sessions.sign_in("ada", "lövelace"), sessions.sign_in("ada", "lövelace")
+    one, two = sessions.sign_in("alphaloop", "lövelace"), sessions.sign_in("alphaloop", "lövelace")
     assert one.cookie != two.cookie
     assert sessions.of_cookie(one.cookie) == one
     clock.pass_s(LIFETIME_S + 1)
@@ -31,7 +31,7 @@ def test_a_session_lasts_until_its_hours_are_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["Basic !", "Bearer x", "", None, header("ada"), header("ada:"), header("eva:lövelace")]
+    "given", ["Basic !", "Bearer x", "", None, header("alphaloop"), header("alphaloop:"), header("eva:lövelace")]
 )
 def test_other_headers_are_refused(given: str | None) -> None:
     assert made(Clock()).of_header(given) is None
@@ -41,11 +41,11 @@ def test_passwords_cannot_be_guessed_quickly() -> None:
     clock = Clock()
     sessions = made(clock)
     for number in range(MAX_FAILURES):
-        assert sessions.sign_in("ada", f"guess {number}") is None
+        assert sessions.sign_in("alphaloop", f"guess {number}") is None
     with pytest.raises(TooManyFailures):
-        sessions.sign_in("ada", "lövelace")
+        sessions.sign_in("alphaloop", "lövelace")
     clock.pass_s(WINDOW_S + 1)
-    assert sessions.sign_in("ada", "lövelace") is not None
+    assert sessions.sign_in("alphaloop", "lövelace") is not None
 
 
 def test_without_a_password_nobody_can_sign_in() -> None:

@@ -19,7 +19,7 @@ from alphaloop.deciding.evidence import SUMS, EvidenceSnapshot, EvidenceSums, Jo
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import pack, unpack
-from alphaloop.store.decode_runs import DecodeRun, JobCounts, ShadowRun
+from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, shadow_run, simulated_counts, vanilla_counts
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

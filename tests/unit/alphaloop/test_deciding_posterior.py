@@ -25,8 +25,8 @@ UNKNOWN = PairPosterior.unknown(8)
 ALPHAS = (0.8, 0.75, 0.7, 0.65, 0.6, 0.55, 0.5, 0.45)
 
 
-def key(sampling: str = "greedy", segment: str = "") -> EvidenceKey:
-    return EvidenceKey("code", "target", "engine", sampling, "<=256", segment, "draft", "r1")
+def key(sampling: str = "greedy", segment: str = "", form: str = "") -> EvidenceKey:
+    return EvidenceKey("code", "target", "engine", sampling, "<=256", segment, "draft", "r1", form)
 
 
 def job(rng: random.Random, alphas: tuple[float, ...], k: int, *, spread: float = 0.0) -> EvidenceSums:
@@ -271,3 +271,24 @@ def test_the_longest_of_several_proposals_by_enumeration(offered: list[float], b
             for lengths in itertools.product(range(k + 1), repeat=batch)
         )
         assert posterior.longest_proposed(batch)[k] == pytest.approx(expected)
+
+
+def test_a_form_borrows_from_its_task_and_is_never_summed_with_other_forms(rng: random.Random) -> None:
+    """Two JSON jobs move its posterior more than a hundred of plain text do, which still narrow it."""
+    plain, few = evidence_cache(rng, 100, 0.3), evidence_cache(rng, 2, 0.95)
+    leaves = {key(): plain, key(form="json"): few}
+    alone, borrowed = (infer(its, key(form="json"), 3, UNKNOWN) for its in ({key(form="json"): few}, leaves))
+    unseen, of_plain = (infer({key(): plain}, key(form=form), 3, UNKNOWN) for form in ("json", ""))
+    first = [one.profile.probabilities()[0] for one in (of_plain, unseen, borrowed)]
+    assert first[0] == pytest.approx(0.3, abs=0.05)
+    assert first[0] < first[2], "what was seen of JSON moves JSON"
+    assert infer(leaves, key(), 3, UNKNOWN).profile.probabilities()[0] == pytest.approx(first[0], abs=0.03)
+    assert of_plain.tokens_sd[3] < unseen.tokens_sd[3], "another form is doubted more"
+    assert unseen.tokens_sd[3] < infer({}, key(form="json"), 3, UNKNOWN).tokens_sd[3], "and less than nothing"
+    assert borrowed.tokens != alone.tokens
+
+
+def test_a_task_of_one_form_is_judged_as_before_there_were_forms(rng: random.Random) -> None:
+    seen = evidence_cache(rng, 20)
+    forms = [infer({key(form=form): seen}, key(form=form), 3, UNKNOWN) for form in ("", "json")]
+    assert forms[0] == forms[1]

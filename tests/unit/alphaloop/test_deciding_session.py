@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from uuid import uuid4
 
 import pytest
 
@@ -14,7 +15,9 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.replay import group_of
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.messages import Decoding
 from benchmarks.policy.ours import BudgetsInMemory, ChoicesInMemory
 
@@ -152,3 +155,39 @@ def test_without_a_known_prompt_the_time_to_read_it_is_left_out() -> None:
     made = Made()
     context = made.session.context(CODE, [JobFacts(None, 100)], TaskRules(), num_running=1, now=NOW)
     assert (context.prompt_tokens, context.size, context.max_sequence_tokens) == (None, None, None)
+
+
+def test_a_form_has_a_decision_an_incumbent_and_evidence_of_its_own() -> None:
+    """JSON is accepted well, plain text badly: jobs of one lane that are decided together get a setting each."""
+    made, snapshots = Made(), list[Snapshot]()
+    made.session.note = snapshots.append
+    made.evidence.add(seen(0.1, 40))
+    made.evidence.add((replace(key, form_bucket="json"), sums) for key, sums in seen(0.95, 40))
+    jobs = [JobFacts(20, 200), JobFacts(20, 200, form_bucket="json"), JobFacts(20, 200)]
+    plain, json, again = made.session.decide(CODE, jobs, TaskRules(), num_running=3, now=NOW, decision_id=uuid4())
+    assert plain is again
+    assert (plain.drafter, json.drafter) == (None, "lookup")
+    (snapshot,) = snapshots
+    assert [(group.num_jobs, group.form_bucket) for group in snapshot.groups] == [(2, ""), (1, "json")]
+    assert group_of(snapshot, "", "<=256", "json") == 1
+    assert group_of(snapshot, "", "<=256") == 0
+    assert group_of(snapshot, "", "<=256", "regex") is None
+    keys = [IncumbentKey.of("code", "greedy", "<=256", 3, form) for form in ("", "json")]
+    assert len(set(keys)) == 2
+
+
+def test_forced_tokens_are_no_yield_of_rounds() -> None:
+    """Vanilla jobs get them as well: expectations are those of the same rounds without them."""
+    plain, constrained = Made(), Made()
+    for made, forced in ((plain, 0), (constrained, 400)):
+        for key, sums in seen(0.6, 20):
+            counts = AcceptanceCounts(101, 1, 0, (100,) * 3, (100, 60, 36), (60, 36, 22), num_forced=forced)
+            made.evidence.add([(key, EvidenceSums.of_job(counts, 3, NOW, counts.num_tokens, 20))])
+            assert sums.rounds == 100
+    ways = [made.decide().alternatives for made in (plain, constrained)]
+    assert ways[0] == ways[1]
+    contexts = [
+        made.session.context(CODE, [JobFacts(20, 1000)], TaskRules(), num_running=1, now=NOW).expected_tokens
+        for made in (plain, constrained)
+    ]
+    assert contexts == [219, 219], "what rounds have to yield"

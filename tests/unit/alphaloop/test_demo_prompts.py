@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from alphaloop.demo_prompts import FROM_FUNCTIONS, MAX_CHARS, MIN_CHARS, DemoPrompts, harvest, modules
+from alphaloop.cli.demo import FROM_FUNCTIONS, MAX_CHARS, MIN_CHARS, DemoPrompts, harvest, modules
 from alphaloop.errors import ConfigError
 from alphaloop.settings import load_settings
 
@@ -42,7 +42,7 @@ def test_no_text_is_used_twice(prompts: DemoPrompts) -> None:
 
 
 def test_a_python_without_sources_is_an_error_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.demo_prompts.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
+    monkeypatch.setattr("alphaloop.cli.demo.sysconfig.get_paths", lambda: {"stdlib": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"no \.py file"):
         harvest(7, num_traffic=8, num_probes=4)
     (tmp_path / "lonely.py").write_text('def f(a):\n    """Doc."""\n    return a\n')

@@ -17,8 +17,8 @@ from alphaloop.job_lines import JobReader
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
-from alphaloop.messages import Body, ChatMessage, ContentReference, Job, dead_letter, payload_digest
-from alphaloop.messages.job import UNSUPPORTED
+from alphaloop.messages import Body, ContentReference, Job, dead_letter, payload_digest
+from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.settings import Settings
 from tests.fixtures.messages import ORIGIN, job_validator, read
 from worker.intake.control import parse_cancellation
@@ -34,8 +34,20 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "stop_token_ids": ([5, [-1, -2], [1, True]], [3]),
     "logit_bias": ([{"5": 101}, {"5": 101, "6": True}, {"x": 1}, 7], {"5": 1.0}),
     "stream": ([1, "yes"], True),
-    "n": ([2], 1),
-    "response_format": ([{"type": "json_object"}], None),
+    "n": ([17, "x"], 1),
+    "best_of": ([2], 1),
+    "logprobs": ([-1, "x"], None),
+    "min_tokens": ([-1, 2_000_000], 0),
+    "bad_words": ([5, [1], [""]], ["x"]),
+    "allowed_token_ids": ([[], [-1], 5], [3]),
+    "reasoning_effort": (["x", 5], None),
+    "response_format": ([{"type": "json"}, 5, {"type": "json_schema"}, {"type": "json_object", "schema": 5}], None),
+    "structured_outputs": ([{"json": "{"}, {"choice": []}, {"regex": 5}, 5], None),
+    "guided_json": (["{", 5], None),
+    "guided_choice": ([5, [""], [1, 2]], None),
+    "tools": ([5, [5], ["x"], [{"type": "function", "function": {}}]], None),
+    "tool_choice": (["required", 5, ["x"]], None),
+    "chat_template_kwargs": ([5, {"tools": 1}, {"a b": 1}], None),
     "tempreature": ([1, "x"], None),
 }
 OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
@@ -54,6 +66,18 @@ ITEMS = {
     "logit_bias": 1.0,
     "scored_drafters": "d",
     "content": {"type": "text", "text": "y"},
+    "bad_words": "x",
+    "allowed_token_ids": 3,
+    "guided_choice": "x",
+    "tools": {"type": "function", "function": {"name": "f"}},
+}
+#: Of fields that only stand inside others.
+INSIDE: dict[str, Any] = {
+    "image_url": {"url": "https://example.org/a.png"},
+    "json_schema": {"name": "a", "schema": {}},
+    "schema": {},
+    "function": {"name": "f"},
+    "name": "f",
 }
 TURN = {"role": "user", "content": "x"}
 PROMPTS: list[tuple[dict[str, Any], Any]] = [
@@ -80,6 +104,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     prompt, right = draw(st.sampled_from(PROMPTS))
     body, job = dict(prompt), dict[str, Any]()
     values = {"prompt": right, "messages": right, "role": "user", "content": "y", "text": "y", "type": "text"}
+    values |= INSIDE
     for names, fields in ((IN_BODY, body), (OF_A_JOB, job)):
         for name in draw(st.lists(st.sampled_from(sorted(names)), max_size=2, unique=True)):
             given, values[name] = names[name]
@@ -139,7 +164,7 @@ def assert_has_a_place(error: MessageError, fields: Any) -> None:
         ({"prompt": "x", "stop": [1, 2], "seed": "x"}, "1 more field is wrong too"),
         ({"prompt": "x", "logit_bias": {"1": 900, "2": 900}}, None),
         ({"messages": [{"role": "user", "content": 5}]}, None),
-        ({"messages": [{}]}, "1 more field is wrong too"),
+        ({"messages": [{}]}, None),
     ],
 )
 def test_as_many_more_fields_are_wrong_as_are_said_to_be(message: dict[str, Any], hint: str | None) -> None:
@@ -201,7 +226,7 @@ def test_null_is_left_out_within_fields_too() -> None:
     assert_same({"messages": [turn]}, {"messages": [TURN]})
 
 
-@pytest.mark.parametrize("model", [ContentReference, ChatMessage])
+@pytest.mark.parametrize("model", [ContentReference])
 def test_null_in_a_field_that_is_needed_is_refused(model: type[BaseModel]) -> None:
     assert all(field.is_required() for field in model.model_fields.values()), "an optional one takes null"
 
@@ -220,9 +245,9 @@ def test_parts_of_text_are_joined_with_nothing_between_them() -> None:
 
 
 def test_other_parts_are_refused_by_their_kind() -> None:
-    parts = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}]
+    parts = [{"type": "text", "text": "x"}, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
     message = {"messages": [{"role": "user", "content": parts}]}
-    with pytest.raises(InvalidField, match="found 'image_url'") as refused:
+    with pytest.raises(InvalidField, match="found 'input_audio'") as refused:
         read(json.dumps(message).encode())
     assert refused.value.field == "messages.0.content.1.type"
     with pytest.raises(jsonschema.ValidationError):

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.acceptance import Z95
-from alphaloop.intervals import MOST_RUNS, consecutive_runs, share_interval, t95, wilson
+from alphaloop.acceptance import MOST_RUNS, Z95, consecutive_runs, share_interval, t95, wilson
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.claim_check.store import ContentStore, text_by_reference
-from alphaloop.cli.enqueue import carried
+from alphaloop.claim_check.store import ContentStore, by_reference, text_by_reference
 from alphaloop.cli.jobs import texts_of
 from alphaloop.errors import MessageError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
@@ -159,20 +158,16 @@ def with_store(tmp_path: Path) -> Settings:
     return Settings.model_validate({"tasks": {"code": {}}, "claim_check": {"url": str(tmp_path)}})
 
 
-def carried_lines(settings: Settings) -> list[JobLine | BadLine]:
-    lines = read({"prompt": "x" * (2 << 20)}, {"prompt": "short"}, b"nonsense", settings=settings, task="code")
-    return list(carried(lines, settings.worker.max_job_bytes, ContentStore.of(settings.claim_check)))
-
-
 def test_only_a_large_prompt_travels_by_reference(with_store: Settings) -> None:
-    large, short, wrong = carried_lines(with_store)
-    assert isinstance(wrong, BadLine)
-    assert len(encode_job(large.job)) < 1000
-    assert short.job.body_ref is None
+    store = ContentStore.of(with_store.claim_check)
+    lines = read({"prompt": "x" * (2 << 20)}, {"prompt": "short"}, settings=with_store, task="code")
+    large, short = (by_reference(line.job, with_store.worker.max_job_bytes, store) for line in lines)
+    assert len(encode_job(large)) < 1000
+    assert short.body_ref is None
 
 
 def test_without_a_store_a_large_line_is_wrong(with_store: Settings) -> None:
-    large, *_ = carried_lines(Settings(tasks=with_store.tasks))
+    (large,) = read({"prompt": "x" * (2 << 20)}, settings=Settings(tasks=with_store.tasks), task="code")
     assert "shorten the prompt" in (large.error.hint or "")
 
 

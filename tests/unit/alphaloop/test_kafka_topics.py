@@ -19,6 +19,7 @@ from alphaloop.messages.topics import (
     retry_delay_s,
     retry_topic,
     task_of,
+    task_of_failures,
 )
 
 TASKS = st.from_regex(r"[a-z0-9][a-z0-9_-]{0,99}", fullmatch=True)
@@ -31,6 +32,14 @@ def test_both_lanes_are_of_the_task_and_share_its_dead_letters(task: str) -> Non
         assert re.search(JOBS_PATTERN, topic)
     assert dlq_topic(high_topic(task)) == dlq_topic(jobs_topic(task)) == f"jobs.{task}.dlq"
     assert (is_high(high_topic(task)), is_high(jobs_topic(task))) == (True, False)
+
+
+@given(TASKS, st.integers(1, 10**6))
+def test_retries_and_dead_letters_are_of_a_tasks_failures_and_no_other_topic_is(task: str, delay_s: int) -> None:
+    for topic in (dlq_topic(jobs_topic(task)), retry_topic(task, delay_s)):
+        assert task_of_failures(topic) == task
+    for topic in (jobs_topic(task), high_topic(task), dlq_topic("control"), "results", task, ".dlq"):
+        assert task_of_failures(topic) is None
 
 
 @given(TASKS)

@@ -25,6 +25,7 @@ from alphaloop.messages import (
     encode_job,
     parse_job,
     payload_digest,
+    with_prompt,
 )
 from alphaloop.messages.headers import encoded, encoded_result_headers, result_headers
 from alphaloop.messages.job import refuse_unknown
@@ -125,10 +126,13 @@ def test_the_last_allowed_sampling_settings_are_taken_as_they_are() -> None:
     assert {name: found[name] for name in sampling} == sampling | {"stop_token_ids": tuple(range(64))}
 
 
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
 #: What is wrong by the schema too, and what only the reader can tell.
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": 5}, "prompt"),
-    ({"prompt": ["x"]}, "prompt"),
+    ({"prompt": ["x", "y"]}, "prompt"),
+    ({"body": {"prompt": [5]}}, "body.prompt"),
     ({"prompt": ""}, "prompt"),
     ({"prompt": None}, "prompt"),
     ({}, "prompt"),
@@ -148,9 +152,50 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "top_p": 0}, "top_p"),
     ({"prompt": "x", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "x", "max_tokens": 5.5}, "max_tokens"),
-    ({"prompt": "x", "n": 2}, "n"),
-    ({"prompt": "x", "logprobs": True}, "logprobs"),
-    ({"prompt": "x", "response_format": {"type": "json_object"}}, "response_format"),
+    ({"prompt": "x", "n": 17}, "n"),
+    ({"prompt": "x", "n": True}, "n"),
+    ({"prompt": "x", "logprobs": 21}, "logprobs"),
+    ({"prompt": "x", "logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"prompt": "x", "reasoning_effort": "utmost"}, "reasoning_effort"),
+    ({"prompt": "x", "response_format": {"type": "xml"}}, "response_format.type"),
+    ({"prompt": "x", "response_format": "json"}, "response_format"),
+    ({"prompt": "x", "response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"prompt": "x", "response_format": {"type": "json_object", "schema": 5}}, "response_format.schema"),
+    (
+        {"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+        "response_format.json_schema.schema",
+    ),
+    ({"prompt": "x", "structured_outputs": {"json": 5}}, "structured_outputs.json"),
+    ({"prompt": "x", "structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+    ({"prompt": "x", "structured_outputs": {"choice": []}}, "structured_outputs.choice"),
+    ({"prompt": "x", "structured_outputs": {"choice": ["a", 5]}}, "structured_outputs.choice.1"),
+    ({"prompt": "x", "tools": {}}, "tools"),
+    ({"prompt": "x", "tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools.0.type"),
+    ({"prompt": "x", "tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools.0.function.name"),
+    ({"prompt": "x", "tools": [{"type": "function", "function": {}}]}, "tools.0.function.name"),
+    (
+        {"prompt": "x", "tools": [TOOL, {**TOOL, "function": {"name": "g", "parameters": 1}}]},
+        "tools.1.function.parameters",
+    ),
+    ({"prompt": "x", "tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+    ({"prompt": "x", "tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
+    ({"prompt": "x", "tools": [TOOL] * 129}, "tools"),
+    ({"prompt": "x", "guided_choice": ["a", ""]}, "guided_choice.1"),
+    ({"messages": [{"role": "user"}]}, "messages.0.content"),
+    ({"prompt": "x", "parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"prompt": "x", "bad_words": [""]}, "bad_words.0"),
+    ({"prompt": "x", "bad_words": ["a"] * 257}, "bad_words"),
+    ({"prompt": "x", "allowed_token_ids": []}, "allowed_token_ids"),
+    ({"prompt": "x", "allowed_token_ids": [-1]}, "allowed_token_ids.0"),
+    ({"prompt": "x", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+    ({"prompt": "x", "chat_template_kwargs": []}, "chat_template_kwargs"),
+    ({"prompt": "x", "best_of": 2}, "best_of"),
+    ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages.0.content.0.type"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///a"}}]}]},
+        "messages.0.content.0.image_url.url",
+    ),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "a"}]}]}, "messages.0.tool_calls.0.function"),
     ({"prompt": "x", "seed": 2**63}, "seed"),
     ({"prompt": "x", "stop": ["a"] * 5}, "stop"),
     ({"prompt": "x", "stop": [""]}, "stop.0"),
@@ -168,8 +213,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "stop_token_ids": [-1]}, "stop_token_ids.0"),
     ({"prompt": "x", "stop_token_ids": [3, True]}, "stop_token_ids.1"),
     ({"prompt": "x", "stop_token_ids": list(range(65))}, "stop_token_ids"),
-    ({"prompt": "x", "min_tokens": 3}, "min_tokens"),
-    ({"prompt": "x", "ignore_eos": True}, "ignore_eos"),
+    ({"prompt": "x", "min_tokens": -1}, "min_tokens"),
+    ({"prompt": "x", "ignore_eos": 1}, "ignore_eos"),
+    ({"prompt": "x", "skip_special_tokens": 0}, "skip_special_tokens"),
     ({"prompt": "x", "decoding": "fast"}, "decoding"),
     ({"prompt": "x", "purpose": 5}, "purpose"),
     ({"prompt": "x", "priority": True}, "priority"),
@@ -182,7 +228,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "probe_num_draft_tokens": 0}, "probe_num_draft_tokens"),
     ({"prompt": "x", "stop": ""}, "stop"),
     ({"body": {"prompt": "x"}, "prompt": "x"}, "prompt"),
-    ({"body": {"prompt": "x", "n": 2}}, "body.n"),
+    ({"body": {"prompt": "x", "n": 17}}, "body.n"),
+    ({"body": {"prompt": "x", "structured_outputs": {"json": 5}}}, "body.structured_outputs.json"),
     ({"messages": []}, "messages"),
     ({"prompt": "x", "priority": 101}, "priority"),
 ]
@@ -197,6 +244,59 @@ WRONG_BEYOND_THE_SCHEMA: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x", "deadline": "2026-01-31T09:00:00"}, "deadline"),
     ({"prompt": "x", "job_id": "line\n"}, "job_id"),
     ({"prompt": "x", "task": "sql"}, "task"),
+    ({"prompt": "x", "min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+    ({"prompt": "x", "min_tokens": 3, "allowed_token_ids": [1, 2], "stop_token_ids": [2, 1]}, "min_tokens"),
+    ({"prompt": "x", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+    ({"prompt": "x", "logprobs": 3}, "logprobs"),
+    ({"body": {"prompt": "x", "logprobs": True}}, "body.logprobs"),
+    ({"prompt": "x", "top_logprobs": 3}, "top_logprobs"),
+    ({"body": {"prompt": "x", "logprobs": 3, "top_logprobs": 3}}, "body.top_logprobs"),
+    ({"body": {"prompt": "x", "tools": [TOOL]}}, "body.tools"),
+    ({"body": {"prompt": "x", "reasoning_effort": "low"}}, "body.reasoning_effort"),
+    ({"prompt": "x", "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+    ({"prompt": "x", "chat_template_kwargs": {"two words": 1}}, "chat_template_kwargs"),
+    ({"prompt": "x", "chat_template_kwargs": {"a": "x" * 20_000}}, "chat_template_kwargs"),
+    ({"prompt": "x", "continue_final_message": True}, "continue_final_message"),
+    (
+        {
+            "messages": [{"role": "assistant", "content": "x"}],
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "continue_final_message",
+    ),
+    ({"prompt": "x", "tool_choice": "required"}, "tool_choice"),
+    ({"prompt": "x", "tools": [TOOL, TOOL]}, "tools.1.function.name"),
+    (
+        {"prompt": "x", "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+        "tool_choice.function.name",
+    ),
+    ({"prompt": "x", "tools": [TOOL], "tool_choice": "required", "guided_regex": "a"}, "tool_choice"),
+    ({"prompt": "x", "structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs.regex"),
+    (
+        {"prompt": "x", "structured_outputs": {"disable_any_whitespace": True}},
+        "structured_outputs.disable_any_whitespace",
+    ),
+    ({"prompt": "x", "structured_outputs": {"two words": 1}}, "structured_outputs"),
+    ({"prompt": "x", "structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+    ({"prompt": "x", "guided_json": "5"}, "guided_json"),
+    ({"prompt": "x", "guided_json": '{"a":' * 25 + "1" + "}" * 25}, "guided_json"),
+    ({"prompt": "x", "guided_json": '{"a": "' + "x" * (1 << 18) + '"}'}, "guided_json"),
+    ({"prompt": "x", "guided_json": {"a": "x" * (1 << 18)}}, "guided_json"),
+    ({"prompt": "x", "guided_grammar": "x" * (1 + (1 << 18))}, "guided_grammar"),
+    ({"prompt": "x", "tools": [{**TOOL, "more": "x" * (1 << 18)}]}, "tools"),
+    ({"prompt": "x", "guided_choice": ["a"], "guided_regex": "a"}, "guided_regex"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+    ({"prompt": "x", "guided_choice": ["yes.", "no."], "stop": "."}, "stop"),
+    ({"prompt": "x", "guided_choice": ["yes.", "no."], "bad_words": ["x", "."]}, "bad_words.1"),
+    ({"prompt": "x", "guided_choice": ["yes", "no"], "min_tokens": 4}, "min_tokens"),
+    ({"prompt": "x", "response_format": {"type": "json_object"}, "stop": ["\n", "}"]}, "stop.1"),
+    ({"prompt": "x", "guided_json": {"type": "object"}, "ignore_eos": True}, "ignore_eos"),
+    ({"messages": [{"role": "user", "content": "x", "reasoning": "y"}]}, "messages.0.reasoning"),
+    ({"messages": [{"role": "user", "content": "x", "reasoning_content": "y"}]}, "messages.0.reasoning_content"),
+    ({"messages": [{"role": "user", "content": "x", "function_call": {"name": "f"}}]}, "messages.0.function_call"),
+    ({"messages": [{"role": "user", "content": "x", "tool_call_id": "a"}]}, "messages.0.tool_call_id"),
+    ({"messages": [{"role": "user", "content": [IMAGE] * 65}]}, "messages.0.content"),
 ]
 
 
@@ -258,7 +358,22 @@ def test_the_limits_are_the_last_allowed_values() -> None:
         {"prompt": SECRET_PROMPT, "temperature": SECRET_PROMPT},
         {"messages": [{"role": SECRET_PROMPT, "content": SECRET_PROMPT}]},
         {"prompt": SECRET_PROMPT, "stop": [SECRET_PROMPT * 20]},
-        {"prompt": SECRET_PROMPT, "n": 3},
+        {"prompt": SECRET_PROMPT, "n": 30},
+        {"prompt": "x", "structured_outputs": {SECRET_PROMPT: 1}},
+        {"prompt": "x", "structured_outputs": {"choice": [SECRET_PROMPT, 5]}},
+        {"prompt": "x", "guided_json": SECRET_PROMPT},
+        {"prompt": "x", "guided_choice": [SECRET_PROMPT], "stop": SECRET_PROMPT},
+        {"prompt": "x", "response_format": {"type": SECRET_PROMPT}},
+        {"prompt": "x", "response_format": {"type": "json_object", SECRET_PROMPT: 1}},
+        {"prompt": "x", "tools": [{"type": SECRET_PROMPT}]},
+        {"prompt": "x", "tools": [{"type": "function", "function": {"name": SECRET_PROMPT + " ."}}]},
+        {"prompt": "x", "tools": [TOOL], "tool_choice": SECRET_PROMPT},
+        {"prompt": "x", "tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": SECRET_PROMPT}}},
+        {"prompt": "x", "chat_template_kwargs": {SECRET_PROMPT: 1}},
+        {"prompt": "x", "reasoning_effort": SECRET_PROMPT},
+        {"messages": [{"role": "user", "content": [{"type": SECRET_PROMPT}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": SECRET_PROMPT}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"id": "a", SECRET_PROMPT: 1, "type": SECRET_PROMPT}]}]},
         {"prompt": SECRET_PROMPT, "logit_bias": {SECRET_PROMPT: 3}},
         {"prompt": SECRET_PROMPT, "logit_bias": {"7": SECRET_PROMPT}},
     ],
@@ -355,3 +470,39 @@ def test_what_the_fast_parser_takes_the_other_reads_alike(value: Any, is_ascii: 
 def test_a_result_is_sent_with_its_headers(carried: dict[str, str]) -> None:
     sent = encoded_result_headers(b"job-1", carried)
     assert sorted(sent) == sorted(encoded(result_headers("job-1", carried)))
+
+
+ELSEWHERE = {"url": "s3://b/a", "sha256": "0" * 64, "num_bytes": 5}
+
+
+@pytest.mark.parametrize(
+    ("body", "content"),
+    [
+        ({"tools": [TOOL], "n": 2, "logprobs": True}, {"messages": [{"role": "user", "content": [IMAGE]}]}),
+        ({"guided_json": '{"type": "object"}', "logprobs": 0}, {"prompt": "x"}),
+        ({"continue_final_message": True}, {"messages": [{"role": "assistant", "content": "x"}]}),
+    ],
+)
+def test_what_a_body_asks_of_a_prompt_elsewhere_is_asked_of_that_prompt(
+    body: dict[str, Any], content: dict[str, Any]
+) -> None:
+    job = read({"body_ref": ELSEWHERE, "body": body})
+    whole = with_prompt(job, json.dumps(content).encode())
+    assert whole.body == read({"body": {**body, **content}}).body
+    assert payload_digest(whole) == payload_digest(job)
+
+
+@pytest.mark.parametrize(
+    ("body", "content"),
+    [
+        ({"tools": [TOOL]}, {"prompt": "x"}),
+        ({"logprobs": 3}, {"messages": [{"role": "user", "content": "x"}]}),
+        ({"continue_final_message": True}, {"messages": [{"role": "user", "content": "x"}]}),
+        ({}, {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}),
+    ],
+)
+def test_a_prompt_elsewhere_that_contradicts_its_body_is_refused(body: dict[str, Any], content: dict[str, Any]) -> None:
+    job = read({"body_ref": ELSEWHERE, "body": body})
+    with pytest.raises(InvalidField) as refused:
+        with_prompt(job, json.dumps(content).encode())
+    assert refused.value.field == "body_ref"

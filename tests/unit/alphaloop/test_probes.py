@@ -65,8 +65,8 @@ JOBS = [job(i, 10) for i in range(80)] + [job(100 + i, 5000) for i in range(20)]
 
 def test_long_prompts_are_drawn_as_often_as_they_occur() -> None:
     found = draw_prompts(JOBS, 20, seed=1)
-    assert len(found) == len({body["prompt"] for body in found}) == 20
-    num_long = sum(len(body["prompt"]) > 1000 for body in found)
+    assert len(found) == len({one.body.prompt for one in found}) == 20
+    num_long = sum(len(one.body.prompt or "") > 1000 for one in found)
     assert 3 <= num_long <= 5, "20 of 100 prompts are long, in one of the four quarters"
 
 
@@ -76,4 +76,4 @@ def test_the_same_seed_draws_the_same() -> None:
 
 def test_probes_and_repeated_prompts_are_left_out() -> None:
     jobs = [job(1, 10), job(1, 10), job(2, 10, Purpose.PROBE), job(3, 10, Purpose.CONTROL)]
-    assert [body["prompt"][:3] for body in draw_prompts(jobs, 5, seed=0)] == ["001"]
+    assert [(one.body.prompt or "")[:3] for one in draw_prompts(jobs, 5, seed=0)] == ["001"]

@@ -13,9 +13,9 @@ from alphaloop.settings import (
     PolicySettings,
     Settings,
     TaskSettings,
+    TasksFile,
     find_configs,
     load_settings,
-    read_tasks,
 )
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
@@ -91,7 +91,7 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatchsize = 2\n", "worker.batchsize", "batch_size"),
         ("worker", "[wroker]\nbatch_size = 2\n", "wroker", "worker"),
         ("models", "[models.target]\nsourcee = 'x'\n", "models.target.sourcee", "source"),
-        ("models", "[models.drafters.lookup]\nmax_gram = 2\n", "models.drafters.lookup.max_gram:", "max_ngram"),
+        ("models", "[models.drafters.lookup]\nmin_gram = 2\n", "models.drafters.lookup.min_gram:", "min_ngram"),
         ("models", "[models.drafters.s]\nmethod='draft_model'\nsourc='x'\n", "models.drafters.s.sourc:", "source"),
         ("models", "[models.drafters.s]\nmethod='draft_model'\n", "models.drafters.s.source", "configs/"),
         ("models", "[models.drafters.s]\nmethod='draft'\n", "models.drafters.s: Expected method", "configs/"),
@@ -163,10 +163,39 @@ def test_a_property_that_promises_rest_on_is_refused_with_the_reason(configs: Pa
     assert "hunter2" not in str(caught.value)
 
 
-def test_tasks_are_read_afresh(configs: Path) -> None:
-    assert set(read_tasks(configs)) == {"code"}
-    add(configs, "tasks", "[tasks.code]\n[tasks.sql]\nmax_tokens = 9\n")
-    assert read_tasks(configs)["sql"].max_tokens == 9
+def test_tasks_are_read_again_under_their_profile_and_environment_and_what_is_wrong_changes_nothing(
+    configs: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    add(configs, "local", "[tasks.sql]\nweight = 2.0\n")
+    monkeypatch.setenv("ALPHALOOP_TASKS__CODE__MAX_TOKENS", "7")
+    file, start = TasksFile(configs, "local"), load_settings(configs, profile="local")
+    assert file.applied_to(start) is start
+    bound = 'default_model = "a"\n[tasks.code]\nmax_tokens = 8\n[tasks.sql]\nmodel = "b"\n'
+    path = add(configs, "tasks", bound) / "tasks.toml"
+    newest = file.newest(start.bindings)
+    assert (newest.tasks["code"].max_tokens, newest.tasks["sql"].weight) == (7, 2.0)
+    assert (newest.target_of("code"), newest.target_of("sql")) == ("a", "b")
+    assert file.applied_to(start).bindings == newest
+    for breaks in (lambda: path.write_text("[tasks", encoding="utf-8"), path.unlink):
+        breaks()
+        assert file.newest(start.bindings) is newest
+    add(configs, "tasks", "[tasks.code]\n")
+    gone = file.newest(start.bindings)
+    assert (gone.default_model, gone.target_of("sql")) == ("a", "a"), "no worker may begin to read everything"
+    assert [getattr(one, "action", "") for one in caplog.records if one.levelname != "INFO"] == [
+        *("tasks_unreadable", "tasks_unreadable", "default_model_gone")
+    ]
+
+
+def test_a_task_with_a_model_needs_a_target_for_all_other_tasks(configs: Path) -> None:
+    add(configs, "tasks", '[tasks.sql]\nmodel = "b"\n')
+    with pytest.raises(
+        ConfigError, match=r"^default_model: Expected the target of all other tasks.*\[tasks\.sql\]"
+    ) as caught:
+        load_settings(configs)
+    assert "models.target.name" in (caught.value.hint or "")
+    add(configs, "tasks", 'default_model = "a"\n[tasks.sql]\nmodel = "b"\n')
+    assert load_settings(configs).bindings.targets == ("a", "b")
 
 
 def test_the_checkouts_configs_are_found_from_anywhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -181,7 +210,7 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
         for section in tomllib.loads(file.read_text(encoding="utf-8")).values():
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
-    assert {"bootstrap_servers", "sasl_password", "max_ngram", "probe_prompts", "kafka_home", "data_dir"} <= rows
+    assert {"bootstrap_servers", "sasl_password", "min_ngram", "probe_prompts", "kafka_home", "data_dir"} <= rows
     assert "number of slots: sequences that run at once" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
 
@@ -318,7 +347,7 @@ def test_an_empty_variable_is_unset(section: str | None, configs: Path, monkeypa
 
 
 def read_task(configs: Path, settings: str) -> TaskSettings:
-    return read_tasks(add(configs, "tasks", f"[tasks.code]\n{settings}\n"))["code"]
+    return load_settings(add(configs, "tasks", f"[tasks.code]\n{settings}\n")).tasks["code"]
 
 
 @pytest.mark.parametrize(

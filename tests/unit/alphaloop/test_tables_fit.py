@@ -16,8 +16,7 @@ from typer.testing import CliRunner
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
-from alphaloop.cli.app import app
-from alphaloop.cli.reference import commands
+from alphaloop.cli.app import app, commands
 from alphaloop.cli.screen import FittedTable, progress
 from alphaloop.cli.status import task_table
 from alphaloop.store.task_figures import TaskFigures

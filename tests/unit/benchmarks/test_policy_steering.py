@@ -29,6 +29,7 @@ class WorkersJob:
     lane: LaneKey
     decision: Decision
     setting: DraftSetting
+    is_streamed: bool = False
 
 
 class BesideAWorker(OursOnSlots):

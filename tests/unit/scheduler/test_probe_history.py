@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from alphaloop.acceptance import Interval
 from scheduler.drift.watching import State, state_of
-from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, differences
+from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, differences, probe_histories
 from tests.fixtures.drift import FIRST, MARGIN, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
@@ -27,6 +27,25 @@ def test_a_target_change_is_not_blamed_for_a_later_fault() -> None:
     assert differences(step.across.before, step.across.after) == ()
     assert (step.began_after, step.began_before) == (day(8), day(9))
     assert step.left.state is State.FELL
+
+
+@pytest.mark.parametrize(
+    ("targets", "num_falls"),
+    [
+        ({}, 1),
+        ({"target-1": "a", "target-2": "a"}, 1),
+        ({"target-2": "a"}, 1),
+        ({"target-1": "a", "target-2": "b"}, 0),
+    ],
+)
+def test_a_task_that_was_bound_to_another_target_is_no_fall_and_new_weights_of_one_target_may_be(
+    targets: dict[str, str], num_falls: int
+) -> None:
+    results = [*measured(0, HIGH), *measured(3, LOW, TARGET_2), *measured(4, LOW, TARGET_2)]
+    (found,) = probe_histories(results, MARGIN, {}, targets)
+    assert len(found.falls()) == num_falls
+    (back,) = probe_histories([*results, *measured(5, HIGH)], MARGIN, {}, targets)
+    assert not back.falls()
 
 
 def test_both_falls_are_found() -> None:

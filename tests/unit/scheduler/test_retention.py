@@ -41,12 +41,27 @@ class Store:
         return Dropped(1, is_all=True)
 
 
+class Memory:
+    """The results that look-up searches, with what was asked of them."""
+
+    def __init__(self) -> None:
+        self.asked: list[timedelta] = []
+
+    def forget_before(self, moment: datetime) -> int:
+        self.asked.append(NOW - moment)
+        return 0
+
+    def delete_forgotten(self, moment: datetime) -> int:
+        self.asked.append(NOW - moment)
+        return 0
+
+
 def keep(
     folder: Path, message_retention: MessageRetention, clock: Callable[[], float] = lambda: 0.0, **settings: float
 ) -> dict[str, timedelta]:
     store = Store()
     dials = SchedulerSettings.model_validate(settings)
-    Retention(store, dials, folder, message_retention, clock=clock).keep(NOW)  # type: ignore[arg-type]
+    Retention(store, Memory(), dials, folder, message_retention, clock=clock).keep(NOW)  # type: ignore[arg-type]
     return store.asked
 
 
@@ -68,12 +83,13 @@ def test_prompts_outside_kafka_are_kept_twice_as_long_as_jobs(tmp_path: Path, ca
     mine = folder / "bodies" / "mine.json"
     mine.write_text("{}", encoding="utf-8")
     os.utime(mine, (0, 0))
-    settings, store = SchedulerSettings(jobs_retention_days=30), Store()
+    settings, store, memory = SchedulerSettings(jobs_retention_days=30), Store(), Memory()
     contents = ContentStore.of(ClaimCheckSettings(url=str(folder)))
-    retention = Retention(store, settings, tmp_path, lambda: 14 * DAY, contents)  # type: ignore[arg-type]
+    retention = Retention(store, memory, settings, tmp_path, lambda: 14 * DAY, contents)  # type: ignore[arg-type]
     retention.keep(NOW)
     assert [path.exists() for path in (old, young, mine)] == [False, True, True]
     assert store.asked["stored_texts"] == 30 * DAY
+    assert memory.asked[0] == 30 * DAY
     folder.rename(tmp_path / "unmounted")
     retention.keep(NOW)
     assert "texts and prompts were not deleted: there is no file://" in caplog.text
@@ -85,7 +101,8 @@ def test_each_table_has_its_age(tmp_path: Path) -> None:
     assert asked["jobs"] == asked["cancellations"] == 30 * DAY
     assert asked["decisions"] == asked["probe_runs"] == asked["schedule_runs"] == asked["reports"] == 90 * DAY
     assert asked["probe_texts"] == 90 * DAY
-    assert asked["acceptance_hourly"] == 400 * DAY
+    assert asked["api_batches"] == 90 * DAY
+    assert asked["acceptance_hourly"] == asked["audit"] == 400 * DAY
     assert asked["acceptance_daily"] == asked["drift_events"] == asked["incidents"] == 1825 * DAY
 
 

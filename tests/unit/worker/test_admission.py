@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
-from worker.admission import AGEING_S, MOST_SLACK_S, READING_SHARE, AdmissionQueue, Beginning, LaneKey, lane_of
+from worker.admission import AGEING_S, MOST_SLACK_S, READING_SHARE, AdmissionQueue, Beginning, LaneKey, Line, lane_of
 from worker.engine import Sampling
 
 TASKS = ("code", "rag", "sql")
@@ -117,9 +117,15 @@ def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> No
 def test_no_slot_stays_free_while_traffic_waits(seed: int, limit: int) -> None:
     rng = Random(seed)
     queue = queue_of({lane(task): rng.randint(0, 15) for task in TASKS}, quantum_s=rng.choice([0.0, 1.0, 100.0]))
-    queue.charge({task: 1000 * rng.random() for task in TASKS})
+    queue.charge({Line(lane(task)): 1000 * rng.random() for task in TASKS})
     num_waiting = len(queue)
     assert len(queue.next(limit, running={})) == max(0, min(limit, num_waiting))
+
+
+def test_tasks_that_had_equally_much_begin_in_the_order_of_their_jobs() -> None:
+    """A task's name decides nothing."""
+    queue = queue_of({lane(task): 2 for task in ("sql", "code", "rag")}, quantum_s=0.5)
+    assert [key.task for key, _ in queue.next(3, running={})] == ["sql", "code", "rag"]
 
 
 @pytest.mark.parametrize("is_trickling", [False, True])
@@ -176,7 +182,7 @@ def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int
         is_high = rng.random() < 0.3
         queue.add(key, number, priority=rng.randint(-1, 1), num_bytes=1, now=float(number), is_high=is_high)
         for _ in range(rng.choice([0, 1, 2])):
-            before = set(device.running)
+            before = {line.lane for line in device.running}
             lanes = before | {key for key, _ in device.step(0.5)}
             assert len(lanes) == 1 or not any(key.is_measured for key in lanes)
     device.run_empty(0.5)
@@ -187,14 +193,14 @@ def test_a_measured_lane_runs_alone_and_every_job_ends(seed: int, num_slots: int
 def test_the_engine_drains_before_a_measured_lane_and_after_it() -> None:
     queue = queue_of({lane(): 2, PROBE: 3, lane("sql"): 2}, num_slots=2)
     assert queue.next(2, running={}) == [(lane(), 0), (lane(), 1)]
-    queue.charge({"code": 0.1})
-    assert queue.next(9, running={lane(): 1}) == []
+    queue.charge({Line(lane()): 0.1})
+    assert queue.next(9, running={Line(lane()): 1}) == []
     assert queue.next(9, running={}) == [(PROBE, 0), (PROBE, 1)]
-    queue.charge({"code": 0.1})
-    assert queue.next(9, running={PROBE: 1}) == []
+    queue.charge({Line(lane()): 0.1})
+    assert queue.next(9, running={Line(PROBE): 1}) == []
     assert queue.next(1, running={}) == [(lane("sql"), 0)]
-    assert queue.next(9, running={lane("sql"): 1}) == [(lane("sql"), 1)]
-    assert queue.next(9, running={lane("sql"): 1}) == []
+    assert queue.next(9, running={Line(lane("sql")): 1}) == [(lane("sql"), 1)]
+    assert queue.next(9, running={Line(lane("sql")): 1}) == []
     assert queue.next(9, running={}) == [(PROBE, 2)]
 
 
@@ -217,7 +223,7 @@ def test_a_tasks_own_traffic_goes_between_its_probes() -> None:
 
 def test_discarded_jobs_end_their_lanes_turn() -> None:
     queue = queue_of({PROBE: 2, lane(): 1}, num_slots=4)
-    assert queue.next(4, running={lane("sql"): 1}) == []
+    assert queue.next(4, running={Line(lane("sql")): 1}) == []
     queue.add(lane("sql"), 9, priority=0, num_bytes=1, now=0.0)
     queue.discard(lambda number: number < 9)
     assert queue.next(4, running={}) == [(lane("sql"), 9)]

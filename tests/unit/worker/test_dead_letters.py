@@ -275,6 +275,7 @@ class World:
         self.topic_errors: list[Exception] = []
         self.failed: list[FailedTry] = []
         self.taken: list[Forwarded] = []
+        self.now_s = 100.0
         self.retries = JobRetries(
             (10, 60),
             self,  # type: ignore[arg-type]
@@ -286,6 +287,7 @@ class World:
             retry=Retry(InstantEvent()),
             rng=random.Random(seed),
             max_bytes=1 << 20,
+            clock=lambda: self.now_s,
         )
 
     def _count(self, attempts: Mapping[str, int]) -> None:
@@ -346,6 +348,21 @@ def test_jobs_that_cannot_gain_by_another_try_have_failed() -> None:
     assert len(world.retries) == 0
     later = (NOW + timedelta(seconds=13)).isoformat()
     assert world.retries.put(failed(deadline=later), FAILURE, NOW)
+
+
+def test_a_task_without_topics_has_no_retries_and_is_asked_about_again_after_a_while() -> None:
+    world = World()
+    world.topic_errors = [BrokerError("creating topics: not authorized")]
+    for num_failed in (1, 2):
+        world.retries.put(failed(), FAILURE, NOW)
+        assert world.retries.turn(0.0) == 0
+        assert len(world.failed) == num_failed, "the job has failed for good"
+    assert world.events == [("topics", "code")], "the broker is not asked for every job"
+    world.now_s += RETRY_S
+    world.retries.put(failed(), FAILURE, NOW)
+    assert world.retries.turn(0.0) == 1
+    assert len(world.sent()) == 1
+    assert len(world.failed) == 2
 
 
 def test_servers_that_are_away_are_waited_for() -> None:

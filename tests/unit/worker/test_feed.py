@@ -170,7 +170,7 @@ def test_jobs_are_claimed_between_prompts_that_take_long_to_read() -> None:
     one.send("a", "b", "c")
     one.feed.turn()
     assert [claimed.job_id for claimed in one.start(9)] == ["a"], "the device does not wait for the other prompts"
-    assert len(one.intake.waiting) == 2
+    assert len(one.feed._unread[False]) == 2
     assert one.decode_all() == ["b", "c"]
 
 
@@ -256,7 +256,7 @@ def test_a_suspect_that_waits_for_a_server_that_is_away_keeps_nobody_out() -> No
     feeding.send("c")
     feeding.feed.turn()
     assert [suspect.job_id, *(one.job_id for one in feeding.start())] == ["a"]
-    feeding.feed.set_aside({"a": suspect.ready.lane})
+    feeding.feed.set_aside({"a": suspect.ready.line})
     feeding.feed.turn()
     assert [one.job_id for one in feeding.start()] == ["c"]
 
@@ -270,3 +270,28 @@ def test_jobs_whose_claims_were_given_back_wait_in_line_again() -> None:
     feeding.end(given_back)
     feeding.feed.turn()
     assert [one.job_id for one in feeding.start(2)] == ["a", "b"]
+
+
+def test_a_segment_that_fills_every_buffer_keeps_no_other_out() -> None:
+    """Another's job starts after what was claimed already, and as if nothing else of the first one waited."""
+    one = Feeding(num_ahead=1, max_waiting=8)
+    one.send(*(f"batch-{number}" for number in range(300)), segment="batch")
+    one.send(*(f"gold-{number}" for number in range(5)), segment="gold")
+    order = one.decode_all()
+    assert len(order) == 305
+    assert [name for name in order if name.startswith("batch")] == [f"batch-{number}" for number in range(300)]
+    assert max(order.index(f"gold-{number}") for number in range(5)) <= 8 + 2 * 5
+
+
+def test_what_waits_unread_is_bounded_in_bytes_and_leaves_with_its_partition() -> None:
+    one = Feeding(num_ahead=1, max_waiting=3, max_bytes=20_000)
+    one.send(*(f"job-{number}" for number in range(50)))
+    for _ in range(5):
+        one.feed.turn()
+    assert 0 < len(one.feed._unread[False]) < 25
+    assert one.intake.waiting
+    one.intake.waiting.clear()
+    one.intake.revoke()
+    one.feed.turn()
+    assert len(one.feed._unread[False]) == 0
+    assert one.queue.load(is_high=False) == (0, 0)

@@ -12,6 +12,7 @@ from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.publishing import InstantEvent, claimed_job
 from worker.background import Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
+from worker.engine import TokenDelta
 
 
 class LedgerOfLeases:
@@ -135,7 +136,7 @@ class Claims:
 
 def streamed_job() -> ClaimedJob:
     claimed = claimed_job("a", stream=True)
-    claimed.stream.add("some text", created=0, model="target")
+    claimed.stream.add(TokenDelta("j", "some text", 0), created=0, model="target")
     return claimed
 
 

@@ -69,7 +69,7 @@ def test_a_job_that_the_engine_refuses_or_that_has_no_room_when_it_is_empty_fail
     turning = Turning(MemoryEngine(20, refused="b"), *jobs)
     turning.turn(5)
     assert turning.outcomes() == {"large": "failed", "a": "succeeded", "b": "failed", "c": "succeeded"}
-    assert turning.feed.lanes.total() == 4, "each made room for one claim"
+    assert turning.feed.lines.total() == 4, "each made room for one claim"
 
 
 @pytest.mark.parametrize("why", [{"num_crashes": 1}, {"num_failures": 1}])
@@ -225,7 +225,7 @@ def test_what_waits_is_given_back_where_a_suspect_waits_until_this_worker_has_no
     turning.turn()
     assert [*map(sorted, turning.released)] == [["a", "gone"]]
     assert turning.feed.again == ["a"], "the other one's partition went to another worker"
-    assert (turning.feed.aside, turning.feed.lanes.total()) == ({}, 2)
+    assert (turning.feed.aside, turning.feed.lines.total()) == ({}, 2)
 
 
 def test_slots_are_counted_within_a_bound_of_jobs_that_wait() -> None:

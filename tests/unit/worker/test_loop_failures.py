@@ -29,7 +29,7 @@ def test_a_job_that_fails_alone_is_tried_again_as_long_as_it_has_tries() -> None
     turning.turn(6)
     assert turning.tried_again == [("a", "decode_failed")]
     assert turning.outcomes() == {"b": "failed"}
-    assert turning.feed.lanes.total() == 2, "each made room for one claim"
+    assert turning.feed.lines.total() == 2, "each made room for one claim"
 
 
 class FailingEngine(FakeEngine):
@@ -134,4 +134,4 @@ def test_a_job_that_another_worker_took_meanwhile_is_not_decoded_again() -> None
     assert turning.outcomes() == {"lost": "failed", "kept": "succeeded"}
     attempts = {one.claimed.job_id: one.outcome.attempt for one in turning.ended}
     assert attempts == {"lost": 1, "kept": 2}, "the store drops the one, and the other has the claim for its new decode"
-    assert turning.feed.lanes.total() == 2
+    assert turning.feed.lines.total() == 2

@@ -11,18 +11,19 @@ from uuid import UUID
 
 import pytest
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.messages import Purpose, Result, Status
-from alphaloop.store.decode_runs import CountSource
+from alphaloop.messages import AnswerMessage, Choice, Purpose, Result, Status
+from alphaloop.store.job_counts import CountSource
 from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
+from tests.fixtures.answers import ALL
 from tests.fixtures.models import VANILLA, decision, make_job
 from tests.fixtures.publishing import claimed_job
 from worker.admission import lane_of
-from worker.decoding.counts import RoundCounts
+from worker.decoding.proposal import RoundCounts
 from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from worker.recording import succeeded
 
@@ -95,6 +96,32 @@ def test_a_result_is_what_its_model_writes(
     assert result.decoding.draft_revision == (draft_revision or None)
     assert result.decoding.accepts == decoded.counts.accepts
     assert any(decoded.counts.accepts) == is_drafted
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("num_reasoning_tokens", [None, 0, 7])
+def test_choices_are_recorded_as_the_model_writes_them(name: str, num_reasoning_tokens: int | None) -> None:
+    decoded, prepared = decode(1)
+    choices = ALL[name]
+    told = {"choices": choices, "finish_reason": choices[0].finish_reason}
+    text = choices[0].said.content
+    outcome = outcome_of(replace(decoded, text=text or "", num_reasoning_tokens=num_reasoning_tokens, **told), prepared)
+    result = Result.decode(outcome.result)
+    assert outcome.result == result.encode()
+    assert (result.text, result.choices, result.finish_reason) == (text, choices, choices[0].finish_reason)
+    details = result.usage.completion_tokens_details
+    assert (details and details.reasoning_tokens) == num_reasoning_tokens
+    assert outcome.run.is_cut == any(choice.finish_reason == "length" for choice in choices)
+
+
+def test_an_answer_of_one_text_is_recorded_without_choices() -> None:
+    """Also where the engine gives it as one: those who read results of old see no difference."""
+    decoded, prepared = decode(1)
+    only = (Choice(index=0, message=AnswerMessage(content=decoded.text), finish_reason=decoded.finish_reason),)
+    plain = outcome_of(decoded, prepared)
+    assert b"choices" not in plain.result
+    assert b"details" not in plain.result
+    assert outcome_of(replace(decoded, choices=only), prepared).result == plain.result
 
 
 def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:
@@ -230,3 +257,28 @@ def test_sums_that_a_server_told_are_evidence_beside_the_run(
         assert row.is_drafted
         assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
         assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
+
+
+def test_forced_tokens_a_form_and_proposers_are_recorded() -> None:
+    """Of two drafters' rounds each row has its own forced tokens; the text's length is what rounds had to yield."""
+    generation, prepared = decode(1, [("lookup", 2), ("model", 2)])
+    first, second = generation.drafted
+    drafted = replace(first, counts=replace(first.counts, num_forced=5)), second
+    counts = replace(generation.counts, num_forced=5)
+    mixed = ProposerCounts("lookup", (9,), (4,)), ProposerCounts("grammar", (0, 4), (0, 3))
+    changed = replace(generation, counts=counts, drafted=drafted, proposers=mixed)
+    outcome = outcome_of(changed, replace(prepared, sampling=replace(prepared.sampling, form_bucket="json,tools")))
+    run = outcome.run
+    assert (run.key.form_bucket, run.counts.num_forced, run.proposers) == ("json,tools", 5, mixed)
+    assert run.num_tokens == generation.counts.num_tokens + 5
+    assert {row.key.form_bucket for row in outcome.shadows} == {"json,tools"}
+    assert [row.counts.num_forced for row in outcome.shadows] == [5, 0]
+    assert {row.num_output_tokens for row in outcome.shadows} == {generation.counts.num_tokens}
+    result = Result.decode(outcome.result)
+    assert result.decoding.num_forced == 5
+    assert result.usage.completion_tokens == run.num_tokens
+    assert result.encode() == outcome.result
+    plain = outcome_of(generation, prepared)
+    assert b"num_forced" not in plain.result
+    assert run.evidence.output_tokens == plain.run.evidence.output_tokens
+    assert sums_by_drafter(outcome)["lookup"].tokens == sums_by_drafter(plain)["lookup"].tokens

@@ -16,13 +16,15 @@ from alphaloop.errors import (
     StoreUnavailable,
 )
 from alphaloop.kafka.topics import RESULTS, TOKENS
-from alphaloop.messages import Failure, Status, StreamReader, read_chunk
+from alphaloop.messages import Failure, Result, Status, StreamReader, read_chunk
+from tests.fixtures.answers import CHAT
 from tests.fixtures.publishing import Publishing, delivery
 from tests.fixtures.runs import outcome
 from tests.fixtures.worker import until
 from worker.dead_letters import failed_job
+from worker.engine import TokenDelta
 from worker.publishing import RecordedGroup, answer_again
-from worker.streams import JobStream
+from worker.sending import JobStream
 
 
 def test_a_result_is_cleared_only_after_its_acknowledgement_and_finished_last() -> None:
@@ -113,6 +115,18 @@ def test_a_replacement_that_is_refused_too_is_set_aside() -> None:
     assert one.value("alphaloop_results_refused_total", code="result_refused", done="set_aside") == 1.0
 
 
+def test_a_replaced_result_has_no_choices() -> None:
+    """They are what made it too large, and a failure has no answer."""
+    one = Publishing()
+    one.world.reports["j1"] = [MessageTooLarge("too large"), None]
+    group = one.whole(1)
+    (message,) = group.messages
+    answered = Result.decode(message.value).model_copy(update={"choices": CHAT["call alone"], "text": None})
+    one.publish(replace(group, messages=(message._replace(value=answered.encode()),)))
+    failed = Result.decode(one.world.sent[-1].value or b"")
+    assert (failed.status, failed.choices, failed.finish_reason) == (Status.FAILED, (), None)
+
+
 def test_a_repeated_answer_that_is_refused_changes_nothing() -> None:
     one = Publishing()
     one.world.reports["j1"] = [MessageTooLarge("too large")]
@@ -166,7 +180,7 @@ def test_while_a_chunk_is_under_way_every_turn_looks_for_its_acknowledgement() -
     one.publisher.turn(0.0)
     assert one.world.num_polls == 0
     stream = JobStream("j1", 1, {})
-    one.publish(stream.add("one ", created=0, model="target"))
+    one.publish(stream.add(TokenDelta("j1", "one ", 0), created=0, model="target"))
     assert not stream.is_settled
     with ThreadPoolExecutor(1) as pool:
         turn = pool.submit(one.publisher.turn, WAIT_S)
@@ -184,7 +198,7 @@ def test_a_chunk_that_an_outage_kept_back_is_sent_again_before_its_result_is_cle
     else:
         one.world.reports[TOKENS] = [DeliveryFailed("late")]
     stream = JobStream("j1", 1, {})
-    one.publish(*(stream.add(text, created=0, model="target") for text in ("one ", "two")))
+    one.publish(*(stream.add(TokenDelta("j1", text, 0), created=0, model="target") for text in ("one ", "two")))
     one.publish(one.streamed(1, num_chunks=2))
     text = StreamReader()
     for value, headers in one.world.chunks:

@@ -26,6 +26,7 @@ from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
+from worker.engine import TokenDelta
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
 from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
@@ -128,7 +129,7 @@ def test_what_waits_shares_one_transaction_and_goes_on_as_one_publication() -> N
 def test_the_outcome_of_a_stream_is_recorded_once_its_chunks_are_settled_and_others_do_not_wait() -> None:
     one = Recording()
     claimed = claimed_job("j1", stream=True)
-    chunk = claimed.stream.add("word ", created=0, model="target")
+    chunk = claimed.stream.add(TokenDelta("j", "word ", 0), created=0, model="target")
     one.recorder.put([ended_job(claimed)])
     assert one.record(*ended("j2")) == 1
     assert one.store.transactions == [["j2"]]
@@ -148,7 +149,7 @@ def test_the_outcome_of_a_stream_that_is_never_settled_is_recorded_too(is_hurrie
     one = Recording()
     claimed = claimed_job("j1", stream=True)
     for _ in range(3):
-        chunk = claimed.stream.add("word ", created=0, model="target")
+        chunk = claimed.stream.add(TokenDelta("j", "word ", 0), created=0, model="target")
     chunk.settle(is_acknowledged=True)
     one.recorder.put([cancelled(claimed)])
     assert (one.recorder.turn(0.0), one.store.transactions) == (0, [])
@@ -266,7 +267,7 @@ def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first
         one = Recording()
         claims = [claimed_job(f"j{number}", stream=True) for number in range(len(sizes))]
         for claimed in claims:
-            claimed.stream.add("word ", created=0, model="target")
+            claimed.stream.add(TokenDelta("j", "word ", 0), created=0, model="target")
         jobs = [cancelled(claimed) for claimed in claims]
         padded = [(job, job.outcome.result.ljust(size)) for job, size in zip(jobs, sizes, strict=True)]
         one.record(*(replace(job, outcome=replace(job.outcome, result=result)) for job, result in padded))

@@ -6,10 +6,10 @@ import pytest
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
 from tests.fixtures.publishing import FakeProducer, InstantEvent
-from worker import streams
+from worker import sending
 from worker.background import Retry
-from worker.sending import DeliveryReport, KafkaMessage
-from worker.streams import ChunkSender, JobStream
+from worker.engine import TokenDelta
+from worker.sending import ChunkSender, DeliveryReport, JobStream, KafkaMessage
 
 
 class Streaming:
@@ -30,7 +30,7 @@ class Streaming:
         return report
 
     def chunk(self) -> KafkaMessage:
-        return self.stream.add("word ", created=0, model="target")
+        return self.stream.add(TokenDelta("j", "word ", 0), created=0, model="target")
 
 
 def test_a_chunk_is_settled_by_its_acknowledgement_and_not_by_being_sent() -> None:
@@ -79,7 +79,7 @@ def test_a_chunk_that_is_sent_again_with_the_end_of_a_stream_is_settled_once(the
 
 
 def test_a_chunk_for_which_there_is_no_room_is_dropped_and_settled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "MOST_KEPT", 1)
+    monkeypatch.setattr(sending, "MOST_KEPT", 1)
     one = Streaming(DeliveryFailed("late"), DeliveryFailed("late"))
     one.sender.send([one.chunk(), one.chunk()])
     one.client.poll(0.0)

@@ -4,9 +4,6 @@ Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far
 it read behind it; of those, the ones that became text stay. So a round begins by reading one or two tokens, and every
 further draft is a pass of width 1 for all sequences that still want one.
 
-A draft may end early, at a token that ends the text or where its probability has fallen. Either follows from the tokens
-that are proposed, never from one that is held back, so every exact acceptance rule stays exact.
-
 `DraftModels` makes such drafters from their settings: checked against the target first, then loaded, each set of
 weights once.
 """
@@ -14,7 +11,6 @@ weights once.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
@@ -26,16 +22,16 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSettings
-from worker.decoding.counts import SharedWeightDrafter
+from worker.decoding.constraint import ConstrainedText
 from worker.decoding.device import Placement, available_bytes
-from worker.decoding.drafters.draft_vocabulary import DraftTokens, likeliest, read_draft_vocabulary, restrict_head
+from worker.decoding.drafters.draft_rows import DraftRow, choose, ends_draft
+from worker.decoding.drafters.draft_vocabulary import DraftTokens, read_draft_vocabulary, restrict_head
 from worker.decoding.models import Target, load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import Read
+from worker.decoding.network.slots import copy_beginnings
 from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, num_shared_tokens, refuse_incompatible
-from worker.decoding.prefixes import copy_beginnings
-from worker.decoding.proposal import NOTHING, Ask, Proposal
-from worker.decoding.verification import draw_rows
+from worker.decoding.proposal import NOTHING, Ask, Proposal, SharedWeightDrafter
 from worker.engine import Sampling
 
 #: Tokens of one text that a pass reads at most.
@@ -58,7 +54,7 @@ class DraftModelDrafter:
     num_slots: InitVar[int]
     context_length: int  #: tokens that it can hold of a text; behind them it proposes nothing
     min_probability: float = 0.0
-    num_branches: int = 1  #: tokens beside each other at most; 1: a chain
+    num_branches: int = 1  #: tokens beside each other at most, of jobs without a seed; 1: a chain
     shared_weights: Sequence[SharedWeightDrafter] = ()  #: with the same model, for which its rounds count too
 
     def __post_init__(self, num_slots: int) -> None:
@@ -82,7 +78,7 @@ class DraftModelDrafter:
         """Memory that its keys and values hold now."""
         return self._cache.num_bytes
 
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """Take a slot for a sequence; its text is read at its next proposal."""
         read = excerpt(text, self.state.max_prompt_tokens)
         self._held[job_id] = _Held(self._cache.acquire(), read, num_seen=len(text), highest=max(read))
@@ -99,7 +95,7 @@ class DraftModelDrafter:
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """A chain for each ask, with branches beside it for a greedy one where so configured.
+        """A chain for each ask, with branches beside it where so configured, but for a job with a seed.
 
         It is shorter behind a token that ends the text, and where the draft's context ends. Nothing is proposed for a
         text with a token that the draft has no embedding for: on a GPU, reading it would end the process.
@@ -109,21 +105,24 @@ class DraftModelDrafter:
         asking = [row for index, ask in enumerate(asks) if (row := self._row(index, ask))]
         rows, logits = self._read_texts(asking)
         while rows:
-            self._draft(rows, logits)
-            rows = [row for row in rows if self._wants_more(row)]
+            choose(rows, logits, self.tokens, is_weighing=self._is_weighing)
+            rows = [row for row in rows if row.wants_more(self.tokens, self.min_probability)]
             logits = self._read_drafts(rows)
         for row in asking:
             proposals[row.index] = row.proposal()
         return proposals
 
     def ends_draft(self, token: int, together: float) -> bool:
-        """Whether a draft ends behind `token`; `together` is the probability of the draft up to and with it."""
-        return together < self.min_probability or token in self.tokens.end_tokens
+        """Whether a draft ends behind `token`, as `draft_rows` says."""
+        return ends_draft(token, together, self.tokens, self.min_probability)
 
     @torch.inference_mode()
-    def choices(self, prompt: Sequence[int], output: Sequence[int]) -> list[tuple[int, float]]:
+    def choices(
+        self, prompt: Sequence[int], output: Sequence[int], constrained: ConstrainedText | None = None
+    ) -> list[tuple[int, float]]:
         """Its greedy choice, and the choice's probability, where each token of `output` stands: one pass over the text.
 
+        `constrained` restricts the choices, and reads the output; -1 where it allows none of the draft's tokens.
         The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
         Raises DecodeFailed for a text with a token that it has no embedding for.
         """
@@ -139,11 +138,24 @@ class DraftModelDrafter:
                 tokens = read[begin : begin + CHUNK]
                 num_wanted = min(len(tokens), begin + len(tokens) - first)
                 logits = self._read([Read(slot, tokens, num_logits=max(num_wanted, 1))])
-                if num_wanted > 0:
+                if num_wanted > 0 and constrained is not None:
+                    found += self._restricted_choices(logits, output[len(found) :], constrained)
+                elif num_wanted > 0:
                     best = self.tokens.best(logits, 1)[:, 0].tolist()
                     found += zip(best, self.tokens.best_probability(logits).tolist(), strict=True)
         finally:
             self._cache.release(slot)
+        return found
+
+    def _restricted_choices(
+        self, logits: Tensor, following: Sequence[int], constrained: ConstrainedText
+    ) -> list[tuple[int, float]]:
+        found: list[tuple[int, float]] = []
+        for row, token in zip(self.tokens.spread(logits).float()[:, None], following, strict=False):
+            constrained.restrict(row, [()])
+            best, peak = int(row.argmax()), row.amax()
+            found.append((-1, 0.0) if bool(torch.isneginf(peak)) else (best, float((peak - row.logsumexp(-1)).exp())))
+            constrained.take(token)
         return found
 
     def num_left(self, num_prompt: int, num_output: int) -> int:
@@ -160,8 +172,8 @@ class DraftModelDrafter:
         if held.highest >= self.model.num_rows:
             return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
-        num_branches = self.num_branches if ask.choice.is_greedy else 1
-        return _Row(index, ask, held, num_wanted, num_branches) if num_wanted > 0 else None
+        num_branches = 1 if ask.choice.is_reproducible else self.num_branches
+        return _Row(index, ask, num_wanted, num_branches, held=held) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
         """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
@@ -203,62 +215,6 @@ class DraftModelDrafter:
             self._cache.lengths[read.slot] += len(read.token_ids)
         return logits
 
-    def _wants_more(self, row: _Row) -> bool:
-        if len(row.tokens) >= row.depth:
-            return False
-        return row.ask.is_timed or not self.ends_draft(row.tokens[-1], row.together[-1] if row.together else 1.0)
-
-    def _draft(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        """Append one token to every row, chosen as its job chooses, from `logits` [rows, columns]."""
-        plain = [n for n, row in enumerate(rows) if row.ask.choice.is_greedy and row.ask.choice.is_plain]
-        if plain:
-            self._draft_plain([rows[n] for n in plain], logits if len(plain) == len(rows) else logits[plain])
-        others = [n for n in range(len(rows)) if n not in set(plain)]
-        drawn: dict[tuple[float, int, float, float], list[tuple[_Row, Tensor]]] = {}
-        for n, whole in zip(others, self.tokens.spread(logits[others])[:, None], strict=True):
-            row, choice = rows[n], rows[n].ask.choice
-            scores = choice.scores(whole, row.ask.text, [row.tokens])
-            if not choice.is_greedy and not choice.is_reproducible:
-                drawn.setdefault(choice.cut, []).append((row, scores))
-                continue
-            if choice.is_greedy:
-                token, *beside = likeliest(scores, row.num_branches)[0].tolist()
-                row.others.append(beside)
-            else:
-                token = int(choice.tokens(scores, [len(row.ask.text) + len(row.tokens)]))
-            row.tokens.append(token)
-            if self._is_weighing:
-                p = scores.float().softmax(dim=-1) if choice.is_greedy else choice.probabilities(scores)
-                row.weigh(float(p[0, token]))
-        for members in drawn.values():
-            _draw_together([row for row, _ in members], torch.cat([scores for _, scores in members]))
-
-    def _draft_plain(self, rows: Sequence[_Row], logits: Tensor) -> None:
-        found = self.tokens.best(logits, self.num_branches)
-        if self._is_weighing:
-            # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
-            found = torch.cat((self.tokens.best_probability(logits)[:, None].double(), found), dim=1)
-        for row, numbers in zip(rows, found.tolist(), strict=True):
-            if self._is_weighing:
-                row.weigh(numbers.pop(0))
-            token, *beside = map(int, numbers)
-            row.tokens.append(token)
-            row.others.append(beside)
-
-
-def _draw_together(rows: Sequence[_Row], scores: Tensor) -> None:
-    """Draw the next token of rows whose distributions are cut alike, and keep what each was drawn from."""
-    q = rows[0].ask.choice.probabilities(scores)
-    tokens = draw_rows(q, torch.cat([row.ask.choice.uniforms(1, q.device) for row in rows]))
-    of_tokens = q.gather(1, tokens[:, None]).squeeze(1)
-    drawn = torch.stack((tokens.double(), of_tokens), dim=1).tolist()  # together, because each read waits for a GPU
-    if not all(math.isfinite(p) for _, p in drawn):
-        raise DecodeFailed("the draft returned logits that are not finite")
-    for row, own, (token, p) in zip(rows, q, drawn, strict=True):
-        row.tokens.append(int(token))
-        row.q.append(own)
-        row.weigh(p)
-
 
 @dataclass(slots=True)
 class _Held:
@@ -291,44 +247,11 @@ class _Held:
 
 
 @dataclass(slots=True)
-class _Row:
+class _Row(DraftRow):
     """One sequence of a round."""
 
-    index: int  #: of its ask
-    ask: Ask
+    _: KW_ONLY
     held: _Held
-    num_wanted: int
-    num_branches: int = 1
-    num_read: int = 0  #: of its text, beyond what a round leaves behind
-    tokens: list[int] = field(default_factory=list)
-    others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
-    q: list[Tensor] = field(default_factory=list)
-    together: list[float] = field(default_factory=list)  #: probability of its tokens through each, if it is weighed
-
-    @property
-    def depth(self) -> int:
-        """Tokens of its chain, so that branches have room beside them."""
-        return -(-self.num_wanted // self.num_branches)
-
-    def weigh(self, probability: float) -> None:
-        """Its last token's."""
-        self.together.append(probability * (self.together[-1] if self.together else 1.0))
-
-    def proposal(self) -> Proposal:
-        """What was drafted so far; nothing, while the text is still being read."""
-        if self.num_branches == 1 or not self.tokens:
-            q = torch.stack(self.q) if self.q else None
-            return Proposal(tuple(self.tokens), q=q, together=tuple(self.together), num_read=self.num_read)
-        tokens: list[int] = []
-        parents: list[int] = []
-        room, parent = self.num_wanted - len(self.tokens), -1
-        for token, others in zip(self.tokens, self.others, strict=True):
-            siblings = [token, *others[:room]]
-            room -= len(siblings) - 1
-            parents += [parent] * len(siblings)
-            parent = len(tokens)
-            tokens += siblings
-        return Proposal(tuple(tokens), tuple(parents), num_read=self.num_read)
 
 
 def excerpt(text: Sequence[int], num_kept: int | None) -> list[int]:
@@ -412,7 +335,7 @@ class DraftModels:
         read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
         # These decide which positions are tried.
         gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
-        branches = f"-b{settings.num_branches}" if settings.num_branches > 1 else ""
+        branches = f"-b{settings.num_branches}w" if settings.num_branches > 1 else ""
         return replace(
             settings.state(name, base + gate + branches + read),
             cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from alphaloop.errors import UnsupportedModel
-from worker.decoding.sources import DRAFT_VOCABULARY
+from worker.decoding.models import DRAFT_VOCABULARY
 
 
 class _Vocabulary(BaseModel):

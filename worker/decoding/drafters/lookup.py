@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from alphaloop.lookup import EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import MAX_NGRAM, Rule, SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Sampling
+from worker.task_memory.index import MemoryView, ViewOf
 
 
 class LookupDrafter:
@@ -22,18 +23,20 @@ class LookupDrafter:
         self._settings = settings
         self._rule = Rule(settings.min_probability, settings.num_branches)
         self._open: dict[str, SearchedText] = {}
-        self._earlier = {
-            task: EarlierResults(settings.min_ngram, settings.max_ngram, settings.max_remembered_bytes)
-            for task in settings.remember_tasks
-        }
+        self._view_of: ViewOf | None = None
         self.state = settings.state(name, _revision(settings))
         self.shadow_share = settings.shadow_share  #: most of a text's decoding time that scoring it may take
 
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str) -> None:
+    def use_memory(self, view_of: ViewOf) -> None:
+        """Search earlier results too from the next text on, if the settings say so."""
+        if self._settings.memory:
+            self._view_of = view_of
+
+    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """The sequence wants drafts from now on; `text` is prompt and output, a live list that grows."""
         del sampling  # what followed before does not depend on it
-        index = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram)
-        self._open[job_id] = SearchedText(text, index, self._earlier.get(task))
+        index = SuffixIndex(text, self._settings.min_ngram, MAX_NGRAM)
+        self._open[job_id] = SearchedText(text, index, self._earlier(task, segment))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
@@ -47,35 +50,29 @@ class LookupDrafter:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
         self._open.clear()
 
-    def rereading(self, text: list[int], task: str) -> Callable[[int], Proposal]:
+    def rereading(self, text: list[int], task: str, segment: str = "") -> Callable[[int], Proposal]:
         """What it would have proposed for a text that others decoded, at most so many tokens a call.
 
         `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that are
         remembered now: not the text itself, nor what ends while it is written.
         """
-        index, earlier = SuffixIndex(text, self._settings.min_ngram, self._settings.max_ngram), self._earlier.get(task)
-        opened = SearchedText(text, index, earlier, earlier.num_ever if earlier is not None else 0)
+        index = SuffixIndex(text, self._settings.min_ngram, MAX_NGRAM)
+        earlier = self._earlier(task, segment)
+        opened = SearchedText(text, index, earlier and earlier.frozen())
         return lambda num_tokens: self._propose(opened, num_tokens)
 
-    def remember(self, task: str, output: Sequence[int]) -> None:
-        """Take in the output of a sequence that has ended, finished or cancelled, with any drafter.
-
-        Unfinished output is remembered too, because each of its tokens is the target's own. Prompts are never
-        remembered. Without effect for tasks whose results are not remembered.
-        """
-        if (earlier := self._earlier.get(task)) is not None:
-            earlier.remember(output)
+    def _earlier(self, task: str, segment: str) -> MemoryView | None:
+        """The results that a job may search; None for a probe or control, which have no task."""
+        if self._view_of is None or not task:
+            return None
+        return self._view_of(task, segment, self._settings.min_ngram, MAX_NGRAM)
 
     def _propose(self, opened: SearchedText, num_tokens: int) -> Proposal:
-        tokens, parents = opened.propose(num_tokens, self._rule)
-        return Proposal(tuple(tokens), None if parents is None else tuple(parents))
+        tokens, parents, together = opened.propose(num_tokens, self._rule)
+        return Proposal(tuple(tokens), None if parents is None else tuple(parents), together=tuple(together))
 
 
 def _revision(settings: LookupDrafterSettings) -> str:
     """The method has no weights: what it proposes is settled by these settings and this code's version."""
-    revision = (
-        f"lookup2-n{settings.min_ngram}-{settings.max_ngram}-p{settings.min_probability:g}-b{settings.num_branches}"
-    )
-    if settings.remember_tasks:
-        revision += f"-m{settings.max_remembered_bytes}-{'+'.join(sorted(settings.remember_tasks))}"
-    return revision
+    revision = f"lookup2-n{settings.min_ngram}-{MAX_NGRAM}-p{settings.min_probability:g}-b{settings.num_branches}"
+    return f"{revision}-m1" if settings.memory else revision

@@ -42,6 +42,7 @@ from worker.decoding.network.kv_layout import PAIRED_DIMENSIONS, blocks_of, to_p
 from worker.decoding.network.operations import Heads, Linear, TorchLinear, TorchOperations, attend, can_pack
 from worker.decoding.network.passes import WIDEST_SHARED, Pass, Placed
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.states import FINAL
 
 if TYPE_CHECKING:
     from worker.decoding.network.fused import Layer, Norm
@@ -103,14 +104,20 @@ class CompiledOperations(TorchOperations):
         return attends_in_tiles(self._dtype, head_dim)
 
     def program(
-        self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
+        self,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear,
+        rotations: Mapping[str, Tensor],
+        window: int | None,
+        taps: Sequence[int] = (),
     ) -> CompiledPass | None:
         """A pass as one call, if there are kernels for all of it."""
         linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
         has_kernels = all(isinstance(linear, CompiledLinear) for linear in (*linears, head))
         if not has_kernels or not self.holds_pairs(layers[0].heads.head_dim):
             return None
-        return CompiledPass(layers, norm, head, self._tables_of(rotations), window)
+        return CompiledPass(layers, norm, head, self._tables_of(rotations), window, taps)
 
     def _tables_of(self, rotations: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Rotations as kernels read them, by kind: [positions, head_dim / 2, 2]."""
@@ -274,11 +281,20 @@ class CompiledPass:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], norm: Norm, head: Linear, tables: Mapping[str, Tensor], window: int | None
+        self,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear,
+        tables: Mapping[str, Tensor],
+        window: int | None,
+        taps: Sequence[int] = (),
     ) -> None:
-        """`tables`: rotations by kind, [positions, head_dim / 2, 2]; `window`: of sliding layers."""
+        """`tables`: rotations by kind, [positions, head_dim / 2, 2]; `window`: of sliding layers.
+
+        `taps`: layers whose input states are kept.
+        """
         self._layers, self._norm, self._head = layers, norm, _compiled(head)
-        self._tables, self._window = tables, window
+        self._tables, self._window, self._taps = tables, window, taps
         self._lay_out(0)
 
     def serves(self, plan: Pass) -> bool:
@@ -307,10 +323,13 @@ class CompiledPass:
         self._attentions: list[tuple[AttentionArguments, AttentionArguments]] = []  # one a layer
         self._program = Program()
         self._of_all, self._of_wanted = _RowCalls(self._program), _RowCalls(self._program)
-        for layer in layers[:-1]:
+        self._states = {tap: rows(hidden) for tap in self._taps}
+        for index, layer in enumerate(layers):
+            if index in self._states:
+                self._of_all.choose(self._x, self._states[index]).chosen = self._all.data_ptr()
             self._attend(layer)
-            self._finish(layer, self._x, self._seen, self._of_all)
-        self._attend(layers[-1])
+            if index < len(layers) - 1:
+                self._finish(layer, self._x, self._seen, self._of_all)
         self._num_calls_of_all = len(self._program)
         self._choices = (
             self._of_wanted.choose(self._x, self._chosen_x),
@@ -320,8 +339,11 @@ class CompiledPass:
         self._of_wanted.norm(norm, self._chosen_x, self._normed)
         self._of_head = self._of_wanted.linear(self._head, self._normed, None)
 
-    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
-        """Logits [wanted, vocabulary] of the tokens in memory that was reserved; keys and values are written."""
+    def __call__(self, cache: SlotCache, plan: Pass) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [wanted, vocabulary] of the tokens in memory that was reserved; keys and values are written.
+
+        And the states of the taps and the final ones, in memory that the next pass writes to.
+        """
         wanted = self._all[: plan.num_tokens] if plan.wanted is None else plan.wanted
         logits = self._x.new_empty((len(wanted), self._head.num_outputs))
         reads = PlacedReads(plan)
@@ -335,7 +357,8 @@ class CompiledPass:
             for attention in both:
                 attention.held, attention.of_pass = held.data_ptr(), reads.address
         self._program.run(len(self._program) if len(wanted) else self._num_calls_of_all)
-        return logits
+        states = {tap: x[: plan.num_tokens] for tap, x in self._states.items()}
+        return logits, states | {FINAL: self._normed[: len(wanted)]}
 
     def _attend(self, layer: Layer) -> None:
         """From x to what its tokens have seen; keys and values are written."""

@@ -23,6 +23,7 @@ from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.operations import ACTIVATIONS, Attention, Heads, Linear, TorchOperations
 from worker.decoding.network.passes import Pass
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.states import FINAL
 from worker.decoding.text_facts import text_facts
 
 if TYPE_CHECKING:
@@ -50,13 +51,13 @@ class FusedDecoder:
         config, inner = model.config, model.model
         facts = text_facts(config)
         self.window = facts.window
-        self._embeddings: Tensor = inner.embed_tokens.weight.detach()
+        self.embeddings: Tensor = inner.embed_tokens.weight.detach()  #: [rows, hidden], as they are stored
         # Rounded as transformers rounds it.
         scale = getattr(inner.embed_tokens, "embed_scale", None)
-        self._scale = None if scale is None else scale.to(self._embeddings.dtype)
+        self._scale = None if scale is None else scale.to(self.embeddings.dtype)
         self._rotations = {kind: _rotations(inner, config, kind, num_positions) for kind in set(facts.kinds)}
-        shape = KvShape.of(config, self._embeddings.dtype)
-        self._operations = _operations(self._embeddings, is_twice=_fits_twice(model))
+        shape = KvShape.of(config, self.embeddings.dtype)
+        self._operations = operations_for(self.embeddings, is_twice=_fits_twice(model))
         self.kv_shape = replace(shape, is_paired=self._operations.holds_pairs(shape.head_dim))
         self.num_outputs: int = model.lm_head.weight.shape[0]
         self._head = _linear(self._operations, model.lm_head)
@@ -67,32 +68,49 @@ class FusedDecoder:
             self._layers.append(Layer(layer, kind, activation, self._operations))
             inner.layers[index] = torch.nn.Identity()
         self._program = self._make_program()
+        self._tapped: dict[tuple[int, ...], CompiledPass | None] = {}
 
-    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
-        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
-        if self._program is not None and self._program.serves(plan):
-            self._embed(plan.token_ids, self._program.reserve(plan.num_tokens))
-            return self._program(cache, plan)
+    def __call__(self, cache: SlotCache, plan: Pass, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache.
+
+        And the states of each tap, of a layer for all tokens as they lie; another pass may write into their memory.
+        """
+        program = self._program_for(taps)
+        if program is not None and program.serves(plan):
+            self._embed(plan.token_ids, program.reserve(plan.num_tokens))
+            return program(cache, plan)
         attention = self._operations.attention(plan, self._rotations, self.window)
         x = self._embed(plan.token_ids)
-        for layer, held in zip(self._layers[:-1], cache.layers[:-1], strict=True):
-            x = layer(x, held, attention)
-        x = self._layers[-1](x, cache.layers[-1], attention, plan.wanted)
-        if not len(x):
-            return x.new_empty((0, self.num_outputs))
-        return self._head(self._norm(x))
+        states: dict[int, Tensor] = {}
+        for index, (layer, held) in enumerate(zip(self._layers, cache.layers, strict=True)):
+            if index in taps:
+                states[index] = x
+            x = layer(x, held, attention, plan.wanted if layer is self._layers[-1] else None)
+        normed = self._norm(x) if len(x) else x
+        if FINAL in taps:
+            states[FINAL] = normed
+        return self._head(normed) if len(x) else x.new_empty((0, self.num_outputs)), states
 
     def set_window(self, window: int | None) -> None:
         """The window of sliding layers from now on."""
         self.window = window
-        self._program = self._make_program()
+        self._program, self._tapped = self._make_program(), {}
 
     def _embed(self, token_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        x = torch.index_select(self._embeddings, 0, token_ids, out=out)
+        x = torch.index_select(self.embeddings, 0, token_ids, out=out)
         return x if self._scale is None else torch.mul(x, self._scale, out=out)
 
-    def _make_program(self) -> CompiledPass | None:
-        return self._operations.program(self._layers, self._norm, self._head, self._rotations, self.window)
+    def _program_for(self, taps: tuple[int, ...]) -> CompiledPass | None:
+        """The pass as one call that keeps the states of these layers too."""
+        layers = tuple(sorted(set(taps) - {FINAL}))
+        if self._program is None or not layers:
+            return self._program
+        if layers not in self._tapped:
+            self._tapped[layers] = self._make_program(layers)
+        return self._tapped[layers]
+
+    def _make_program(self, taps: tuple[int, ...] = ()) -> CompiledPass | None:
+        return self._operations.program(self._layers, self._norm, self._head, self._rotations, self.window, taps)
 
 
 class Norm:
@@ -159,7 +177,8 @@ def _fits_twice(model: Any) -> bool:
     return model.device.type == "cpu" and num_bytes <= TWICE_SHARE * available_bytes(model.device)
 
 
-def _operations(weight: Tensor, *, is_twice: bool) -> TorchOperations:
+def operations_for(weight: Tensor, *, is_twice: bool = False) -> TorchOperations:
+    """The operations of a model with such weights, where they lie. `is_twice`: see `CompiledOperations`."""
     if weight.device.type == "cpu":
         from worker.decoding.network import compiled  # numba's: elsewhere nothing of it is needed
 
@@ -170,11 +189,16 @@ def _operations(weight: Tensor, *, is_twice: bool) -> TorchOperations:
 
 def _rotations(inner: Any, config: Any, kind: str, num_positions: int) -> Tensor:
     """[positions, head_dim / 2], complex: the model's own rotary embedding of every position."""
-    dtype = torch.float64 if inner.embed_tokens.weight.dtype == torch.float64 else torch.float32
-    like = torch.empty(0, dtype=dtype, device=inner.embed_tokens.weight.device)
-    positions = torch.arange(num_positions, device=like.device)[None]
     by_kind = (kind,) if config.model_type == "gemma3_text" else ()
-    cos, sin = inner.rotary_emb(like, positions, *by_kind)
+    return rotations(inner.rotary_emb, inner.embed_tokens.weight, num_positions, *by_kind)
+
+
+def rotations(rotary: Any, weight: Tensor, num_positions: int, *by_kind: str) -> Tensor:
+    """[positions, head_dim / 2], complex: a rotary embedding of every position, on the device of `weight`."""
+    dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+    like = torch.empty(0, dtype=dtype, device=weight.device)
+    positions = torch.arange(num_positions, device=like.device)[None]
+    cos, sin = rotary(like, positions, *by_kind)
     half = cos.shape[-1] // 2
     return torch.complex(cos[0, :, :half], sin[0, :, :half])
 

@@ -22,6 +22,7 @@ from worker.decoding.network.fused import FusedDecoder, can_fuse
 from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.passes import Pass, Placed, Read, ReadGroup, plan_pass
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.states import FINAL
 from worker.decoding.text_facts import FULL, SLIDING, TextFacts, layer_configs, text_config, text_facts
 
 #: Tokens of a prompt that one pass reads where nothing else waits for it.
@@ -52,6 +53,21 @@ class LanguageModel:
             raise UnsupportedModel(error)
 
     @property
+    def num_layers(self) -> int:
+        """Layers, whose inputs can be tapped."""
+        return int(text_config(self.config).num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of a hidden state."""
+        return int(text_config(self.config).hidden_size)
+
+    @property
+    def embeddings(self) -> Tensor:
+        """[num_rows, hidden], as they are stored."""
+        return self._network.embeddings
+
+    @property
     def kv_shape(self) -> KvShape:
         """What it keeps of every token."""
         return self._network.kv_shape
@@ -66,7 +82,22 @@ class LanguageModel:
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
-        return self._network(cache, plan_pass(cache, reads, self._network.window))
+        return self._network(cache, plan_pass(cache, reads, self._network.window))[0]
+
+    def read_tapped(
+        self, cache: SlotCache, reads: Sequence[Read], taps: Sequence[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same, with hidden states by tap (`worker.decoding.states`), which later passes leave as they are.
+
+        Of a layer [sum of tokens, hidden], in the order of `reads`; of FINAL [sum of num_logits, hidden].
+        """
+        plan = plan_pass(cache, reads, self._network.window)
+        logits, states = self._network(cache, plan, tuple(taps))
+        firsts = {placed.slot: placed.first for group in plan.groups for placed in group.placed}
+        order = [firsts[read.slot] + column for read in reads for column in range(len(read.token_ids))]
+        rows = torch.tensor(order, dtype=torch.long, device=self.device)
+        # A copy: a compiled pass writes its states into the same memory each time.
+        return logits, {tap: x.clone() if tap == FINAL else x.index_select(0, rows) for tap, x in states.items()}
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
         """Read a text into a slot, behind its content. Returns the logits behind the last token, [1, vocabulary]."""
@@ -243,6 +274,7 @@ class _UnfusedDecoder:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self.embeddings: Tensor = model.get_input_embeddings().weight.detach()
         self.kv_shape = KvShape.of(model.config, model.dtype)
         facts = text_facts(model.config)
         self.window = facts.window
@@ -252,24 +284,37 @@ class _UnfusedDecoder:
         """The window of sliding layers from now on."""
         self.window = window
 
-    def __call__(self, cache: SlotCache, plan: Pass) -> Tensor:
-        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache."""
-        logits = torch.cat([self._read(cache, plan, group) for group in plan.groups])
-        return logits if plan.wanted is None else logits.index_select(0, plan.wanted)
+    def __call__(self, cache: SlotCache, plan: Pass, taps: tuple[int, ...] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [wanted, vocabulary]; keys and values of all tokens are written into the cache.
 
-    def _read(self, cache: SlotCache, plan: Pass, group: ReadGroup) -> Tensor:
+        And the states of each tap, of a layer for all tokens as they lie.
+        """
+        parts = [self._read(cache, plan, group, taps) for group in plan.groups]
+        logits, *states = (torch.cat(part) for part in zip(*parts, strict=True))
+        if plan.wanted is not None:
+            logits = logits.index_select(0, plan.wanted)
+            wanted = (tap == FINAL for tap in taps)
+            states = [x.index_select(0, plan.wanted) if one else x for x, one in zip(states, wanted, strict=True)]
+        return logits, dict(zip(taps, states, strict=True))
+
+    def _read(self, cache: SlotCache, plan: Pass, group: ReadGroup, taps: tuple[int, ...]) -> list[Tensor]:
+        """Logits of the group's tokens, and their states of each tap."""
         rows = group.slots.stop - group.slots.start
         token_ids, positions = plan.token_ids[group.tokens], plan.positions[group.tokens]
         if group.padded is not None:
             token_ids, positions = token_ids[group.padded], positions[group.padded]
-        logits: Tensor = self._model(
+        output = self._model(
             input_ids=token_ids.view(rows, group.width),
             position_ids=positions.view(rows, group.width),
             attention_mask=self._masks(cache, group),
             past_key_values=_View(cache, plan, group),
             use_cache=True,
-        ).logits.flatten(0, 1)
-        return logits if group.cells is None else logits.index_select(0, group.cells)
+            output_hidden_states=bool(taps),
+        )
+        # transformers' list of states begins with the embeddings and ends behind the last norm.
+        found = [output.logits, *(output.hidden_states[tap] for tap in taps)]
+        flat = [x.flatten(0, 1) for x in found]
+        return flat if group.cells is None else [x.index_select(0, group.cells) for x in flat]
 
     def _masks(self, cache: SlotCache, group: ReadGroup) -> Tensor | dict[str, Tensor]:
         """As transformers' modules take them: by kind where layers differ, otherwise the one of all layers."""

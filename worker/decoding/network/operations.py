@@ -89,9 +89,18 @@ class TorchOperations:
         return False
 
     def program(
-        self, layers: Sequence[Layer], norm: Norm, head: Linear, rotations: Mapping[str, Tensor], window: int | None
+        self,
+        layers: Sequence[Layer],
+        norm: Norm,
+        head: Linear,
+        rotations: Mapping[str, Tensor],
+        window: int | None,
+        taps: Sequence[int] = (),
     ) -> CompiledPass | None:
-        """All of a pass in one call, made of these operations' own layers; None where that is not possible."""
+        """All of a pass in one call, made of these operations' own layers; None where that is not possible.
+
+        `taps`: layers whose input states are kept.
+        """
         return None
 
 

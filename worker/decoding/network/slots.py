@@ -10,6 +10,10 @@ slot has addresses for the longest text, and memory for what was written. Addres
 memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones
 takes the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge
 pages hold little that is not used.
+
+Beginnings that texts share are read once, and copied into the slots of the others (`copy_beginnings`). Jobs of a task
+mostly begin alike, with a chat template's system message or the task's instructions. What stands at a position depends
+on the tokens up to there alone, so a copy is what reading would have given, to within rounding.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import errno
 import math
 import mmap
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
@@ -34,6 +39,12 @@ from worker.decoding.network.kv_layout import (
     to_paired,
     to_plain,
 )
+
+#: Tokens that are not worth a copy of their own.
+SHORTEST: Final = 8
+#: Tokens of prompts that take longer than the least that a pass takes, which is to read all weights: on 2 cores a dozen
+#: of SmolLM2's, on a GPU hundreds. Where so many can be copied, texts wait for one that begins like them.
+WORTH_A_PASS: Final = {"cpu": 64, "cuda": 512}
 
 
 class Holder(Protocol):
@@ -143,6 +154,23 @@ class SlotCache:
         for slot in slots:
             self.lengths[slot] = end
 
+    def bytes_out(self, num_positions: int) -> int:
+        """Bytes of what `take_out` gives, at most."""
+        return in_blocks(num_positions) * self.shape.bytes_per_token
+
+    @torch.inference_mode()
+    def take_out(self, slot: int, num_positions: int) -> Tensor:
+        """A copy of a slot's first positions, for `put_in`: as they lie, all layers in one tensor."""
+        return self._memory.take_out(slot, num_positions)
+
+    @torch.inference_mode()
+    def put_in(self, states: Tensor, slots: Sequence[int], num_positions: int) -> None:
+        """Copy the first positions of what `take_out` gave into empty slots, and count them."""
+        self.reserve(dict.fromkeys(slots, num_positions))
+        self._memory.put_in(states, slots, num_positions)
+        for slot in slots:
+            self.lengths[slot] = num_positions
+
     @torch.inference_mode()
     def trim(self) -> None:
         """Release the memory that no slot in use needs. A lack of memory has the same effect as in `reserve`."""
@@ -181,6 +209,59 @@ class SlotCache:
     def _lengths_in_use(self) -> dict[int, int]:
         free = set(self._free)
         return {slot: length for slot, length in enumerate(self.lengths) if slot not in free}
+
+
+def num_shared(a: Sequence[int], b: Sequence[int], most: int) -> int:
+    """Leading tokens that two lists have in common, `most` at most."""
+    low, high = 0, min(len(a), len(b), most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+class Reader(Holder, Protocol):
+    """What reads a text into a slot."""
+
+    @property
+    def text(self) -> Sequence[int]:
+        """The live list."""
+
+
+def copy_beginnings(cache: SlotCache, unread: Sequence[Reader], batch: Sequence[Reader]) -> None:
+    """Give the slots of `unread` what another slot of `batch` holds of their texts, always short of the last token.
+
+    What slots of `batch` hold has to be their texts, as far as their lengths go.
+    """
+    copies: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for one in unread:
+        begin = cache.lengths[one.slot]
+        end, source = max((_shared(one, other, cache.lengths[other.slot]), other.slot) for other in batch)
+        if end - begin >= SHORTEST:
+            copies[source, begin, end].append(one.slot)
+    for (source, begin, end), slots in copies.items():
+        cache.copy(source, slots, begin, end)
+
+
+def who_waits(cache: SlotCache, unread: Sequence[Reader], num_read: int) -> set[int]:
+    """Slots of those of `unread` that should wait until an earlier one has read a beginning that they share.
+
+    `num_read`: tokens that a pass reads at most. None waits unless all together save a pass's worth.
+    """
+    readers: list[Reader] = []
+    spared: dict[int, int] = {}
+    for one in unread:
+        held = cache.lengths[one.slot]
+        shared = max((_shared(one, reader, cache.lengths[reader.slot] + num_read) for reader in readers), default=0)
+        if shared - held >= SHORTEST:
+            spared[one.slot] = shared - held
+        else:
+            readers.append(one)
+    return set(spared) if sum(spared.values()) >= WORTH_A_PASS.get(cache.device.type, 512) else set()
+
+
+def _shared(one: Reader, other: Reader, most: int) -> int:
+    return num_shared(one.text, other.text, min(most, len(one.text) - 1))
 
 
 class PlainSlots:
@@ -231,7 +312,17 @@ class PlainSlots:
     def copy(self, source: int, slots: Sequence[int], begin: int, end: int) -> None:
         """Copy positions `begin` to `end` of `source` into `slots`, which have the memory."""
         for layer in self.layers:
-            layer[list(slots), :, begin:end] = layer[source, :, begin:end]
+            # A clone, because torch refuses a source within the tensor where both are as wide as the memory.
+            layer[list(slots), :, begin:end] = layer[source, :, begin:end].clone()
+
+    def take_out(self, slot: int, num_positions: int) -> Tensor:
+        """[layers, 2 * heads, positions, head_dim]: a copy."""
+        return torch.stack([layer[slot, :, :num_positions] for layer in self.layers])
+
+    def put_in(self, states: Tensor, slots: Sequence[int], num_positions: int) -> None:
+        """Copy the first positions of `states` into `slots`, which have the memory."""
+        for layer, held in zip(self.layers, states, strict=True):
+            layer[list(slots), :, :num_positions] = held[:, :num_positions]
 
     def move_columns(self, slot: int, columns: Mapping[int, int]) -> None:
         """Move positions of a slot: {where to: from where}."""
@@ -338,6 +429,15 @@ class PairedSlots:
         """Copy positions `begin` to `end` of `source` into `slots`, which have the memory."""
         for slot in slots:
             copy_positions(self._held[source], self._held[slot], begin, end)
+
+    def take_out(self, slot: int, num_positions: int) -> Tensor:
+        """[blocks, layers, 2 * heads, BLOCK, head_dim]: a copy."""
+        return self._held[slot, blocks_of(0, num_positions)].clone()
+
+    def put_in(self, states: Tensor, slots: Sequence[int], num_positions: int) -> None:
+        """Copy the first positions of `states` into `slots`, which have the memory."""
+        for slot in slots:
+            copy_positions(states, self._held[slot], 0, num_positions)
 
     def move_columns(self, slot: int, columns: Mapping[int, int]) -> None:
         """Move positions of a slot: {where to: from where}."""

@@ -152,13 +152,25 @@ def _opening(tokenizer: Any, kind: str | None) -> tuple[int, ...] | None:
     return tuple(tokenizer(before, add_special_tokens=False)["input_ids"]) or None if mark else None
 
 
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """How answers are decoded, where that is not vanilla; `ended` is called with the job's id and the text of each."""
+
+    decision: Decision
+    ended: Callable[[str, WrittenText], object]
+
+
 class TextWriter:
     """Turns requests into texts with the target in its own engine, with all slots in use.
 
     A missing prompt is sampled at temperature 1; where that is empty, there is no text. The answer is greedy.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore, answering: Answering | None = None
+    ) -> None:
+        """`answering`: how answers are decoded, and what is told of each before it is stored; None: vanilla."""
+        self._answering = answering
         self._engine = engine
         self._tokenizer = tokenizer
         self._recipe = recipe
@@ -175,7 +187,7 @@ class TextWriter:
         while not should_stop():
             while (job := self._ready.popleft() if self._ready else next(waiting, None)) is not None:
                 if self._engine.has_room(job):
-                    self._engine.admit(job, _VANILLA)
+                    self._engine.admit(job, self._decision(job))
                 elif self._engine.load().num_running:
                     self._ready.appendleft(job)
                     break
@@ -186,6 +198,10 @@ class TextWriter:
                     on_text()
         self._engine.abandon()
         return False
+
+    def _decision(self, job: PreparedJob) -> Decision:
+        is_answer = self._running[job.job.job_id][1] is not None
+        return self._answering.decision if self._answering is not None and is_answer else _VANILLA
 
     def _begin(self, request: TextRequest) -> PreparedJob | None:
         if request.prompt is not None:
@@ -199,7 +215,10 @@ class TextWriter:
         """Continue with what ended; True if a text is complete."""
         request, prompt = self._running.pop(generation.job_id)
         if prompt is not None:
-            self._store.add(WrittenText(request.number, request.task, prompt, generation.token_ids))
+            text = WrittenText(request.number, request.task, prompt, generation.token_ids)
+            if self._answering is not None:
+                self._answering.ended(generation.job_id, text)
+            self._store.add(text)
             return True
         turn = generation.text.strip()
         if turn and (answer := self._answer(request, answer_prompt(self._tokenizer, turn))):
@@ -278,6 +297,9 @@ class Lesson:
     top_ids: Tensor  #: [length - 1, kept], int64, likeliest first
     top_log_probs: Tensor  #: [length - 1, kept], float32, of the whole vocabulary's softmax
     states: Tensor | None  #: [length - 1, hidden], bfloat16: what the target's head reads; None: not read again
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
 
 def plain_lesson(text: WrittenText, *, max_length: int, num_kept: int) -> Lesson:

@@ -13,10 +13,10 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from worker.decoding.text_facts import text_config
 from worker.decoding.training.data import Lesson, read_tensors, write_tensors
 from worker.decoding.training.recipe import Recipe
 
+_Taught = TypeVar("_Taught", bound=Sized)  #: what one text teaches
 _BETAS: Final = (0.9, 0.95)
 _MAX_NORM: Final = 1.0
 _SAVE_INTERVAL_S: Final = 30.0
@@ -149,18 +150,23 @@ class _Batch:
     weights: Tensor  #: [positions]: 0 for padding
 
 
-def make_batches(lessons: Sequence[Lesson], recipe: Recipe, epoch: int) -> list[list[Lesson]]:
+def make_schedule(lessons: Sequence[_Taught], recipe: Recipe) -> list[list[_Taught]]:
+    """The batch of every step, epoch by epoch."""
+    return [batch for epoch in range(recipe.num_epochs) for batch in make_batches(lessons, recipe, epoch)]
+
+
+def make_batches(lessons: Sequence[_Taught], recipe: Recipe, epoch: int) -> list[list[_Taught]]:
     """The batches of one epoch: texts of similar length together, in an order that follows from seed and epoch."""
     rng = random.Random(f"{recipe.seed}-{epoch}")
     # Jittered lengths: neighbours differ from epoch to epoch without much padding.
-    ordered = sorted(lessons, key=lambda lesson: len(lesson.token_ids) * rng.uniform(0.9, 1.1))
-    batches: list[list[Lesson]] = [[]]
+    ordered = sorted(lessons, key=lambda lesson: len(lesson) * rng.uniform(0.9, 1.1))
+    batches: list[list[_Taught]] = [[]]
     longest = 0
     for lesson in ordered:
-        longest = max(longest, len(lesson.token_ids))
+        longest = max(longest, len(lesson))
         if batches[-1] and (len(batches[-1]) + 1) * longest > recipe.batch_tokens:
             batches.append([])
-            longest = len(lesson.token_ids)
+            longest = len(lesson)
         batches[-1].append(lesson)
     rng.shuffle(batches)
     return batches
@@ -206,22 +212,40 @@ def distillation_loss(logits: Tensor, batch: _Batch, hard_label_share: float) ->
     return (loss * batch.weights).sum() / (expressible * batch.weights).sum().clamp(min=1e-6)
 
 
-class Distillation:
-    """A draft in training: its optimiser, its place in the schedule, and its state on disk."""
+def draft_training(
+    draft: Any, lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe, state_file: Path
+) -> Distillation[Lesson]:
+    """The training of a draft model."""
+
+    def loss(batch: Sequence[Lesson]) -> Tensor:
+        texts = collate(batch, columns, recipe, draft.device)
+        with torch.autocast(draft.device.type, dtype=torch.bfloat16, enabled=recipe.precision != "float32"):
+            logits = draft(input_ids=texts.token_ids[:, :-1], use_cache=False).logits
+        return distillation_loss(logits.flatten(0, 1).float(), texts, recipe.hard_label_share)
+
+    return Distillation(draft, make_schedule(lessons, recipe), loss, recipe, state_file)
+
+
+class Distillation(Generic[_Taught]):
+    """A network in training: its optimiser, its place in the schedule, and its state on disk."""
 
     def __init__(
-        self, draft: Any, lessons: Sequence[Lesson], columns: Tensor | None, recipe: Recipe, state_file: Path
+        self,
+        network: torch.nn.Module,
+        schedule: Sequence[Sequence[_Taught]],
+        loss: Callable[[Sequence[_Taught]], Tensor],
+        recipe: Recipe,
+        state_file: Path,
     ) -> None:
-        self._draft = draft
-        self._columns = columns
+        """`schedule`: the batch of each step; `loss` of one, to be lowered by the parameters that require gradients."""
+        self._loss = loss
         self._recipe = recipe
         self._file = state_file
-        self._parameters = {name: p for name, p in draft.named_parameters() if p.requires_grad}
+        self._parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
         self._optimiser = torch.optim.AdamW(
             self._parameters.values(), lr=recipe.learning_rate, betas=_BETAS, weight_decay=recipe.weight_decay
         )
-        epochs = range(recipe.num_epochs)
-        self._schedule = [batch for epoch in epochs for batch in make_batches(lessons, recipe, epoch)]
+        self._schedule = schedule
         self.num_steps = len(self._schedule)
         self.step = 0
         self.loss = math.nan
@@ -265,15 +289,10 @@ class Distillation:
                     "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].to(parameter.device),
                 }
 
-    def _take_step(self, lessons: Sequence[Lesson]) -> None:
+    def _take_step(self, batch: Sequence[_Taught]) -> None:
         for group in self._optimiser.param_groups:
             group["lr"] = self._recipe.learning_rate * self._warmth(self.step)
-        device = self._draft.device
-        batch = collate(lessons, self._columns, self._recipe, device)
-        recipe = self._recipe
-        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=recipe.precision != "float32"):
-            logits = self._draft(input_ids=batch.token_ids[:, :-1], use_cache=False).logits
-        loss = distillation_loss(logits.flatten(0, 1).float(), batch, recipe.hard_label_share)
+        loss = self._loss(batch)
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._parameters.values(), _MAX_NORM)
         self._optimiser.step()
@@ -315,11 +334,11 @@ def judge(
         matches = (q.argmax(dim=-1) == wanted).tolist()
         # The prefill yields the first token; rounds begin behind it.
         found[lesson.text.task].append((walk_rounds(matches[1:], num_draft_tokens), overlap))
-    by_task = {task: _measured(texts) for task, texts in sorted(found.items())}
-    return by_task, _measured([text for texts in found.values() for text in texts])
+    by_task = {task: measured_draft(texts) for task, texts in sorted(found.items())}
+    return by_task, measured_draft([text for texts in found.values() for text in texts])
 
 
-def _measured(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
+def measured_draft(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
     """Of each text the counts of its rounds, and Σ min(p, q) by position: a lower bound, without the target's tail."""
     counts = sum((one for one, _ in texts), AcceptanceCounts())
     return MeasuredDraft(

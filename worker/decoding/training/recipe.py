@@ -33,6 +33,7 @@ class Recipe(BaseModel):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
+    num_unrolled: int = Field(4, ge=1, le=16)  #: of heads: tokens that they draft one behind the other in training
     precision: Literal["bfloat16", "float32"] = "bfloat16"  #: dtype of the passes in training; the weights stay float32
     seed: int = 0
 

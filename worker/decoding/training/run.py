@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
@@ -23,19 +23,20 @@ from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
 from alphaloop.settings import Settings
-from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from worker.decoding.engine import load_engine
 from worker.decoding.measuring import measure_pass_ms
-from worker.decoding.models import end_tokens, load_weights
+from worker.decoding.models import end_tokens, find_weights, load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.prompts import check_template
-from worker.decoding.sources import find_weights
+from worker.decoding.proposal import Drafter
 from worker.decoding.text_facts import text_config
 from worker.decoding.training.data import (
+    Answering,
     Lesson,
     TeacherNotes,
     TextStore,
@@ -52,17 +53,22 @@ from worker.decoding.training.distil import (
     choose_vocabulary,
     columns_of,
     cut_draft,
+    draft_training,
     fit_map,
     judge,
+    make_schedule,
     num_layers,
     turn_head,
 )
+from worker.decoding.training.eagle3 import Eagle3Heads
+from worker.decoding.training.heads import SequentialHeadsInTraining
 from worker.decoding.training.recipe import Recipe
+from worker.decoding.training.recording import RECORDED, RECORDER, StateRecorder
 
 _JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _PASS_CONTEXT: Final = 128  #: tokens before the one whose pass is timed
 _NUM_PASSES: Final = 25
-_FORMAT: Final = 2  #: of a run's folder
+_FORMAT: Final = 3  #: of a run's folder
 
 
 class TrainingRun:
@@ -104,7 +110,13 @@ class TrainingRun:
         """Carry out the order. None if stopped before the end: the same order continues from there."""
         if (written := self._write()) is None:
             return None
-        trained, held_out = written
+        card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
+        if card is not None:
+            card.write(self._order.folder)
+        return card
+
+    def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
+        """A draft model of the target's first layers."""
         recipe = self._recipe
         taught, exam = self._teach("lessons", trained[: recipe.num_taught]), self._teach("exam", held_out)
         if taught is None or exam is None:
@@ -121,20 +133,78 @@ class TrainingRun:
             return None
         self._save(mapping, weights, token_ids)
         judgement = self._judge(exam, token_ids)
-        num_tokens = sum(len(lesson.token_ids) for lesson in lessons)
+        return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
+
+    def _make_heads(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
+        """Heads over the target's states: small sequential ones, or EAGLE-3's layer."""
+        order, recipe, target = self._order, self._recipe, self._target
+        plain = [plain_lesson(text, max_length=recipe.max_length, num_kept=1) for text in trained]
+        ends = end_tokens(target, self._tokenizer)
+        token_ids = choose_vocabulary(plain, recipe.num_draft_tokens_known, self._vocabulary, ends)
+        recorder = self._recorder()
+        recorded, exam = (
+            [one for text in texts if (one := recorder.read(text)) is not None] for texts in (trained, held_out)
+        )
+        if not recorded or not exam:
+            raise ConfigError("expected answers of more than one token to train on and to judge with, found none")
+        made = Eagle3Heads if order.method == "eagle3" else SequentialHeadsInTraining
+        heads: Any = made(target, token_ids, self._taps(), recipe)
+        _, before = heads.judge(exam)
+        lessons = heads.lessons(recorded)
+        training = Distillation(
+            heads.network, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
+        )
+        if training.step < training.num_steps:
+            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
+                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
+                    return None
+        facts = {"target": self._served.name, "target_revision": self._revision}
+        heads.save(order.folder, getattr(torch, self._served.dtype), facts)
+        with _stage(self._tell, "held-out texts judged", len(exam)) as advance:
+            by_task, total = heads.judge(exam)
+            advance(len(exam))
+        target_ms, draft_ms = self._times()
+        judgement = DraftJudgement(
+            num_draft_tokens=recipe.num_unrolled,
+            by_task=by_task,
+            total=total,
+            untrained=before,
+            target_pass_ms=round(target_ms, 3),
+            draft_pass_ms=round(draft_ms, 3),
+        )
+        return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
+
+    def _times(self) -> tuple[float, float]:
+        """Milliseconds of a pass of the target, and of the heads by token that they draft."""
+        order, k = self._order, 4
+        method: Literal["heads", "eagle3"] = "eagle3" if order.method == "eagle3" else "heads"
+        heads = HeadsDrafterSettings(method=method, source=str(order.folder), max_draft_tokens=k)
+        engine = load_engine(ModelSettings(target=self._served, drafters={_name(order): heads}), num_slots=1)
+        target_ms = engine.measure_round_ms(None, 1, 1, _PASS_CONTEXT, _NUM_PASSES)
+        return target_ms, engine.measure_round_ms(_name(order), 1, 1 + k, _PASS_CONTEXT, _NUM_PASSES) / k
+
+    def _card(self, num_texts: int, num_tokens: int, judgement: DraftJudgement) -> DraftCard:
         prompts = self._order.prompts
         source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
-        card = DraftCard(
+        return DraftCard(
             name=_name(self._order),
             draft_revision=find_weights(str(self._order.folder)).revision,
             target=self._served.name,
             target_revision=self._revision,
-            trained_on=f"{len(lessons)} texts, {num_tokens} tokens, {source}, {recipe.num_epochs} epochs",
-            recipe=recipe.model_dump(mode="json"),
+            method=self._order.method,
+            trained_on=f"{num_texts} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs",
+            recipe=self._recipe.model_dump(mode="json"),
             judgement=judgement,
         )
-        card.write(self._order.folder)
-        return card
+
+    def _recorder(self) -> StateRecorder:
+        """Of the states that heads read, beside the texts."""
+        return StateRecorder(self._taps(), self._state / "states")
+
+    def _taps(self) -> tuple[int, ...]:
+        """The layers that EAGLE-3 reads, those of vLLM; none for sequential heads."""
+        num = num_layers(self._target)
+        return tuple(sorted({min(2, num - 1), num // 2, max(num - 3, 0)})) if self._order.method == "eagle3" else ()
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
@@ -147,8 +217,14 @@ class TrainingRun:
         store = TextStore(self._state / "texts.jsonl")
         known = {text.number for text in store.all()}
         if missing := [request for request in requests if request.number not in known]:
-            engine = load_engine(ModelSettings(target=self._served, drafters={}), num_slots=self._recipe.batch_size)
-            writer = TextWriter(engine, self._tokenizer, self._recipe, store)
+            beside: dict[str, Drafter] = {}
+            answering: Answering | None = None
+            if order.method != "draft_model":
+                recorder = self._recorder()
+                beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
+            models = ModelSettings(target=self._served, drafters={})
+            engine = load_engine(models, num_slots=self._recipe.batch_size, beside=beside)
+            writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
             with _stage(self._tell, "texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
                     return None
@@ -185,7 +261,7 @@ class TrainingRun:
         """The trained weights; None when stopped."""
         draft = self._draft(mapping, None, token_ids).train()
         columns = columns_of(token_ids, self._vocabulary)
-        training = Distillation(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
+        training = draft_training(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
         if training.step < training.num_steps:
             with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
                 if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
@@ -240,6 +316,7 @@ class TrainingRun:
         return {
             "format": _FORMAT,
             "name": _name(order),
+            "method": order.method,
             "target_revision": self._revision,
             "dtype": self._served.dtype,
             "recipe": self._recipe.model_dump(mode="json"),

@@ -266,7 +266,7 @@ def test_what_a_request_asks_is_read_without_ever_failing() -> None:
 def test_the_settings_are_those_of_the_workers_look_up() -> None:
     of_worker = LookupDrafterSettings().model_dump()
     read = ProposerSettings.read({})
-    for name in ("max_ngram", "min_ngram", "min_probability", "remember_tasks", "max_remembered_bytes"):
+    for name in ("min_ngram", "min_probability"):
         assert getattr(read, name) == of_worker[name]
     given = {"alphaloop_lookup": {"remember_tasks": ["sql"], "min_probability": 0.2, "min_ngram": 2}}
     assert ProposerSettings.read(given) == ProposerSettings(min_ngram=2, min_probability=0.2, remember_tasks=("sql",))
@@ -281,7 +281,6 @@ def test_the_settings_are_those_of_the_workers_look_up() -> None:
         ({"min_probability": 1}, "min_probability"),
         ({"min_probability": True}, "min_probability"),
         ({"remember_tasks": "sql"}, "remember_tasks"),
-        ({"max_remembered_bytes": 3}, "max_remembered_bytes"),
     ],
 )
 def test_wrong_settings_are_refused_at_the_start(settings: dict[str, object], place: str) -> None:

@@ -21,7 +21,7 @@ from tests.fixtures.costs import Store
 from tests.fixtures.deciding import LIMITS, choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.learning import LiveCosts
-from worker.engine import Step
+from worker.engine import ProposalShape, Step
 
 POINTS = (
     *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),
@@ -122,6 +122,62 @@ def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(store: St
     assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0), "three times what was calibrated"
     assert costs.table.part_ms("model", 1, 9) == pytest.approx(all_of_them), "rounds are not thought slower for it"
     assert costs.table.prefill_ms(None, 64) == live(store, clock).table.prefill_ms(None, 64)
+
+
+def test_rounds_of_several_proposers_teach_what_each_of_them_takes(store: Store, clock: Clock) -> None:
+    """Each by the sequences it proposed for: half of the batch costs less than all of it, and is not thought faster."""
+    shape = {1: ProposalShape(1, 9), 4: ProposalShape(4, 3)}
+    calibrated = live(store, clock).table
+    for batch, times in ((1, 1.0), (4, 3.0)):
+        costs = live(store, clock)
+        its = shape[batch]
+        seconds = times * calibrated.part_ms("model", its.batch, its.width) / 1000
+        for _ in range(3 * HALF_LIFE):
+            costs.observe(
+                step(
+                    *(46.0,),
+                    batch=4,
+                    width=9,
+                    drafter=None,
+                    draft_s=seconds + 0.5,
+                    draft_s_by_proposer={"model": seconds, "grammar": 0.5},
+                    shape_by_proposer={"model": its},
+                )
+            )
+        assert costs.table is not None
+        assert costs.level("model") == pytest.approx(times, rel=0.02)
+        assert costs.level(None) == pytest.approx(1.0, rel=0.02)
+
+
+def test_what_one_of_several_proposers_read_is_no_time_of_its_drafts(store: Store, clock: Clock) -> None:
+    points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
+    costs = live(store, clock, points)
+    first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
+    for _ in range(3 * HALF_LIFE):
+        for draft_ms, num_read in ((all_of_them, 0), (3 * 16.0 + all_of_them - first, 128)):
+            mixed = step(19.0, width=9, num_draft_prefill_tokens=num_read)
+            told = {"model": draft_ms / 1000, "lookup": 0.001}
+            shape = {"model": ProposalShape(1, 9, num_read)}
+            costs.observe(replace(mixed, draft_s_by_proposer=told, shape_by_proposer=shape))
+    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0, rel=0.02)
+
+
+def test_of_a_drafter_that_asks_one_of_two_the_mean_counts(store: Store, clock: Clock, rng: random.Random) -> None:
+    """Rounds of a fiftieth and rounds of what was calibrated: their median is the time of one kind."""
+    mixed = LiveCosts(POINTS, half_life=HALF_LIFE, save=store, mixed=["model"], clock=clock)
+    for _ in range(20 * HALF_LIFE):
+        mixed.observe(step(19.0, draft_ms=9.0 if rng.random() < 0.4 else 9.0 / 50, width=9))
+    assert mixed.table.part_ms("model", 1, 9) == pytest.approx(9.0 * (0.4 + 0.6 / 50), rel=0.25)
+
+
+def test_a_round_of_one_proposer_teaches_as_ever(store: Store, clock: Clock) -> None:
+    told, untold = live(store, clock), live(store, clock)
+    for _ in range(HALF_LIFE):
+        made = step(19.0, draft_ms=20.0, width=9)
+        untold.observe(made)
+        shape = {"model": ProposalShape(1, 4)}
+        told.observe(replace(made, draft_s_by_proposer={"model": 0.019}, shape_by_proposer=shape))
+    assert told.table.points == untold.table.points
 
 
 def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng: random.Random) -> None:

@@ -23,7 +23,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
-from alphaloop.store.snapshots import SnapshotStore
+from alphaloop.store.decisions import SnapshotStore
 from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import Store

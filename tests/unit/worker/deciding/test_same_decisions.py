@@ -23,8 +23,8 @@ from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder,
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.decode_runs import DecodeRun
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.job_counts import DecodeRun
 from benchmarks.policy.ours import HALF_LIFE, BudgetsInMemory, ChoicesInMemory, Ours
 from benchmarks.policy.play import Batch, Choice, Decoded
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
@@ -100,7 +100,7 @@ def by_worker(
     cache = EvidenceCache(
         cast(AcceptanceStateStore, None),  # nobody else adds evidence, so the cache never reads
         cast(DraftRegistry, None),
-        target_revision=engine.identity.target_revision,
+        target_revision=history[0].runs[0].key.target_revision,
         engine=engine.identity.engine,
         drafters={drafter.name: drafter.revision for drafter in DRAFTERS},
         half_life=HALF_LIFE,

@@ -24,7 +24,7 @@ from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
 from worker.decoding.open_drafters import MOST_IN_A_ROW
-from worker.decoding.proposal import Ask, Proposal
+from worker.decoding.proposal import Ask, DraftDistributions, Proposal
 from worker.engine import Generation, PreparedJob, Sampling
 
 Build = Callable[..., TransformersEngine]
@@ -36,7 +36,9 @@ WRONG: Final[dict[str, Callable[[Sequence[Ask]], Any]]] = {
     "no token of the target": lambda asks: [Proposal((10**6,)) for _ in asks],
     "a negative token": lambda asks: [Proposal((-1,)) for _ in asks],
     "a parent that follows": lambda asks: [Proposal((1,), (0,)) for _ in asks],
-    "distributions of another vocabulary": lambda asks: [Proposal((1,), q=torch.ones(1, 3)) for _ in asks],
+    "distributions of another vocabulary": lambda asks: [
+        Proposal((1,), q=DraftDistributions(torch.ones(1, 3))) for _ in asks
+    ],
     "no list": lambda asks: None,
 }
 
@@ -198,16 +200,14 @@ def test_an_answer_that_is_no_proposal_counts_as_a_failure(bench: Bench, wrong: 
     assert all(len(finished[one.job.job_id].token_ids) == one.sampling.max_tokens for one in jobs)
 
 
-@pytest.mark.parametrize("method", ["remember", "rereading", "_propose"])
+@pytest.mark.parametrize("method", ["rereading", "_propose"])
 def test_what_look_up_does_beside_decoding_may_fail(bench: Bench, method: str) -> None:
     raised = bench.failing("lookup", method, lambda number: True)
     finished, failures = bench.decode_right(bench.prepare(8), "model")
     assert raised["raised"]
     assert failures["lookup"] >= 1
     assert "model" not in failures
-    assert all("lookup" not in {its.drafter for its in one.shadows} for one in finished.values()) or (
-        method == "remember"
-    )
+    assert all("lookup" not in {its.drafter for its in one.shadows} for one in finished.values())
 
 
 def test_a_score_that_fails_is_left_out(bench: Bench) -> None:

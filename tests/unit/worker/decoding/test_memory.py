@@ -445,8 +445,10 @@ def admit(admitted: Any, number: int, num_positions: int) -> Running | None:
     prepared = PreparedJob(make_job("text", number), token_ids, Sampling(max_tokens=1, temperature=0.0))
     if not admitted.fits(prepared):
         return None
-    running = Running(str(number), admitted.acquire(prepared), num_positions)
-    admitted.running.append(running)
+    running = Running(str(number), -1, num_positions)
+    admitted.queued.append(running)
+    admitted.start_queued()
+    assert not admitted.queued
     return running
 
 

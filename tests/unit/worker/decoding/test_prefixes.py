@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.models import VANILLA, make_job, steps
 from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
 from worker.decoding.network.language_model import PREFILL_CHUNK
-from worker.decoding.prefixes import SHORTEST, WORTH_A_PASS, num_shared
+from worker.decoding.network.slots import SHORTEST, WORTH_A_PASS, num_shared
 from worker.engine import Sampling
 
 GREEDY: Final = Sampling(max_tokens=4, temperature=0.0)
@@ -45,6 +45,14 @@ def test_a_common_beginning_is_read_once(engine: TransformersEngine, rng: random
     first, *others = steps(engine)
     assert first.num_prefill_tokens == lengths[0]
     assert first.num_prefill_tokens + sum(step.num_prefill_tokens for step in others) <= sum(lengths) - 5 * shared
+
+
+def test_a_common_beginning_may_be_as_wide_as_the_memory(engine: TransformersEngine, rng: random.Random) -> None:
+    """After the first piece the slots have memory for that piece, and all of it is copied."""
+    beginning = words(rng, 2 * PREFILL_CHUNK)
+    lengths = admit(engine, [f"{beginning}{letter}" for letter in "ABC"])
+    assert min(lengths) > PREFILL_CHUNK
+    assert sum(step.num_prefill_tokens for step in steps(engine)) < max(lengths) + 3 * SHORTEST
 
 
 def test_a_job_that_joins_reads_what_no_running_one_has_read(engine: TransformersEngine, rng: random.Random) -> None:

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings.models import LookupDrafterSettings
-from worker.decoding.counts import RoundCounts, SharedWeightDrafter
+from tests.fixtures.memory import ScopedMemory
 from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.proposal import NOTHING, Proposal, tree_depths
+from worker.decoding.proposal import NOTHING, Proposal, RoundCounts, SharedWeightDrafter, tree_depths
 from worker.decoding.scoring import ADVANCE_S, MAX_TOKENS, Shadows, VirtualRounds
 from worker.decoding.verification import verify_greedy, verify_tree_greedy
 from worker.engine import ShadowCounts
@@ -35,12 +35,19 @@ class KnownText:
     text: list[int]
     num_prompt: int = 1
     task: str = "code"
+    segment: str = ""
     drafter: str | None = None
     shortest_draft: int = 0
     is_first_drafted: bool = False
     finish_reason: Literal["stop", "length"] | None = None
     device_s: float = 1.0
     max_tokens: int = 10_000
+    has_begun: bool = True
+    constrained: None = None
+
+    @property
+    def owner(self) -> str:
+        return self.job_id
 
     def has_drafted_throughout(self, drafter: str, num_draft_tokens: int) -> bool:
         return self.drafter == drafter and self.shortest_draft >= num_draft_tokens
@@ -78,13 +85,14 @@ class Clock:
 
 def test_of_earlier_results_only_those_count_that_were_there_when_the_job_began() -> None:
     result = list(range(100, 120))
-    drafter = lookup(remember_tasks=("code",))
+    drafter, memory = lookup(memory=True), ScopedMemory()
+    drafter.use_memory(memory.view)
     shadows = Shadows({"lookup": drafter}, clock=lambda: 0.0)
     begun_before = Text("b", [0, *result])
     shadows.begin(begun_before)
     first = counts(decode(shadows, Text("a", [0, *result])))
     assert first.num_accepted == 0, "nothing repeats, and it does not find itself"
-    drafter.remember("code", result)
+    memory.remember("code", result)
     begun_before.finish_reason = "stop"
     assert counts(shadows.end(begun_before)).num_accepted == 0, "the first ended while it ran"
     assert counts(decode(shadows, Text("c", [0, *result]))).num_accepted > 15
@@ -92,7 +100,7 @@ def test_of_earlier_results_only_those_count_that_were_there_when_the_job_began(
 
 
 def test_what_decoded_a_text_throughout_and_what_is_no_traffic_is_not_scored() -> None:
-    shadows = Shadows({"lookup": lookup(remember_tasks=("code",)), "other": lookup("other")}, clock=lambda: 0.0)
+    shadows = Shadows({"lookup": lookup(memory=True), "other": lookup("other")}, clock=lambda: 0.0)
     for shortest, scored in ((12, ["lookup"]), (11, ["lookup", "other"]), (0, ["lookup", "other"])):
         text = Text("a", [1, 1, 1], drafter="other", shortest_draft=shortest)
         assert [found.drafter for found in decode(shadows, text)] == scored

@@ -15,14 +15,14 @@ from alphaloop.errors import ConfigError, ModelNotFound, UnsupportedModel
 from alphaloop.settings import load_settings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from tests.fixtures.logical_devices import Gpus, logical_gpus
-from worker.decoding import sources
+from worker.decoding import models
 from worker.decoding.device import Placement, find_device
-from worker.decoding.sources import find_weights
+from worker.decoding.models import find_weights
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(sources, "_cache", lambda: tmp_path / "cache")
+    monkeypatch.setattr(models, "_cache", lambda: tmp_path / "cache")
     return tmp_path / "cache"
 
 
@@ -106,7 +106,7 @@ def test_a_cut_file_is_refused_by_its_name(tmp_path: Path, kept: int) -> None:
 def test_a_large_file_is_hashed_once_until_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache: Path
 ) -> None:
-    monkeypatch.setattr(sources, "QUICK_BYTES", 0)
+    monkeypatch.setattr(models, "QUICK_BYTES", 0)
     file = tmp_path / "model.gguf"
     file.write_bytes(b"first")
     first = find_weights(str(file)).revision
@@ -121,17 +121,17 @@ def test_a_large_file_is_hashed_once_until_it_changes(
 def test_a_cache_that_cannot_be_written_costs_time_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(sources, "_cache", lambda: Path("/dev/null/alphaloop"))
-    monkeypatch.setattr(sources, "QUICK_BYTES", 0)
+    monkeypatch.setattr(models, "_cache", lambda: Path("/dev/null/alphaloop"))
+    monkeypatch.setattr(models, "QUICK_BYTES", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     file = tmp_path / "model.gguf"
     file.write_bytes(b"weights")
     weights = find_weights(str(file))
     assert weights.revision == hashlib.sha256(b"weights").hexdigest()[:12], "hashed, though nobody remembers it"
-    working, folder = sources.working_folder(), sources.converted_folder(weights, "float32")
+    working, folder = models.working_folder(), models.converted_folder(weights, "float32")
     (working / "config.json").write_text("converted")
-    sources.publish_folder(working, folder)
-    assert (sources.converted_folder(weights, "float32") / "config.json").read_text() == "converted"
+    models.publish_folder(working, folder)
+    assert (models.converted_folder(weights, "float32") / "config.json").read_text() == "converted"
     assert folder.is_relative_to(tmp_path)
     assert len([one for one in caplog.messages if "cannot keep converted models in /dev/null/alphaloop" in one]) == 1
 
@@ -142,26 +142,26 @@ def test_two_who_convert_at_once_end_with_one_whole_copy(tmp_path: Path) -> None
         finished = tmp_path / name
         finished.mkdir()
         (finished / "config.json").write_text(name)
-        sources.publish_folder(finished, folder)
+        models.publish_folder(finished, folder)
         assert not finished.exists()
     assert (folder / "config.json").read_text() == "one"
 
 
 def test_a_model_is_described_without_its_hash(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"weights")
-    assert sources.find_description(str(tmp_path)) == tmp_path
+    assert models.find_description(str(tmp_path)) == tmp_path
     assert not cache.exists()
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match="pickled"):
-        sources.find_description(str(tmp_path))
+        models.find_description(str(tmp_path))
 
 
 def test_a_finished_dense_copy_describes_its_gguf_file(package: Path) -> None:
-    copy = sources.converted_folder(find_weights("package:some_model"), "float32")
+    copy = models.converted_folder(find_weights("package:some_model"), "float32")
     copy.mkdir(parents=True)
-    assert sources.find_description("package:some_model") == package / "tiny.gguf"
+    assert models.find_description("package:some_model") == package / "tiny.gguf"
     (copy / "config.json").touch()
-    assert sources.find_description("package:some_model") == copy
+    assert models.find_description("package:some_model") == copy
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from worker.intake.polling import Intake
+from worker.intake.polling import MAX_JOIN_S, Intake
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -32,7 +32,9 @@ class ScriptedSource:
         self.commits: list[dict[TopicPartition, int]] = []
         self.paused: set[TopicPartition] = set()
         self.changed = threading.Condition()
+        self.subscribed: list[list[str]] = []
         self.refuse_commits = False
+        self.has_joined = True
         self.is_closed = False
         self.ids: dict[str, str] = {}
         self.gaps: dict[TopicPartition, int] = {}
@@ -40,6 +42,7 @@ class ScriptedSource:
         self._next: object = None
 
     def subscribe(self, patterns, *, on_assign, on_revoke, on_lost) -> None:
+        self._note(lambda: self.subscribed.append(list(patterns)))
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
 
     def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
@@ -119,9 +122,9 @@ def source() -> ScriptedSource:
 
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
-    given = {"commit_interval_s": 0.0, "now": lambda: NOW, **given}
+    given = {"first": ["^jobs"], "commit_interval_s": 0.0, "now": lambda: NOW, **given}
     limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20)
-    intake = Intake(source, ["^jobs"], limits=limits, max_distance=10, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
+    intake = Intake(source, limits=limits, max_distance=10, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
     intake.start()
     return intake
 
@@ -380,3 +383,64 @@ def test_a_worker_that_leaves_keeps_no_rebalance_waiting(source: ScriptedSource)
     until(lambda: intake.assignment_number > number, "the rebalance has begun")
     intake.close(WAIT_S)
     assert source.is_closed
+
+
+def test_another_list_drops_a_topic_at_once_and_the_next_list_waits_until_it_has_left(source: ScriptedSource) -> None:
+    intake = started(source)
+    source.script.put(lambda: source.on_assign([P0, Q0]))
+    source.script.put(record(P0, 0))
+    source.script.put(record(Q0, 0))
+    code, sql = sorted(take_all(intake, 2), key=lambda one: one.record.topic)
+    intake.read_topics(["jobs.code", "jobs.sql"])
+    source.wait_for(lambda: len(source.subscribed) == 2)
+    before = intake.assignment_number
+    intake.read_topics(["jobs.code"])
+    intake.read_topics(["jobs.code", "jobs.sql"])
+    source.wait_for(lambda: source.subscribed[2:] == [["jobs.code"]])
+    source.settle()
+    assert source.subscribed[3:] == [], "its partition has not left"
+    assert intake.assignment_number > before, "who holds jobs looks again"
+    assert (intake.is_current(code), intake.is_current(sql)) == (True, False)
+    source.script.put(record(Q0, 1))
+    (late,) = take_all(intake, 1)
+    assert not intake.is_current(late)
+    intake.finish([code])
+    source.script.put(lambda: source.on_revoke([Q0]))
+    source.wait_for(lambda: source.subscribed[3:] == [["jobs.code", "jobs.sql"]])
+    source.script.put(lambda: source.on_assign([Q0]))
+    source.script.put(record(Q0, 0))
+    (again,) = take_all(intake, 1)
+    assert intake.is_current(again)
+    intake.close(WAIT_S)
+    assert {one.get(Q0, 0) for one in source.commits} == {0}, "what was put aside is not finished"
+
+
+def test_an_intake_may_have_nothing_to_read_for_a_while(source: ScriptedSource) -> None:
+    intake = started(source, first=())
+    source.settle()
+    assert source.subscribed == []
+    intake.read_topics([])
+    intake.read_topics(["jobs.code"])
+    source.wait_for(lambda: source.subscribed == [[], ["jobs.code"]])
+    assert intake.listed == {"jobs.code"}
+    intake.close(WAIT_S)
+
+
+def test_a_second_list_waits_until_the_group_has_taken_the_member_in_but_not_for_ever(source: ScriptedSource) -> None:
+    clock = [0.0]
+    source.has_joined = False
+    intake = started(source, first=["jobs.code"], clock=lambda: clock[0])
+    intake.read_topics(["jobs.sql"])
+    intake.read_topics(["jobs.code"])
+    source.settle()
+    source.settle()
+    assert source.subscribed == [["jobs.code"]]
+    source.has_joined = True
+    source.wait_for(lambda: len(source.subscribed) == 3)
+    source.has_joined = False
+    intake.read_topics(["jobs.sql"])
+    source.settle()
+    assert len(source.subscribed) == 3
+    clock[0] += MAX_JOIN_S
+    source.wait_for(lambda: source.subscribed[3:] == [["jobs.sql"]])
+    intake.close(WAIT_S)

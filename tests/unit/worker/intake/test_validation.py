@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import MessageError
-from alphaloop.messages import Purpose
+from alphaloop.messages import Constraint, Purpose
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
@@ -44,6 +44,38 @@ def test_what_a_job_leaves_out_is_its_tasks() -> None:
     nothing = {"temperature": None, "top_k": None, "min_p": None, "logit_bias": None, "stop_token_ids": None}
     expected = Sampling(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
     assert read() == read(**nothing) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"n": 2, "temperature": 0}, "body.n"),
+        ({"min_tokens": 78}, "body.min_tokens"),
+    ],
+)
+def test_what_contradicts_the_task_is_refused(body: dict[str, Any], field: str) -> None:
+    with pytest.raises(MessageError) as refused:
+        read(**body)
+    assert refused.value.field == field
+    assert read(n=2, min_tokens=77).n == 2, "the task samples, and writes so many"
+
+
+def test_what_a_body_says_of_its_texts_is_what_the_engine_gets() -> None:
+    found = read(
+        n=3,
+        min_tokens=2,
+        ignore_eos=True,
+        bad_words=["a"],
+        allowed_token_ids=[5, 6],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        logprobs=4,
+    )
+    assert (found.n, found.min_tokens, found.ignore_eos, found.bad_words) == (3, 2, True, ("a",))
+    assert (found.allowed_token_ids, found.include_stop, found.skip_special_tokens) == ((5, 6), True, False)
+    assert (found.num_logprobs, found.constraint) == (4, None)
+    constraint = read(guided_choice=["yes", "no"]).constraint
+    assert constraint == Constraint("choice", '["yes","no"]', "body.structured_outputs.choice")
 
 
 def test_what_neither_a_job_nor_its_task_says_is_the_models_where_that_is_wanted() -> None:

@@ -13,14 +13,8 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.servers import draft_counts
 from worker.servers.draft_counts import NOTHING, from_rounds, from_sums
-from worker.servers.replies import (
-    Reply,
-    SentRequest,
-    ServerTimes,
-    ToldDrafts,
-    drafts_of,
-    generation_of,
-)
+from worker.servers.forms import ServerTimes, ToldDrafts
+from worker.servers.replies import Reply, SentRequest, drafts_of, generation_of
 
 NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
 SENT = SentRequest("speculative", NGRAM, admitted_at=10.0, sent_at=11.0, ended_at=14.0, num_beside=2.0)

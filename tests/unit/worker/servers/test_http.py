@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
-from alphaloop.errors import ConfigError, InvalidField
+from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, Purpose, parse_job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
@@ -159,24 +159,6 @@ def test_every_setting_is_passed_on(kind: ServerKind) -> None:
 def test_counts_are_asked_for_where_they_must_be() -> None:
     assert asked("vllm")["return_token_ids"] is True
     assert asked("sglang")["return_spec_tokens_details"] is True
-
-
-@pytest.mark.parametrize(
-    ("kind", "settings", "field"),
-    [
-        ("openai", {"top_k": 5}, "body.top_k"),
-        ("openai", {"min_p": 0.1}, "body.min_p"),
-        ("openai", {"repetition_penalty": 1.2}, "body.repetition_penalty"),
-        ("openai", {"stop_token_ids": (3,)}, "body.stop_token_ids"),
-        ("llama_cpp", {"stop_token_ids": (3,)}, "body.stop_token_ids"),
-        ("llama_cpp", {"frequency_penalty": 0.5}, "body.frequency_penalty"),
-        ("llama_cpp", {"presence_penalty": 0.5}, "body.presence_penalty"),
-    ],
-)
-def test_a_setting_that_a_server_lacks_is_refused(kind: ServerKind, settings: dict[str, Any], field: str) -> None:
-    with pytest.raises(InvalidField) as caught:
-        asked(kind, Sampling(max_tokens=7, temperature=0.0, **settings))
-    assert caught.value.field == field
 
 
 def test_vllm_is_told_the_task_of_traffic_and_not_that_of_jobs_that_repeat_prompts() -> None:

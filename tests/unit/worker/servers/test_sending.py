@@ -26,12 +26,13 @@ from alphaloop.errors import (
 )
 from alphaloop.messages import Body, Job
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings import ModelSettings
+from alphaloop.settings import ModelSettings, TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, serving
 from tests.fixtures.models import make_job
 from tests.fixtures.simulated import Clock, server_of
-from worker.engine import PreparedJob, Sampling
+from worker.engine import AnswerPiece, PreparedJob, Sampling
+from worker.intake.validation import sampling_of
 from worker.servers.engine import LoopThread, open_server_engine
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
@@ -68,10 +69,10 @@ class Servers:
             self.events.append(arrival)
 
     async def complete(
-        self, job: Job, sampling: Sampling, *, on_text: Callable[[str], None], num_draft_tokens: int | None
+        self, job: Job, sampling: Sampling, *, on_piece: Callable[[AnswerPiece], None], num_draft_tokens: int | None
     ) -> None:
         self.clock.pass_s(1.0)
-        on_text("amber ")
+        on_piece(AnswerPiece("amber "))
         raise ReplyCut
 
     async def of(self, name: str) -> AlphaloopError | None:
@@ -154,16 +155,19 @@ def server(kind: ServerKind, drafter: DrafterState | None = None) -> InferenceSe
     return InferenceServer(kind, endpoint_of("http://localhost:1/v1", kind, "m"), drafter, 4, 512)
 
 
-def prepared(sampling: Sampling, *servers: InferenceServer) -> int:
-    return prepare(make_job("x" * 400), sampling, servers, limit=512, tokens=TokenEstimate()).num_prompt_tokens
+def prepared(asked: dict[str, Any], *servers: InferenceServer) -> int:
+    job = make_job("x" * 400)
+    job = job.model_copy(update={"body": Body(prompt=job.body.prompt, **asked)})
+    sampling = sampling_of(job, TaskSettings(temperature=1.0))
+    return prepare(job, sampling, servers, limit=512, tokens=TokenEstimate()).num_prompt_tokens
 
 
 def test_a_job_is_refused_only_where_no_server_can_follow_its_settings() -> None:
-    biased = Sampling(max_tokens=8, temperature=1.0, logit_bias=((5, 1.0),))
+    biased = {"logit_bias": {"5": 1.0}}
     with pytest.raises(InvalidField, match=r"body\.logit_bias"):
         prepared(biased, server("vllm", NGRAM))
     assert prepared(biased, server("vllm", NGRAM), server("vllm")) == 100
-    cut = Sampling(max_tokens=8, temperature=1.0, top_k=5)
+    cut = {"top_k": 5}
     with pytest.raises(InvalidField, match=r"body\.top_k"):
         prepared(cut, server("openai"))
     assert prepared(cut, server("openai"), server("llama_cpp")) == 100

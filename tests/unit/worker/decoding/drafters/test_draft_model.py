@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
 from worker.decoding.drafters import draft_model
 from worker.decoding.drafters.draft_model import CHUNK
-from worker.decoding.proposal import Ask
+from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import draw
 from worker.engine import Sampling
@@ -122,8 +122,9 @@ def test_ids_that_the_tokenizers_do_not_share_are_never_proposed(columns: int, t
         if temperature == 0:
             assert token == int(own.argmax())
         else:
-            assert torch.allclose(proposal.q[place, :25], own.softmax(0), atol=1e-12)
-            assert not proposal.q[place, 25:].any()
+            q = dense(proposal)
+            assert torch.allclose(q[place, :25], own.softmax(0), atol=1e-12)
+            assert not q[place, 25:].any()
 
 
 @pytest.mark.parametrize(
@@ -136,9 +137,17 @@ def test_a_head_that_was_cut_proposes_its_own_tokens(sampling: Sampling) -> None
     if sampling.temperature == 0:
         assert proposal.tokens[0] == int(ids[logits_behind([1, 2], 7)[:6].argmax()])
     if proposal.q is not None:
-        assert proposal.q.shape == (8, VOCABULARY)
-        assert torch.allclose(proposal.q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
-        assert torch.allclose(proposal.q.sum(1), torch.ones(8, dtype=torch.float64))
+        q = dense(proposal)
+        assert len(q) == 8
+        assert proposal.q.probabilities.shape[1] == len(ids), "no column for what it never proposes"
+        assert torch.allclose(q[0, ids[:6]], (logits_behind([1, 2], 7)[:6] / 0.8).softmax(0))
+        assert torch.allclose(q.sum(1), torch.ones(8, dtype=torch.float64))
+
+
+def dense(proposal: Proposal) -> Tensor:
+    """What its tokens were drawn from, [n, vocabulary]."""
+    assert proposal.q is not None
+    return -proposal.q.taken_from(torch.zeros((len(proposal.q), VOCABULARY), dtype=torch.float64))
 
 
 def sampled(**more: Any) -> Sampling:
@@ -154,13 +163,14 @@ def test_drafts_are_drawn_from_the_distribution_that_is_stated(seed: int) -> Non
     for name, text, kind in zip(names, texts, kinds, strict=True):
         made.open(name, text, kind, "code")
     for asked, proposal, kind in zip(asks, made.propose(asks), kinds, strict=True):
-        assert proposal.q.shape == (6, VOCABULARY)
+        q_of = dense(proposal)
+        assert len(q_of) == 6
         again = TokenChooser(asked.job_id, kind, 3)
         for place, token in enumerate(proposal.tokens):
             before = proposal.tokens[:place]
             logits = logits_behind([*asked.text, *before])[None]
             q = again.probabilities(again.scores(logits, asked.text, [before]))[0]
-            assert torch.equal(proposal.q[place], q)
+            assert torch.equal(q_of[place], q)
             assert token == draw(q, again.uniforms(1, q.device)[0])
 
 
@@ -231,10 +241,27 @@ def test_branches_are_the_next_likeliest_tokens_of_every_place(
         text += [*accepted, rng.randrange(VOCABULARY)]
 
 
-def test_sampled_drafts_have_no_branches() -> None:
-    for sampling in (sampled(), sampled(seed=1)):
-        proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampling)
-        assert (len(proposal.tokens), proposal.parents) == (6, None)
+def test_drafts_with_a_seed_have_no_branches() -> None:
+    proposal = one(drafter(Model(), num_branches=3), [1, 2], 6, sampled(seed=1))
+    assert (len(proposal.tokens), proposal.parents) == (6, None)
+
+
+@pytest.mark.parametrize("sampling", [sampled(), sampled(top_k=5), sampled(top_k=2)], ids=["whole", "cut", "few"])
+def test_siblings_of_a_sampled_draft_are_drawn_without_replacement(seed: int, sampling: Sampling) -> None:
+    made, text = drafter(Model(), num_branches=3), [1, seed % 7]
+    made.open("j", text, sampling, "code")
+    (proposal,) = made.propose([ask(text, 6, sampling)])
+    assert proposal.parents == ((-1, -1, -1, 0, 0, 0) if sampling.top_k != 2 else (-1, -1, 0, 0))
+    again, q, path = TokenChooser("j", sampling, 2), dense(proposal), list[int]()
+    for begin in (place for place, of in enumerate(proposal.parents) if of not in proposal.parents[:place]):
+        scores = again.scores(logits_behind([*text, *path])[None], text, [path])
+        left, uniforms = again.probabilities(scores)[0], again.uniforms(3, q.device)
+        siblings = [place for place, of in enumerate(proposal.parents) if of == proposal.parents[begin]]
+        for place, uniform in zip(siblings, uniforms, strict=False):
+            assert torch.equal(q[place], again.probabilities(scores)[0])
+            assert proposal.tokens[place] == draw(left, uniform)
+            left[proposal.tokens[place]] = 0.0
+        path.append(proposal.tokens[begin])
 
 
 def test_what_it_read_of_a_text_before_its_first_draft_is_told(rng: random.Random) -> None:

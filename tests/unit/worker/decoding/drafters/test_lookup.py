@@ -1,4 +1,4 @@
-"""Look-up against a rescan of the whole text by the same rule; its trees; and earlier results of a task.
+"""Look-up against a rescan of the whole text by the same rule; its trees; and earlier results.
 
 Results are found where allowed, within bounds, and nowhere else.
 """
@@ -15,8 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.lookup import BYTES_PER_TOKEN, MAX_OCCURRENCES, NOVELTY, EarlierResults, Rule, SuffixIndex, grow
+from alphaloop.lookup import (
+    BYTES_PER_TOKEN,
+    MAX_NGRAM,
+    MAX_OCCURRENCES,
+    NOVELTY,
+    EarlierResults,
+    Rule,
+    SuffixIndex,
+    grow,
+)
 from alphaloop.settings.models import LookupDrafterSettings
+from tests.fixtures.memory import ScopedMemory
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import Ask, Proposal
 from worker.decoding.sampling import TokenChooser
@@ -31,7 +41,6 @@ pieces = st.lists(st.lists(tokens, min_size=1, max_size=8), max_size=5)
 rules = st.builds(
     LookupDrafterSettings,
     min_ngram=st.integers(1, 3),
-    max_ngram=st.integers(3, 6),
     min_probability=st.sampled_from([0.0, 0.1, 0.3]),
     num_branches=st.just(1),
 )
@@ -58,7 +67,7 @@ def occurrences(searched: list[int], text: list[int], least: int, most: int) -> 
 
 def reference(text: list[int], num_tokens: int, settings: LookupDrafterSettings) -> list[int]:
     """The likeliest continuation: at every place the token whose occurrences weigh most, as long as it is likely."""
-    agreeing = list(occurrences(text[:-1], text, settings.min_ngram, settings.max_ngram))[:MAX_OCCURRENCES]
+    agreeing = list(occurrences(text[:-1], text, settings.min_ngram, MAX_NGRAM))[:MAX_OCCURRENCES]
     draft: list[int] = []
     probability = 1.0
     while len(draft) < num_tokens and agreeing:
@@ -100,7 +109,7 @@ def test_two_n_grams_with_one_hash_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"max_ngram": 8}, {"min_ngram": 2}, {"min_probability": 0.2}, {"num_branches": 2}, {"remember_tasks": ("sql",)}],
+    [{"min_ngram": 2}, {"min_probability": 0.2}, {"num_branches": 2}, {"memory": True}],
 )
 def test_the_revision_names_what_the_proposals_depend_on(changed: dict[str, object]) -> None:
     assert lookup(**changed).state.revision != lookup().state.revision
@@ -114,9 +123,9 @@ def test_the_longest_draft_is_no_part_of_the_revision() -> None:
 results = st.lists(st.lists(tokens, max_size=12), max_size=20)
 
 
-def proposed(drafter: LookupDrafter, task: str) -> tuple[int, ...]:
+def proposed(drafter: LookupDrafter, task: str, segment: str = "") -> tuple[int, ...]:
     text = [2, 10, 11, 12]
-    drafter.open("now", text, GREEDY, task)
+    drafter.open("now", text, GREEDY, task, segment)
     proposal = ask(drafter, text, 3, "now")
     drafter.clear()
     return proposal.tokens
@@ -126,38 +135,33 @@ EARLIER = [10, 11, 12, 13, 14, 15]
 
 
 @pytest.mark.parametrize(
-    ("remembered", "prompt", "output", "task", "asked_by", "found"),
+    ("searches", "task", "segment", "found"),
     [
-        (["sql"], [1], EARLIER, "sql", "sql", (13, 14, 15)),
-        (["sql"], [1], EARLIER, "code", "sql", ()),
-        (["sql"], [1], EARLIER, "sql", "code", ()),
-        ([], [1], EARLIER, "sql", "sql", ()),
-        (["sql"], EARLIER, [20, 21], "sql", "sql", ()),
+        (True, "sql", "gold", (13, 14, 15)),
+        (False, "sql", "gold", ()),
+        (True, "code", "gold", ()),
+        (True, "sql", "free", ()),
+        (True, "", "gold", ()),
     ],
-    ids=["its task", "leaves nothing", "finds nothing", "by default no task", "never prompts"],
+    ids=["its scope", "by default nothing", "another task", "another segment", "a probe"],
 )
-def test_a_job_finds_what_an_earlier_result_of_its_task_went_on_with(
-    remembered: list[str], prompt: list[int], output: list[int], task: str, asked_by: str, found: tuple[int, ...]
+def test_a_job_finds_what_an_earlier_result_of_its_scope_went_on_with(
+    searches: bool, task: str, segment: str, found: tuple[int, ...]
 ) -> None:
-    drafter = lookup(remember_tasks=remembered) if remembered else lookup()
-    text = list(prompt)
-    drafter.open("earlier", text, GREEDY, task)
-    text.extend(output)
-    drafter.close("earlier")
-    drafter.remember(task, output)
-    assert proposed(drafter, asked_by) == found
+    drafter, memory = lookup(memory=searches), ScopedMemory()
+    drafter.use_memory(memory.view)
+    assert proposed(drafter, "sql", "gold") == ()
+    memory.remember("sql", EARLIER, segment="gold")
+    assert proposed(drafter, task, segment) == found
 
 
-def test_a_sequence_that_is_closed_and_goes_on_is_remembered_once_it_ends() -> None:
-    """Another drafter may go on with it; closing twice, or what never began, does nothing."""
-    drafter = lookup(remember_tasks=["sql"])
+def test_a_sequence_that_is_closed_may_go_on_with_another_drafter() -> None:
+    """Closing twice, or what never began, does nothing."""
+    drafter = lookup()
     drafter.close("nobody")
     drafter.open("job", [1, *EARLIER], GREEDY, "sql")
     drafter.close("job")
     drafter.close("job")
-    assert proposed(drafter, "sql") == ()
-    drafter.remember("sql", EARLIER)
-    assert proposed(drafter, "sql") == (13, 14, 15)
 
 
 @given(results, st.lists(tokens, min_size=1, max_size=8), st.integers(1, 3), st.integers(0, 25), st.integers(1, 6))
@@ -235,7 +239,7 @@ def worth_it(found: Found, rule: Rule, path: tuple[int, ...] = ()) -> list[tuple
 
 @given(found_places, st.integers(1, 12), tree_rules)
 def test_a_tree_holds_the_likeliest_paths(found: Found, num_tokens: int, rule: Rule) -> None:
-    tokens, given_parents = grow(found, num_tokens, rule)
+    tokens, given_parents, together = grow(found, num_tokens, rule)
     parents = list(range(-1, len(tokens) - 1)) if given_parents is None else given_parents
     assert len(parents) == len(tokens) <= num_tokens
     paths: list[tuple[int, ...]] = []
@@ -246,6 +250,7 @@ def test_a_tree_holds_the_likeliest_paths(found: Found, num_tokens: int, rule: R
     assert all(count <= rule.num_branches for count in Counter(parents).values())
 
     scores = [probability(found, path) for path in paths]
+    assert together == pytest.approx(scores)
     if rule.num_branches > 1:
         assert scores == sorted(scores, reverse=True), "likeliest first, siblings too"
     allowed = worth_it(found, rule)
@@ -257,5 +262,5 @@ def test_a_tree_holds_the_likeliest_paths(found: Found, num_tokens: int, rule: R
 
 def test_a_token_just_as_likely_as_asked_for_is_proposed() -> None:
     assert NOVELTY == 2.0**2, "a lone match of two tokens: probability 1/2"
-    assert grow([(2, [5, 6])], 4, Rule(0.5, 1)) == ([5], None)
-    assert grow([(2, [5, 6])], 4, Rule(0.5, 2)) == ([5], None)
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 1)) == ([5], None, [0.5])
+    assert grow([(2, [5, 6])], 4, Rule(0.5, 2)) == ([5], None, [0.5])

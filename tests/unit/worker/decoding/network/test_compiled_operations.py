@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.decoding.network import fused
 from worker.decoding.network.compiled import CompiledOperations, PlacedReads, can_compile, layer_arguments
+from worker.decoding.network.fused import operations_for
 from worker.decoding.network.kernels import threads
 from worker.decoding.network.kernels.attending import attends_in_tiles
 from worker.decoding.network.kernels.attention import wide_kernel
@@ -155,12 +155,12 @@ def test_a_token_attends_alike_alone_and_among_others(
 
 def test_without_an_openmp_runtime_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.zeros(1)
-    assert isinstance(fused._operations(weight, is_twice=False), CompiledOperations)
-    assert isinstance(fused._operations(weight.half(), is_twice=False), TorchOperations)
+    assert isinstance(operations_for(weight, is_twice=False), CompiledOperations)
+    assert isinstance(operations_for(weight.half(), is_twice=False), TorchOperations)
     monkeypatch.setattr(torch.backends.openmp, "is_available", lambda: False)
     threads.openmp.cache_clear()
     try:
-        assert isinstance(fused._operations(weight, is_twice=False), TorchOperations)
+        assert isinstance(operations_for(weight, is_twice=False), TorchOperations)
     finally:
         threads.openmp.cache_clear()
 

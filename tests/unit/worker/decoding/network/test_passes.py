@@ -31,8 +31,10 @@ from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import can_pack
 from worker.decoding.network.passes import WIDEST_SHARED, Read, plan_pass
 from worker.decoding.network.slots import SlotCache
+from worker.decoding.states import FINAL
 
 NUM_SLOTS: Final = 6
+TAPS: Final = (0, 2, FINAL)  #: of the models of three layers
 TOLERANCE: Final = 1e-9  #: of logits of size 10, in float64
 
 
@@ -136,18 +138,20 @@ def model_of(config: Any, seed: int) -> Any:
 
 
 def in_both_ways(decoder: FusedDecoder, cache: SlotCache, reads: list[Read]) -> tuple[Tensor, Tensor]:
-    """Logits by the program and kernel by kernel, of the same reads behind the same cache."""
+    """Logits by the program and kernel by kernel, of the same reads behind the same cache; states are compared here."""
     plan, program = plan_pass(cache, reads, decoder.window), decoder._program
     assert program is not None
     assert program.serves(plan)
     before = [layer.clone() for layer in cache.layers]
-    found = decoder(cache, plan)
+    found, tapped = decoder(cache, plan, TAPS)
     written = [layer.clone() for layer in cache.layers]
     for layer, old in zip(cache.layers, before, strict=True):
         layer.copy_(old)
+    assert torch.equal(decoder(cache, plan)[0], found), "the same without taps"
     decoder._program = None
-    expected = decoder(cache, plan)
+    expected, states = decoder(cache, plan, TAPS)
     decoder._program = program
+    assert all(torch.equal(tapped[tap], states[tap]) for tap in TAPS)
     assert all(torch.equal(*both) for both in zip(written, cache.layers, strict=True))
     return found, expected
 
@@ -219,8 +223,9 @@ def test_a_plain_pass_mixes_nothing_of_the_host_with_what_is_on_the_device(
         Read(1, [6] * 40),
         Read(3, [4] * 20, num_logits=2),
     ]
-    logits = network(cache, plan_pass(cache, reads, network.window))
+    logits, states = network(cache, plan_pass(cache, reads, network.window), (0, FINAL))
     assert (logits.device.type, logits.shape) == ("meta", (7, network.num_outputs))
+    assert [len(states[tap]) for tap in (0, FINAL)] == [64, 7]
 
 
 def test_a_device_that_is_no_cpu_needs_no_numba() -> None:
@@ -241,7 +246,7 @@ def test_a_device_that_is_no_cpu_needs_no_numba() -> None:
         network = FusedDecoder(transformers.LlamaForCausalLM(shape).to("meta"), 64)
         cache = SlotCache(network.kv_shape, 1, torch.device("meta"))
         with torch.inference_mode():
-            print(tuple(network(cache, plan_pass(cache, [Read(0, [1, 2])], None)).shape))
+            print(tuple(network(cache, plan_pass(cache, [Read(0, [1, 2])], None))[0].shape))
     """
     ran = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=170, check=False

@@ -82,7 +82,7 @@ class Slots(RuleBasedStateMachine):
             assert self.cache.num_bytes == 0
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), num=st.integers(1, BLOCK + 20))
+    @rule(data=st.data(), num=st.integers(1, BLOCK + 20) | st.just(BLOCK))
     def read_a_piece(self, data: st.DataObject, num: int) -> None:
         slot = data.draw(st.sampled_from(sorted(self.model)))
         if self.max_bytes is not None and len(self.model[slot]) + num > BLOCK:
@@ -107,7 +107,8 @@ class Slots(RuleBasedStateMachine):
         begin = data.draw(st.sampled_from(sorted({len(held) for held in self.model.values()})[:-1]))
         source = data.draw(st.sampled_from([slot for slot, held in self.model.items() if len(held) > begin]))
         slots = [slot for slot, held in self.model.items() if len(held) == begin]
-        end = data.draw(st.integers(begin + 1, len(self.model[source])))
+        most = len(self.model[source])
+        end = data.draw(st.integers(begin + 1, most) | st.just(most))
         self.cache.copy(source, slots, begin, end)
         for slot in slots:
             self.model[slot] += self.model[source][begin:end]
@@ -158,6 +159,25 @@ class Slots(RuleBasedStateMachine):
 
 Slots.TestCase.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 TestSlots = Slots.TestCase
+
+
+@pytest.mark.parametrize("is_paired", [False, True])
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+@torch.inference_mode()
+def test_a_beginning_that_fills_its_slot_is_copied_into_others(is_paired: bool, num_readers: int) -> None:
+    cache = SlotCache(replace(SHAPE, is_paired=is_paired), NUM_SLOTS, CPU)
+    slots = [cache.acquire() for _ in range(1 + num_readers)]
+    cache.reserve(dict.fromkeys(slots, BLOCK))
+    assert cache.capacity == BLOCK or is_paired
+    for number, layer in enumerate(cache.layers):
+        layer[0] = 1.0 + number
+        layer[1 : 1 + num_readers] = 0.0
+    cache.lengths[0] = BLOCK
+    cache.copy(0, slots[1:], 0, BLOCK)
+    assert [cache.lengths[slot] for slot in slots] == [BLOCK] * len(slots)
+    for number, layer in enumerate(cache.layers):
+        held = to_plain(layer) if is_paired else layer
+        assert bool((held[: 1 + num_readers, :, :BLOCK] == 1.0 + number).all())
 
 
 def test_rows_and_positions_that_were_needed_at_different_times_are_not_held_together() -> None:

@@ -18,6 +18,8 @@ from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shar
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
     source="target",
+    num_layers=24,
+    hidden_size=896,
     family="llama",
     refusal=None,
     tokens=WORDS,

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from alphaloop.errors import DecodeFailed
 from tests.fixtures.enumeration import coupled_tokens
 from tests.fixtures.logical_devices import logical_gpus
+from tests.fixtures.models import barred_behind
 from worker.decoding.network.operations import best_tokens
 from worker.decoding.proposal import Proposal
-from worker.decoding.sampling import BLOCK, TokenChooser, key_of, probabilities, token_noise, uniforms
+from worker.decoding.sampling import BLOCK, Barred, TokenChooser, key_of, probabilities, token_noise, uniforms
 from worker.engine import Sampling
 
 CPU = torch.device("cpu")
@@ -284,6 +285,55 @@ def test_scores_are_the_restated_ones_in_every_round(
             last = choice.scores(logits[-1:], text, [drafts])
             assert torch.equal(last, scores[-1:])
         text += [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 4))]
+
+
+WORDS = ((4,), (1, 2), (1, 2, 3), (2, 2), (7, 7, 7), (5, 6))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"allowed_token_ids": (0, 1, 2, 3, 5, 7, 9)},
+        {"min_tokens": 6},
+        {"min_tokens": 9, "allowed_token_ids": tuple(range(1, 12)), "logit_bias": ((4, 100.0),)},
+        {"repetition_penalty": 1.2, "frequency_penalty": -0.3, "logit_bias": ((0, 1.5), (4, 9.0))},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_tree", [False, True])
+def test_a_barred_token_has_no_score_at_every_row_given_its_path(
+    settings: dict[str, object], is_tree: bool, rng: random.Random
+) -> None:
+    """Few tokens, so that words begin often; what is barred by the text, the path or both, word by word."""
+    sampling = Sampling(max_tokens=99, temperature=0.0, **settings)  # type: ignore[arg-type]
+    barred = Barred(WORDS, frozenset({11, 12}) if sampling.min_tokens else frozenset())
+    prompt = [1, 2, 7, 7]  # no word begins in the prompt
+    text = list(prompt)
+    choice = TokenChooser("job", sampling, len(prompt), barred=barred)
+    assert choice.is_barring
+    assert not choice.is_plain
+    for _ in range(12):
+        drafts = [rng.choice([1, 1, 2, 2, 3, 5, 7, 7]) for _ in range(rng.randrange(7))]
+        parents = tuple(rng.randrange(-1, i) for i in range(len(drafts))) if is_tree else None
+        paths = Proposal(tuple(drafts), parents).paths
+        logits = torch.tensor([[rng.gauss(0, 3) for _ in range(VOCABULARY)] for _ in paths], dtype=torch.float64)
+        scores = choice.scores(logits, text, paths)
+        for row, path in enumerate(paths):
+            output = [*text[len(prompt) :], *path]
+            expected = adjusted(logits[row].tolist(), sampling, prompt, output)
+            for token in barred_behind(output, sampling, barred, VOCABULARY):
+                expected[token] = -math.inf
+            torch.testing.assert_close(scores[row].tolist(), expected, rtol=1e-12, atol=1e-12)
+        text += [rng.choice([1, 2, 7]) for _ in range(rng.randrange(1, 3))]
+
+
+def test_settings_that_bar_nothing_leave_a_job_plain() -> None:
+    for sampling in (Sampling(9, 0.0, min_tokens=3), Sampling(9, 0.0, ignore_eos=True, skip_special_tokens=False)):
+        assert TokenChooser("job", sampling, 1).is_plain
+    kept_apart = [Sampling(9, 0.0, bad_words=("a",)), Sampling(9, 0.0, allowed_token_ids=(1,))]
+    assert all(one.is_adjusted and one.bucket != Sampling(9, 0.0).bucket for one in kept_apart)
+    assert Sampling(9, 0.0, min_tokens=3, ignore_eos=True).bucket == Sampling(9, 0.0).bucket
 
 
 def test_a_rounds_width_does_not_change_a_score(rng: random.Random) -> None:

@@ -17,8 +17,7 @@ from torch import Tensor
 from alphaloop.errors import ConfigError, UnsupportedModel
 from worker.decoding.device import find_device
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head, write_draft_vocabulary
-from worker.decoding.models import load_weights
-from worker.decoding.sources import DRAFT_VOCABULARY, find_weights
+from worker.decoding.models import DRAFT_VOCABULARY, find_weights, load_weights
 from worker.decoding.training.data import Lesson, TeacherNotes, WrittenText
 from worker.decoding.training.distil import (
     Distillation,
@@ -26,6 +25,7 @@ from worker.decoding.training.distil import (
     columns_of,
     cut_draft,
     distillation_loss,
+    draft_training,
     fit_map,
     judge,
     num_layers,
@@ -85,10 +85,10 @@ def test_the_loss_is_the_sum_by_hand(lessons: list[Lesson], columns: Tensor | No
     assert float(distillation_loss(logits, batch, share)) == pytest.approx(total / weight, rel=1e-4)
 
 
-def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation:
+def training(target: Any, lessons: list[Lesson], file: Path, recipe: Recipe = RECIPE) -> Distillation[Lesson]:
     draft = cut_draft(target, 1)
     restrict_head(draft, KNOWN)
-    return Distillation(draft.train(), lessons, columns_of(KNOWN, 384), recipe, file)
+    return draft_training(draft.train(), lessons, columns_of(KNOWN, 384), recipe, file)
 
 
 def test_a_run_stopped_twice_ends_with_the_same_bits(target: Any, lessons: list[Lesson], tmp_path: Path) -> None:

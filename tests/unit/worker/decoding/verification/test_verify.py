@@ -10,7 +10,6 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 import torch
@@ -21,19 +20,21 @@ from tests.fixtures.enumeration import (
     Draft,
     Fixed,
     Language,
-    Round,
     Text,
     Verify,
     bias,
+    by_block,
     chain,
     coupled_tokens,
+    deterministic,
     drawn,
+    enumerate_blocks,
     enumerate_round,
     l1,
     likeliest,
     verify_sampled,
 )
-from worker.decoding.proposal import tree_depths
+from worker.decoding.proposal import DraftDistributions, tree_depths
 from worker.decoding.sampling import TokenChooser
 from worker.decoding.verification import (
     DraftVerdict,
@@ -59,14 +60,6 @@ def pair(request: pytest.FixtureRequest, seed: int) -> tuple[Language, Language]
 
 def by_token(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
     return verify_sampled(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
-
-
-def by_block(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
-    return verify_block(p, draft.q, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
-
-
-def deterministic(p: Tensor, draft: Draft, uniforms: Tensor) -> DraftVerdict:
-    return verify_deterministic(p, torch.tensor(draft.tokens, dtype=torch.long), uniforms)
 
 
 @pytest.mark.parametrize("k", [0, 1, 3])
@@ -118,15 +111,7 @@ def shortened(drafts: Iterator[Draft], goes_on: Gate, *, stop_behind: bool) -> I
 
 def enumerated(target: Language, drafts: Iterator[Draft], length: int, rng: random.Random) -> float:
     """The bias of blocks over drafts of different lengths."""
-    groups: dict[int, dict[tuple[int, ...], Draft]] = {}
-    for draft in drafts:
-        group = groups.setdefault(len(draft.tokens), {})
-        before = group.get(draft.tokens)
-        group[draft.tokens] = draft if before is None else replace(before, weight=before.weight + draft.weight)
-    found = Round()
-    for group in groups.values():
-        found.begun.update(enumerate_round(target, group.values(), by_block, rng).begun)
-    return bias(target, found, length)
+    return bias(target, enumerate_blocks(target, drafts, rng), length)
 
 
 def test_dropping_a_drawn_token_for_its_probability_is_caught(rng: random.Random) -> None:
@@ -264,7 +249,7 @@ def test_one_uniform_number_for_all_prefixes_is_caught(rng: random.Random) -> No
 def test_equal_distributions_that_differ_by_rounding_still_yield_a_token() -> None:
     p = torch.tensor([[0.1, 0.2, 0.7, 0.0]], dtype=torch.float64).repeat(4, 1)
     top = torch.full((4,), TOP, dtype=torch.float64)
-    for q in (p[:3], p[:3] * (1 + 2**-52), p[:3] * (1 - 2**-52)):
+    for q in map(DraftDistributions, (p[:3], p[:3] * (1 + 2**-52), p[:3] * (1 - 2**-52))):
         assert verify_block(p, q, torch.tensor([0, 1, 2]), top).next_token != 3
 
 

@@ -1,0 +1,218 @@
+"""What Kafka tells of jobs that were sent: their results, once each, and their texts while they grow."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections.abc import Callable, Collection, Generator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from pydantic import ValidationError
+
+from alphaloop.client.batch import Batch
+from alphaloop.errors import AlphaloopError, MalformedMessage
+from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.offsets import Record, TopicPartition
+from alphaloop.kafka.topics import RESULTS, TOKENS
+from alphaloop.messages import AnswerSoFar, Chunk, Result, StreamReader, read_chunk
+from alphaloop.messages.stream import AnswerPlace, SaidSoFar
+from alphaloop.settings import KafkaSettings
+
+#: Called between two polls. What it raises ends the reading.
+Alive = Callable[[], None]
+_POLL_S: Final = 0.2
+_READ_AT_ONCE: Final = 256
+#: In the results of refused messages whose job_id is another job's; these have a key of their own.
+_CLAIMED: Final = b'"claimed_job_id"'
+
+
+class ResultsMissing(AlphaloopError):
+    """Jobs have no result yet. They go on, and can be waited for again. `job_ids` names them."""
+
+    def __init__(
+        self, message: str | None = None, *, hint: str | None = None, job_ids: Collection[str] = frozenset()
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.job_ids = frozenset(job_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPiece:
+    """The next piece of a call of a tool: of the arguments, which are JSON as text."""
+
+    index: int  #: among the calls of its text
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next piece of a job's answer: of `text`, `reasoning` and `tool_call` one says something.
+
+    With `begins_again` it is the beginning of another answer: the job is decoded again, and all that was told of it
+    is void.
+    """
+
+    job_id: str
+    text: str
+    begins_again: bool = False
+    choice: int = 0  #: which of the job's texts it belongs to
+    reasoning: str = ""
+    tool_call: ToolCallPiece | None = None
+
+
+class GrowingAnswer:
+    """One job's answer as it was told. What was told stays, so a new attempt goes on where it says the same."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._told: dict[AnswerPlace, SaidSoFar] = {}
+        self._reader = StreamReader()
+
+    def take(self, chunk: Chunk) -> list[Piece]:
+        """What this chunk adds."""
+        is_new = self._reader.take(chunk) or self._reader.news
+        return self.grown_to(self._reader.answer) if is_new else []
+
+    def grown_to(self, answer: AnswerSoFar, *, is_end: bool = False) -> list[Piece]:
+        """What is new in the answer of the latest attempt; with `is_end` it is complete."""
+        begins_again = not self._goes_on(answer.said, is_end)
+        if begins_again:
+            self._told.clear()
+        found = list[Piece]()
+        for place, said in answer.in_order():
+            told = self._told.get(place)
+            if told is None or len(said.text) > len(told.text):
+                self._told[place] = said
+                if new := self._piece(place, said, said.text[len(told.text) if told else 0 :], begins_again):
+                    found.append(new)
+                    begins_again = False
+        return [Piece(self._job_id, "", begins_again=True)] if begins_again else found
+
+    def _goes_on(self, said: Mapping[AnswerPlace, SaidSoFar], is_end: bool) -> bool:
+        """Whether nothing that was told is contradicted. A new attempt may not have come so far yet."""
+        nothing = SaidSoFar("")
+        for place, told in self._told.items():
+            now = said.get(place)
+            if now is not None and (now.id, now.name) != (told.id, told.name):
+                return False
+            if now is None and is_end and told.name is not None:
+                return False
+            new = (now or nothing).text
+            if not new.startswith(told.text) and (is_end or not told.text.startswith(new)):
+                return False
+        return True
+
+    def _piece(self, place: AnswerPlace, said: SaidSoFar, new: str, begins_again: bool) -> Piece | None:
+        choice = place.choice
+        match place.part:
+            case "tool_calls":
+                call = ToolCallPiece(place.call, said.id or "", said.name or "", new)
+                return Piece(self._job_id, "", begins_again, choice, tool_call=call)
+            case "reasoning" if new:
+                return Piece(self._job_id, "", begins_again, choice, new)
+            case "content" if new:
+                return Piece(self._job_id, new, begins_again, choice)
+        return None
+
+
+def reader_of(kafka: KafkaSettings) -> Consumer:
+    """A consumer outside every group, for one reading or to ask for offsets. Raises BrokerError."""
+    return Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
+
+
+def arrivals(
+    kafka: KafkaSettings,
+    batch: Batch,
+    *,
+    streams: bool,
+    timeout_s: float | None,
+    alive: Alive,
+    complete: Callable[[Result], Result],
+) -> Generator[list[Piece | Result]]:
+    """What is new of the batch's jobs, as each poll brings it, until every job has its result.
+
+    A copy of a result is dropped. A message that was refused because its job_id is another's counts for the job_id that
+    it named. With `streams`, texts come too; the result comes after the last piece. `complete` adds texts that lie
+    elsewhere. Raises ResultsMissing when the time is up, BrokerError.
+    """
+    waiting = set(batch.job_ids)
+    answers: dict[str, GrowingAnswer] = {}
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    if not waiting:
+        return
+    with contextlib.closing(reader_of(kafka)) as consumer:
+        bounds = consumer.bounds([RESULTS, TOKENS] if streams else [RESULTS])
+        consumer.assign_at(_begins(bounds, batch.offsets()))
+        while waiting:
+            alive()
+            wait_s = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
+            if wait_s <= 0:
+                raise _missing(waiting, len(set(batch.job_ids)), timeout_s)
+            found = list[Piece | Result]()
+            for record in consumer.poll_many(_READ_AT_ONCE, wait_s):
+                if record.topic == TOKENS:
+                    chunk = chunk_of(record, waiting)
+                    if chunk is not None:
+                        found += answers.setdefault(chunk.job_id, GrowingAnswer(chunk.job_id)).take(chunk)
+                elif (result := _result_of(record, waiting)) is not None:
+                    job_id, result = result.sent_job_id, complete(result)
+                    waiting.discard(job_id)
+                    answer = answers.pop(job_id, None) or GrowingAnswer(job_id)
+                    if streams and (messages := result.messages):
+                        found += answer.grown_to(AnswerSoFar(messages), is_end=True)
+                    found.append(result)
+            if found:
+                yield found
+
+
+def _missing(waiting: Collection[str], num_jobs: int, timeout_s: float | None) -> ResultsMissing:
+    return ResultsMissing(
+        f"{len(waiting)} of {num_jobs} jobs had no result within {timeout_s:g} s",
+        hint="they go on if a worker runs, which `alphaloop status` shows; ask again with the same batch",
+        job_ids=waiting,
+    )
+
+
+def _result_of(record: Record, waiting: Collection[str]) -> Result | None:
+    """The result of a job that is waited for. Most are others', and are not parsed."""
+    if key_of(record) not in waiting and _CLAIMED not in (record.value or b""):
+        return None
+    result = read_result(record)
+    return result if result is not None and result.sent_job_id in waiting else None
+
+
+def read_result(record: Record) -> Result | None:
+    """A record of `results`; None for one that is no result."""
+    try:
+        return Result.decode(record.value or b"")
+    except ValidationError:
+        return None
+
+
+def chunk_of(record: Record, waiting: Collection[str]) -> Chunk | None:
+    """A record of `tokens` as the chunk of a job in `waiting`; None for other jobs, and for what is no chunk."""
+    if key_of(record) in waiting:
+        with contextlib.suppress(MalformedMessage):
+            chunk = read_chunk(record.value, record.headers)
+            return chunk if chunk.job_id in waiting else None
+    return None
+
+
+def key_of(record: Record) -> str:
+    """The job_id that results and chunks have as their key."""
+    return (record.key or b"").decode("utf-8", "replace")
+
+
+def _begins(
+    bounds: Mapping[TopicPartition, tuple[int, int]], noted: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """Each partition from where it was noted; from its first record where it is newer, or was made anew since."""
+    found = {}
+    for partition, (low, end) in bounds.items():
+        offset = noted.get(partition, low)
+        found[partition] = offset if low <= offset <= end else low
+    return found

@@ -1,0 +1,572 @@
+"""OpenAI's API for files and batches, under /v1: what its own client asks, and answers in its own form.
+
+A request is somebody's by its key alone: no cookie counts here, and no key on a page. What belongs to another key is
+answered exactly as what is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import chain
+from typing import IO, Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from alphaloop.batches.advancing import KEPT_FOR, Advancing
+from alphaloop.batches.contents import FileContents
+from alphaloop.batches.lines import ENDPOINTS
+from alphaloop.console.reading import Sources
+from alphaloop.errors import AlphaloopError, BrokerError, ContentMissing, ContentStoreUnavailable, StoreUnavailable
+from alphaloop.messages.fields import PlainText
+from alphaloop.settings import settings_of_segment
+from alphaloop.store.api import (
+    ApiBatch,
+    ApiBatchStore,
+    ApiFile,
+    ApiFileStore,
+    ApiKey,
+    ApiKeyStore,
+    Deed,
+    InUse,
+    NoRoom,
+    NotThere,
+    backlog_of_segment,
+    new_id,
+)
+from alphaloop.store.database import DatabaseClock
+from alphaloop.store.workers import WorkerStore, heard_lately
+
+log = logging.getLogger(__name__)
+
+PREFIX: Final = "/v1"
+_MB: Final = 10**6
+#: Of the form around a file, and of any other body.
+_FRAME_BYTES: Final = 65_536
+_MAX_FIELD_BYTES: Final = 4096
+_CHUNK_BYTES: Final = 1 << 20
+#: What is left of a refused body is read, so that its sender hears why, but not for longer.
+_DRAIN_S: Final = 10.0
+_FILE_ID: Final = re.compile(r"file-[0-9a-f]{32}")
+_BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{32}")
+_WINDOW: Final = re.compile(r"([1-9][0-9]{0,2})([hd])")
+#: Messages of a jobs topic are kept for a week unless it is set otherwise.
+_LONGEST_WINDOW: Final = timedelta(days=7)
+_LEAST_KEPT_S: Final = 3600
+_MAX_LISTED: Final = {"files": 10_000, "batches": 100}
+_DEFAULT_LISTED: Final = 20
+_ONLINE: Final = ("chat/completions", "completions", "responses", "embeddings")
+_TOLD_ONLINE: Final = (
+    "this address takes files and batches only. Send online requests to the inference servers themselves, or upload a "
+    "file of requests and create a batch with POST /v1/batches"
+)
+_RETRY_AFTER: Final = {"Retry-After": "10"}
+
+
+class Refused(AlphaloopError):
+    """A request that is answered with an error of OpenAI's form."""
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        hint: str | None = None,
+        status: int = 400,
+        code: str = "invalid_value",
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status, self.told_code, self.param, self.headers = status, code, param, headers
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """How an error of ours is answered."""
+
+    status: int
+    code: str
+    headers: Mapping[str, str] | None = None
+
+
+_ANSWERS: Final[tuple[tuple[type[AlphaloopError], _Answer], ...]] = (
+    (NotThere, _Answer(404, "not_found")),
+    (NoRoom, _Answer(429, "limit_reached", _RETRY_AFTER)),
+    (InUse, _Answer(400, "file_in_use")),
+    (StoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
+    (BrokerError, _Answer(503, "unavailable", _RETRY_AFTER)),
+    (ContentStoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
+    (ContentMissing, _Answer(503, "unavailable", _RETRY_AFTER)),
+)
+
+
+_Name = Annotated[PlainText, Field(max_length=64)]
+_Note = Annotated[PlainText, Field(max_length=512)]
+
+
+class _BatchAsked(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    input_file_id: Annotated[str, Field(max_length=200)]
+    endpoint: Annotated[str, Field(max_length=200)]
+    completion_window: Annotated[str, Field(max_length=20)]
+    metadata: Annotated[dict[_Name, _Note], Field(max_length=16)] | None = None
+
+
+Handler = Callable[[ApiKey, Request], Response]
+
+
+class OpenAIApi:
+    """Answers requests below /v1, and lets everything else pass to the application behind it."""
+
+    def __init__(self, behind: ASGIApp, sources: Sources, advancing: Advancing) -> None:
+        self._behind, self._sources, self._advancing = behind, sources, advancing
+        database = sources.database
+        self._keys, self._files, self._batches = ApiKeyStore(database), ApiFileStore(database), ApiBatchStore(database)
+        self._workers, self._clock = WorkerStore(database), DatabaseClock(database)
+        self._contents = FileContents(sources.settings)
+        self._api = self._routes()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve."""
+        is_below = scope["type"] == "http" and (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/"))
+        await (self._api if is_below else self._behind)(scope, receive, send)
+
+    def _routes(self) -> Starlette:
+        def route(path: str, handler: Handler, method: str = "GET") -> Route:
+            return Route(f"{PREFIX}/{path}", self._of(handler), methods=[method])
+
+        api = Starlette(
+            routes=[
+                Route(f"{PREFIX}/files", _told(self._upload), methods=["POST"]),
+                route("files", self._list_files),
+                route("files/{id}", self._file),
+                route("files/{id}", self._delete_file, "DELETE"),
+                route("files/{id}/content", self._content),
+                Route(f"{PREFIX}/batches", _told(self._create), methods=["POST"]),
+                route("batches", self._list_batches),
+                route("batches/{id}", self._batch),
+                route("batches/{id}/cancel", self._cancel, "POST"),
+                route("models", self._models),
+                route("models/{id:path}", self._model),
+                *(Route(f"{PREFIX}/{path}", _online, methods=_ALL_METHODS) for path in _ONLINE),
+            ],
+            exception_handlers={HTTPException: _no_such_address},
+        )
+        api.router.redirect_slashes = False
+        return api
+
+    def _of(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        def answer(request: Request) -> Response:
+            return handler(self._key(request), request)
+
+        return _told(lambda request: run_in_threadpool(answer, request))
+
+    def _key(self, request: Request) -> ApiKey:
+        scheme, _, secret = request.headers.get("authorization", "").partition(" ")
+        found = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
+        if found is None:
+            told = "expected `Authorization: Bearer KEY` with a key that is valid; `alphaloop keys create` makes one"
+            raise Refused(told, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        return found
+
+    async def _upload(self, request: Request) -> Response:
+        body = _Body(request, self._most_bytes + _FRAME_BYTES)
+        try:
+            key = await run_in_threadpool(self._key, request)
+            return await self._received(request, body, key)
+        except AlphaloopError:
+            await body.drain()
+            raise
+
+    @property
+    def _most_bytes(self) -> int:
+        return self._sources.settings.console.max_batch_mb * _MB
+
+    async def _received(self, request: Request, body: _Body, key: ApiKey) -> Response:
+        """Read the form around a file: the file goes to the disk as it comes, and no further than the limit."""
+        told = f"expected a file of at most {self._most_bytes // _MB} MB"
+        too_large = Refused(told, status=413, code="file_too_large", param="file")
+        announced = request.headers.get("content-length", "")
+        if announced.isdigit() and len(announced) < 20 and int(announced) > self._most_bytes + _FRAME_BYTES:
+            raise too_large
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+            raise Refused("expected a form of the type multipart/form-data", status=415, code="unsupported_media_type")
+        try:
+            form = await Request(request.scope, body).form(max_files=1, max_fields=8, max_part_size=_MAX_FIELD_BYTES)
+        except Exception:
+            # Whatever the parser says of a form that it cannot read.
+            if body.is_over:
+                raise too_large from None
+            raise Refused("expected a form with the fields file and purpose", code="invalid_form") from None
+        try:
+            file = form.get("file")
+            fields = {name: value for name, value in form.items() if isinstance(value, str)}
+            if not isinstance(file, UploadFile):
+                raise Refused("expected a file", code="missing_file", param="file")
+            if (file.size or 0) > self._most_bytes:
+                raise too_large
+            return await run_in_threadpool(self._keep, key, request, file.file, file.filename or "", fields)
+        finally:
+            await form.close()
+
+    def _keep(
+        self, key: ApiKey, request: Request, content: IO[bytes], name: str, fields: Mapping[str, str]
+    ) -> Response:
+        if fields.get("purpose") != "batch":
+            raise Refused("expected the purpose batch", code="invalid_purpose", param="purpose")
+        kept_for = _kept_for(fields)
+        file_id, now = new_id("file-"), self._clock.measure()
+        num_bytes, parts = self._contents.write(file_id, iter(lambda: content.read(_CHUNK_BYTES), b""))
+        shown = _encodable(name.replace("\x00", ""))[:200] or "file"
+        file = ApiFile(file_id, key.name, shown, "batch", num_bytes, parts, now, now + kept_for)
+        most_bytes = self._sources.settings.console.max_stored_mb * _MB
+        try:
+            self._files.add(file, most_bytes=most_bytes, deed=_deed(key, request, "file_uploaded", file_id))
+        except BaseException:
+            with suppress(AlphaloopError, OSError):
+                self._contents.delete(file_id, parts)
+            raise
+        return JSONResponse(_file_object(file))
+
+    def _list_files(self, key: ApiKey, request: Request) -> Response:
+        limit, after = _page_of(request, "files")
+        order = request.query_params.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise Refused("expected asc or desc", param="order")
+        purpose = request.query_params.get("purpose")
+        if purpose not in (None, "batch", "batch_output"):
+            return _list([], limit)
+        found = self._files.page(key.name, limit + 1, after=after, purpose=purpose, oldest_first=order == "asc")
+        return _list([_file_object(one) for one in found], limit)
+
+    def _file(self, key: ApiKey, request: Request) -> Response:
+        return JSONResponse(_file_object(self._found_file(key, request)))
+
+    def _found_file(self, key: ApiKey, request: Request) -> ApiFile:
+        return self._files.find(key.name, _named(request, _FILE_ID, "file"))
+
+    def _content(self, key: ApiKey, request: Request) -> Response:
+        file = self._found_file(key, request)
+        chunks: Iterator[bytes] = self._contents.read(file.id, file.parts)
+        first = next(chunks, b"")  # so that a store that is away is told in words, and not by a file that breaks off
+        headers = {
+            "Content-Length": str(file.num_bytes),
+            "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
+        }
+        return StreamingResponse(chain([first], chunks), media_type="application/octet-stream", headers=headers)
+
+    def _delete_file(self, key: ApiKey, request: Request) -> Response:
+        file_id = _named(request, _FILE_ID, "file")
+        file = self._files.remove(key.name, file_id, _deed(key, request, "file_deleted", file_id))
+        with suppress(AlphaloopError, OSError):  # nobody finds it any more, and it is tried again
+            self._contents.delete(file.id, file.parts)
+            self._files.forget(file.id)
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def _create(self, request: Request) -> Response:
+        body = _Body(request, _FRAME_BYTES)
+        try:
+            key = await run_in_threadpool(self._key, request)
+            asked = await _asked(request, body)
+        except AlphaloopError:
+            await body.drain()
+            raise
+        made = await run_in_threadpool(self._created, key, request, asked)
+        self._advancing.wake()
+        return made
+
+    def _created(self, key: ApiKey, request: Request, asked: _BatchAsked) -> Response:
+        if asked.endpoint not in ENDPOINTS:
+            told = f"expected one of {', '.join(ENDPOINTS)}"
+            raise Refused(told, code="invalid_endpoint", param="endpoint")
+        window = _window(asked.completion_window)
+        task = self._task(key, asked)
+        if not _FILE_ID.fullmatch(asked.input_file_id):
+            raise NotThere(f"no file {asked.input_file_id[:60]!r}")
+        if self._files.find(key.name, asked.input_file_id).purpose != "batch":
+            told = "expected a file that was uploaded with the purpose batch"
+            raise Refused(told, code="invalid_file", param="input_file_id")
+        now = self._clock.measure()
+        batch = ApiBatch(
+            id=new_id("batch_"),
+            key_name=key.name,
+            segment=key.segment,
+            task=task,
+            tasks=key.tasks,
+            endpoint=asked.endpoint,
+            completion_window=asked.completion_window,
+            metadata=asked.metadata,
+            input_file_id=asked.input_file_id,
+            created_at=now,
+            expires_at=now + window,
+        )
+        most_open = self._sources.settings.console.max_open_batches
+        self._refuse_beyond_limit(key.segment)
+        deed = _deed(key, request, "batch_created", batch.id)
+        return JSONResponse(_batch_object(self._batches.add(batch, most_open=most_open, deed=deed)))
+
+    def _refuse_beyond_limit(self, segment: str) -> None:
+        """Refuse a batch of a segment of which as many requests wait as may."""
+        most = settings_of_segment(self._sources.settings.segments, segment).max_waiting_jobs
+        if most is None:
+            return
+        backlog = backlog_of_segment(self._sources.database, segment)
+        if wait_s := backlog.retry_after_s(most):
+            told = f"{backlog.num_waiting} requests of this segment wait; a batch is taken while fewer than {most} do"
+            raise Refused(told, status=429, code="limit_reached", headers={"Retry-After": str(wait_s)})
+
+    def _task(self, key: ApiKey, asked: _BatchAsked) -> str | None:
+        """The task of lines that name none: the one of `metadata`, or the only one that there is."""
+        known = tuple(self._sources.settings.tasks)
+        allowed = key.tasks or known
+        named = (asked.metadata or {}).get("task")
+        if named is None:
+            return allowed[0] if len(allowed) == 1 else None
+        if named not in allowed or named not in known:
+            told = f"expected one of {', '.join(one for one in allowed if one in known)}"
+            raise Refused(told, code="unknown_task", param="metadata.task")
+        return named
+
+    def _list_batches(self, key: ApiKey, request: Request) -> Response:
+        limit, after = _page_of(request, "batches")
+        found = self._batches.page(key.name, limit + 1, after=after)
+        return _list([_batch_object(one) for one in found], limit)
+
+    def _batch(self, key: ApiKey, request: Request) -> Response:
+        return JSONResponse(_batch_object(self._batches.find(key.name, _named(request, _BATCH_ID, "batch"))))
+
+    def _cancel(self, key: ApiKey, request: Request) -> Response:
+        batch_id = _named(request, _BATCH_ID, "batch")
+        found = self._batches.cancel(key.name, batch_id, _deed(key, request, "batch_cancelled", batch_id))
+        self._advancing.wake()
+        return JSONResponse(_batch_object(found))
+
+    def _models(self, key: ApiKey, request: Request) -> Response:
+        found = self._served()
+        return JSONResponse({"object": "list", "data": [found[name] for name in sorted(found)]})
+
+    def _model(self, key: ApiKey, request: Request) -> Response:
+        if (found := self._served().get(request.path_params["id"])) is None:
+            raise NotThere("no worker serves this model now")
+        return JSONResponse(found)
+
+    def _served(self) -> dict[str, dict[str, Any]]:
+        """What live workers serve, by name."""
+        found: dict[str, dict[str, Any]] = {}
+        for one in heard_lately(self._workers.seen()):
+            made = {"id": one.load.target, "object": "model", "created": _second(one.started_at)}
+            found.setdefault(one.load.target, {**made, "owned_by": "alphaloop"})
+        return found
+
+
+_ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+class _BrokenOff(MultiPartException):
+    """A body that is too large or ends early, said in the way after which the parser closes what it has opened."""
+
+
+class _Body:
+    """Receives a body up to a length."""
+
+    def __init__(self, request: Request, most_bytes: int) -> None:
+        self._receive, self._most_bytes = request.receive, most_bytes
+        self._num_bytes = 0
+        self._is_whole = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is longer."""
+        return self._num_bytes > self._most_bytes
+
+    async def __call__(self) -> Message:
+        """The next message of the server. Raises _BrokenOff."""
+        message = await self._next()
+        if message["type"] == "http.disconnect":
+            raise _BrokenOff("the client is gone")
+        if self.is_over:
+            raise _BrokenOff("the body is too large")
+        return message
+
+    async def drain(self) -> None:
+        """Read what is left, so that a sender who reads no answer before hears why it was refused; but not for long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                while not self._is_whole and self._num_bytes <= 2 * self._most_bytes:
+                    await self._next()
+
+    async def _next(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        return message
+
+
+def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+    """`answer`, with every error in OpenAI's form."""
+
+    async def in_form(request: Request) -> Response:
+        try:
+            return await answer(request)
+        except Refused as error:
+            return _error(error.status, error.message, error.told_code, error.param, error.headers)
+        except AlphaloopError as error:
+            told = next((told for kind, told in _ANSWERS if isinstance(error, kind)), None)
+            if told is None or told.status >= 500:
+                log.warning("%s", error.message, extra={"action": "api_failed", "code": error.code})
+                # Not the error's own words, which name servers and folders.
+                told, message = told or _Answer(500, "error"), "the request cannot be carried out now"
+                return _error(told.status, message, told.code, None, told.headers)
+            return _error(told.status, error.message, told.code, None, told.headers)
+        except Exception as error:
+            # Only its class: the text of a foreign exception may quote a prompt.
+            log.error("a request failed: %s", type(error).__name__, extra={"action": "api_failed"})
+            return _error(500, "the request failed", "error", None)
+
+    return in_form
+
+
+def _error(
+    status: int, message: str, code: str, param: str | None, headers: Mapping[str, str] | None = None
+) -> Response:
+    kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
+    told = {"error": {"message": _encodable(message), "type": kind, "param": param and _encodable(param), "code": code}}
+    return JSONResponse(told, status, dict(headers or {}))
+
+
+def _encodable(text: str) -> str:
+    """Without lone surrogates, which no UTF-8 holds."""
+    return text.encode("utf-8", "replace").decode()
+
+
+async def _online(request: Request) -> Response:
+    return _error(404, f"{request.url.path} is not served here: {_TOLD_ONLINE}", "unknown_url", None)
+
+
+async def _no_such_address(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        return _error(405, "this address takes no such request", "method_not_allowed", None, error.headers)
+    return _error(404, f"there is no such address: {_TOLD_ONLINE}", "unknown_url", None)
+
+
+async def _asked(request: Request, body: _Body) -> _BatchAsked:
+    try:
+        asked = json.loads(await Request(request.scope, body).body())
+        if not isinstance(asked, dict):
+            raise ValueError
+        return _BatchAsked.model_validate(asked)
+    except _BrokenOff:
+        if body.is_over:
+            raise Refused(f"expected at most {_FRAME_BYTES} bytes", status=413, code="request_too_large") from None
+        raise Refused("the request broke off", code="incomplete_request") from None
+    except ValidationError as error:  # which is a ValueError, too
+        first = error.errors(include_url=False, include_input=False)[0]
+        param = ".".join(str(part)[:64] for part in first["loc"]) or None
+        raise Refused(first["msg"], param=param) from None
+    except (ValueError, RecursionError):
+        raise Refused("expected a JSON object", code="invalid_json") from None
+
+
+def _window(asked: str) -> timedelta:
+    match = _WINDOW.fullmatch(asked)
+    window = timedelta(hours=int(match[1]) * (24 if match[2] == "d" else 1)) if match else timedelta(0)
+    if not timedelta(0) < window <= _LONGEST_WINDOW:
+        told = "expected 24h, or another number of hours or days (12h, 3d), at most 7d"
+        raise Refused(told, param="completion_window")
+    return window
+
+
+def _kept_for(fields: Mapping[str, str]) -> timedelta:
+    """How long a file is kept: as long as its sender says, and no longer than any other."""
+    asked = fields.get("expires_after[seconds]")
+    if asked is None:
+        return KEPT_FOR
+    most_s = int(KEPT_FOR.total_seconds())
+    if not re.fullmatch(r"[0-9]{1,9}", asked) or not _LEAST_KEPT_S <= int(asked) <= most_s:
+        told = f"expected {_LEAST_KEPT_S} to {most_s} seconds"
+        raise Refused(told, param="expires_after.seconds")
+    return timedelta(seconds=int(asked))
+
+
+def _page_of(request: Request, kind: str) -> tuple[int, str | None]:
+    """The parameters `limit` and `after`."""
+    limit, after = request.query_params.get("limit"), request.query_params.get("after")
+    if limit is not None and (not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED[kind]):
+        raise Refused(f"expected 1 to {_MAX_LISTED[kind]}", param="limit")
+    pattern = _FILE_ID if kind == "files" else _BATCH_ID
+    if after is not None and not pattern.fullmatch(after):
+        raise NotThere("nothing with the id in `after`")
+    return int(limit) if limit else _DEFAULT_LISTED, after
+
+
+def _named(request: Request, pattern: re.Pattern[str], what: str) -> str:
+    found = str(request.path_params["id"])
+    if not pattern.fullmatch(found):
+        raise NotThere(f"no {what} {found[:60]!r}")
+    return found
+
+
+def _deed(key: ApiKey, request: Request, action: str, subject: str) -> Deed:
+    return Deed("key", f"{key.name} ({key.prefix}…)", action, subject, request.client.host if request.client else None)
+
+
+def _list(objects: list[dict[str, Any]], limit: int) -> Response:
+    """A page of at most `limit` objects, of which one more was looked for."""
+    shown = objects[:limit]
+    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
+    return JSONResponse({"object": "list", "data": shown, **ends, "has_more": len(objects) > limit})
+
+
+def _second(at: datetime) -> int:
+    return int(at.timestamp())
+
+
+def _file_object(file: ApiFile) -> dict[str, Any]:
+    return {
+        "id": file.id,
+        "object": "file",
+        "bytes": file.num_bytes,
+        "created_at": _second(file.created_at),
+        "expires_at": _second(file.expires_at),
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+def _batch_object(batch: ApiBatch) -> dict[str, Any]:
+    moments = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+    times = {f"{name}_at": getattr(batch, f"{name}_at") for name in moments}
+    return {
+        "id": batch.id,
+        "object": "batch",
+        "endpoint": batch.endpoint,
+        "errors": None if batch.errors is None else {"object": "list", "data": list(batch.errors)},
+        "input_file_id": batch.input_file_id,
+        "completion_window": batch.completion_window,
+        "status": batch.status,
+        "output_file_id": batch.output_file_id,
+        "error_file_id": batch.error_file_id,
+        "created_at": _second(batch.created_at),
+        "expires_at": _second(batch.expires_at),
+        **{name: None if at is None else _second(at) for name, at in times.items()},
+        "request_counts": {"total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed},
+        "metadata": batch.metadata,
+    }

@@ -1,0 +1,134 @@
+"""Tokens a round and tokens a second of every configured drafter, beside look-up, over the tasks of a folder.
+
+    python -m benchmarks.heads --prompts FOLDER --models configs/models.toml --k heads=4 --k lookup=12
+
+The drafters are those of `[models.drafters]` in the file, "lookup" among them. For each task and load the engine writes
+the same greedy texts with each drafter in turn, one right behind the other, in an order that changes from pass to pass.
+Ratios of tokens a second are paired, by task and pass. A round's tokens are those that it put out, without the first of
+a text; prefill is part of the seconds. Last line: JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+import tomllib
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from alphaloop.settings.models import ModelSettings
+from benchmarks.jobs import forced, prompts_of, sample
+from benchmarks.paired import paired_ratio
+from benchmarks.reporting import console, machine, table_of
+from worker.engine import PreparedJob, Sampling
+
+LOOKUP = "lookup"
+
+
+def main() -> None:
+    """Measure and print."""
+    options = _options()
+    settings = ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"])
+    if LOOKUP not in settings.drafters:
+        raise SystemExit(f"expected a drafter {LOOKUP} in {options.models}")
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    lengths = {name: one.max_draft_tokens for name, one in settings.drafters.items()}
+    lengths |= {name: int(k) for name, k in (given.split("=") for given in options.k)}
+    found: dict[str, Any] = {}
+    for load in options.load:
+        found[f"load {load}"] = _measured(settings, prompts, lengths, load, options)
+    print(json.dumps({"machine": machine(), "k": lengths, **found}))
+
+
+def _measured(
+    settings: ModelSettings, prompts: dict[str, list[str]], lengths: dict[str, int], load: int, options: Any
+) -> dict[str, Any]:
+    from worker.decoding.engine import load_engine
+
+    engine = load_engine(settings, num_slots=load)
+    rng = random.Random(options.seed)
+    speeds: defaultdict[str, list[float]] = defaultdict(list)
+    rounds: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    by_task: dict[str, dict[str, float]] = {}
+    texts: dict[str, dict[str, tuple[int, ...]]] = {}
+    for task, of_task in sorted(prompts.items()):
+        jobs = _prepared(engine, task, sample(of_task, options.num, seed=options.seed), options.max_tokens)
+        before = {name: len(rounds[name]) for name in lengths}
+        for _ in range(options.passes):
+            order = list(lengths)
+            rng.shuffle(order)
+            for name in order:
+                seconds, num_tokens, counted, texts[name] = _decoded(engine, jobs, name, lengths[name])
+                speeds[name].append(num_tokens / seconds)
+                rounds[name].append(counted)
+        if len({tuple(sorted(one.items())) for one in texts.values()}) > 1:
+            console.print(f"{task}: texts differ between drafters, by a near-tie or by a fault")
+        by_task[task] = {name: _per_round(rounds[name][before[name] :]) for name in lengths}
+    table = table_of(f"load {load}", "", "tokens a round", "tokens/s over look-up's")
+    ratios = {name: paired_ratio(speeds[name], speeds[LOOKUP]) for name in lengths}
+    for name in lengths:
+        table.add_row(name, f"{_per_round(rounds[name]):.2f}", str(ratios[name]))
+    console.print(table)
+    return {
+        "tokens_a_round": {name: round(_per_round(rounds[name]), 3) for name in lengths},
+        "by_task": {task: {name: round(one, 3) for name, one in row.items()} for task, row in by_task.items()},
+        "speed_over_lookup": {name: [one.median, one.low, one.high] for name, one in ratios.items()},
+    }
+
+
+def _prepared(engine: Any, task: str, prompts: list[str], max_tokens: int) -> list[PreparedJob]:
+    from alphaloop.messages import Job
+
+    sampling = Sampling(max_tokens=max_tokens, temperature=0.0)
+    messages = ([{"role": "user", "content": prompt}] for prompt in prompts)
+    bodies = ({"messages": one, "max_tokens": max_tokens, "temperature": 0} for one in messages)
+    return [
+        engine.prepare(Job.model_validate({"job_id": f"{task}-{number}", "task": task, "body": body}), sampling)
+        for number, body in enumerate(bodies)
+    ]
+
+
+def _decoded(
+    engine: Any, jobs: list[PreparedJob], drafter: str, k: int
+) -> tuple[float, int, tuple[int, int], dict[str, tuple[int, ...]]]:
+    """Seconds, tokens, (tokens behind the first of each text, rounds that put them out), and the texts."""
+    waiting, texts = list(jobs), {}
+    num_tokens = num_behind = num_rounds = 0
+    began = time.perf_counter()
+    while waiting or engine.load().num_running:
+        while waiting and engine.has_room(waiting[0]):
+            engine.admit(waiting.pop(0), forced(drafter, k))
+        for one in engine.step().finished:
+            texts[one.job_id] = one.token_ids
+            num_tokens += len(one.token_ids)
+            num_behind += len(one.token_ids) - 1
+            num_rounds += one.counts.rounds + one.num_vanilla_rounds - 1
+    return time.perf_counter() - began, num_tokens, (num_behind, num_rounds), texts
+
+
+def _per_round(counted: list[tuple[int, int]]) -> float:
+    tokens, rounds = (sum(one[index] for one in counted) for index in (0, 1))
+    return tokens / max(rounds, 1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--prompts", type=Path, required=True, help="a folder with a JSONL file a task")
+    parser.add_argument("--models", type=Path, required=True, help="TOML with [models.target] and the drafters")
+    parser.add_argument("--k", action="append", default=[], help="NAME=LENGTH, else its max_draft_tokens")
+    parser.add_argument("--load", type=int, action="append", help="sequences at once; 1 and 8 if not given")
+    parser.add_argument("--num", type=int, default=4, help="prompts a task")
+    parser.add_argument("--passes", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-characters", type=int, default=4000, help="of a prompt")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    options.load = options.load or [1, 8]
+    return options
+
+
+if __name__ == "__main__":
+    main()

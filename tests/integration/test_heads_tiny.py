@@ -1,0 +1,326 @@
+"""Heads of every kind over tiny targets in float64: their drafts by plain arithmetic, and the target's text.
+
+Weights are random, so little is accepted in greedy texts; sampled ones at a high temperature accept more.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from alphaloop.errors import IncompatiblePair, UnsupportedModel
+from alphaloop.messages import Constraint
+from alphaloop.settings.models import HeadsDrafterSettings
+from tests.fixtures import heads
+from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job
+from worker.decoding.drafters.head_loading import load_heads
+from worker.decoding.models import Target
+from worker.decoding.proposal import Ask, Proposal
+from worker.engine import Sampling
+
+GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
+KNOWN: Final = torch.arange(0, NUM_TOKENS, 3)
+#: Offsets of the tokens that a cut EAGLE-3 drafts.
+D2T: Final = KNOWN - torch.arange(len(KNOWN))
+K: Final = 3
+Text = Sequence[int]
+
+
+class Plain:
+    """What the heads in a folder draft greedily behind a text, by whole passes without any cache."""
+
+    def __init__(self, target: Path, folder: Path, taps: tuple[int, ...] = heads.TAPS) -> None:
+        self.model: Any = transformers.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float64).eval()
+        self.embeddings: Tensor = self.model.get_input_embeddings().weight.detach()
+        self.head: Tensor = self.model.get_output_embeddings().weight.detach()
+        self.config = json.loads((folder / "config.json").read_text())
+        self.tensors = load_file(folder / "model.safetensors")
+        self.taps = taps
+
+    @torch.inference_mode()
+    def states(self, text: Text) -> Any:
+        return self.model(input_ids=torch.tensor([list(text)]), output_hidden_states=True).hidden_states
+
+    def sequential(self, text: Text, num: int) -> list[int]:
+        x, drafts = self.states(text[:-1])[-1][0, -1], [text[-1]]
+        while len(drafts) <= num:
+            e = self.embeddings[drafts[-1]]
+            both = torch.cat((_unit(x), _unit(e)))
+            x = x + self.tensors["outer.weight"] @ functional.silu(self.tensors["inner.weight"] @ both)
+            best = int((self.tensors["lm_head.weight"] @ x).argmax())
+            drafts.append(int(self.tensors["token_ids"][best]) if "token_ids" in self.tensors else best)
+        return drafts[1:]
+
+    def medusa(self, text: Text, num: int) -> list[int]:
+        x, t, drafts = self.states(text[:-1])[-1][0, -1], self.tensors, []
+        for place in range(num):
+            if "blocks.0.layers.0.weight" in t:
+                y = x + functional.silu(t[f"blocks.{place}.layers.0.weight"] @ x)
+                drafts.append(int((t[f"lm_heads.{place}.weight"] @ y).argmax()))
+            else:
+                inner = t[f"{place}.0.linear.weight"] @ x + t[f"{place}.0.linear.bias"]
+                drafts.append(int((t[f"{place}.1.weight"] @ (x + functional.silu(inner))).argmax()))
+        return drafts
+
+    @torch.inference_mode()
+    def eagle3(self, text: Text, num: int) -> list[int]:
+        fields = self.config.get("transformer_layer_config", self.config)
+        is_nested = "transformer_layer_config" in self.config
+        is_first = self.config.get("norm_before_residual", is_nested)
+        names = ("model_type", "architectures")
+        config = LlamaConfig(**{name: value for name, value in fields.items() if name not in names})
+        t = {name.removeprefix("midlayer.").removeprefix("layers.0."): x for name, x in self.tensors.items()}
+        states = self.states(text[:-1])
+        x = torch.cat([states[tap][0] for tap in self.taps], dim=-1) @ t["fc.weight"].T
+        embeddings = t.get("embed_tokens.weight", self.embeddings)
+        tokens = list(text[1:])
+        rotary = LlamaRotaryEmbedding(config)
+        while True:
+            h = _norm(x, t["hidden_norm.weight"], config)
+            residual = h if is_first else x
+            both = torch.cat((_norm(embeddings[tokens], t["input_layernorm.weight"], config), h), dim=-1)
+            q, k, v = (
+                (both @ t[f"self_attn.{name}_proj.weight"].T).view(1, len(tokens), -1, config.head_dim).transpose(1, 2)
+                for name in "qkv"
+            )
+            cos, sin = rotary(x, torch.arange(len(tokens))[None])
+            q, k = apply_rotary_pos_emb(q, k, cos, sin)
+            shared = config.num_attention_heads // config.num_key_value_heads
+            k, v = k.repeat_interleave(shared, 1), v.repeat_interleave(shared, 1)
+            seen = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = residual + seen.transpose(1, 2).reshape(len(tokens), -1) @ t["self_attn.o_proj.weight"].T
+            inner = _norm(y, t["post_attention_layernorm.weight"], config)
+            gated = functional.silu(inner @ t["mlp.gate_proj.weight"].T) * (inner @ t["mlp.up_proj.weight"].T)
+            y = y + gated @ t["mlp.down_proj.weight"].T
+            best = int((_norm(y[-1], t["norm.weight"], config) @ t["lm_head.weight"].T).argmax())
+            tokens.append(best + int(t["d2t"][best]) if "d2t" in t else best)
+            if len(tokens) - len(text) + 1 == num:
+                return tokens[len(text) - 1 :]
+            x = torch.cat((x, y[-1:]))
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x / (x.square().mean() + torch.finfo(x.dtype).eps).sqrt()
+
+
+def _norm(x: Tensor, weight: Tensor, config: Any) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + config.rms_norm_eps) * weight
+
+
+#: How each kind of folder is made, and by which method it is served.
+MADE: Final[dict[str, tuple[str, str, Callable[[Path, Tensor], Path]]]] = {
+    "sequential": ("heads", "sequential", heads.sequential),
+    "sequential, cut": ("heads", "sequential", lambda folder, head: heads.sequential(folder, head, token_ids=KNOWN)),
+    "medusa of vLLM": ("heads", "medusa", heads.medusa),
+    "medusa with biases": ("heads", "medusa", lambda folder, head: heads.medusa(folder, head, is_vllm=False)),
+    "eagle3 of vLLM": ("eagle3", "eagle3", lambda folder, head: heads.eagle3(folder, len(head))),
+    "eagle3 of vLLM, cut": ("eagle3", "eagle3", lambda folder, head: heads.eagle3(folder, len(head), d2t=D2T)),
+    "eagle3 of vLLM, normed first": (
+        "eagle3",
+        "eagle3",
+        lambda folder, head: heads.eagle3(folder, len(head), norm_before_residual=True),
+    ),
+    "eagle3 of speculators": (
+        "eagle3",
+        "eagle3",
+        lambda folder, head: heads.eagle3(
+            folder, len(head), is_speculators=True, d2t=D2T, embeddings=heads.noise(*head.shape, seed=99)
+        ),
+    ),
+    "eagle3 of speculators, normed later": (
+        "eagle3",
+        "eagle3",
+        lambda folder, head: heads.eagle3(folder, len(head), is_speculators=True, norm_before_residual=False),
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny_models["llama"], dtype=torch.float64)
+    head = model.get_output_embeddings().weight.detach()
+    where = tmp_path_factory.mktemp("heads")
+    return {name: make(where / str(number), head) for number, (name, (_, _, make)) in enumerate(MADE.items())}
+
+
+def load(target: Target, folder: Path, name: str, **more: Any) -> Any:
+    settings = HeadsDrafterSettings(method=MADE[name][0], source=str(folder), max_draft_tokens=6, **more)
+    return load_heads("made", settings, target, num_slots=4)
+
+
+class Watched:
+    """Compares every greedy chain with `right`."""
+
+    def __init__(self, inner: Any, right: Callable[[Text, int], list[int]]) -> None:
+        self.inner, self.right, self.num = inner, right, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+        found: list[Proposal] = self.inner.propose(asks)
+        for ask, one in zip(asks, found, strict=True):
+            assert one.tokens == tuple(self.right(ask.text, ask.num_tokens))[: len(one.tokens)]
+            self.num += len(one.tokens)
+        return found
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_drafts_are_those_of_plain_arithmetic_and_the_text_is_the_targets(
+    tiny_engine: Callable[..., Any], tiny_models: dict[str, Path], folders: dict[str, Path], name: str
+) -> None:
+    engine = tiny_engine(num_slots=4)
+    plain = Plain(tiny_models["llama"], folders[name])
+    watched = Watched(load(engine._target, folders[name], name), getattr(plain, MADE[name][1]))
+    engine._drafters["made"] = watched
+    # No two begin alike, so that nothing is copied.
+    jobs = [make_job(f"{'abcde'[number] * 5} = {number}" * (1 + 9 * number), number) for number in range(5)]
+    alone, drafted = (finish(engine, ((job, GREEDY, way) for job in jobs)) for way in (VANILLA, decision("made", K)))
+    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
+    assert watched.num > 5 * K
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("name", ["sequential", "medusa of vLLM", "eagle3 of vLLM"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(max_tokens=20, temperature=0.0),
+        Sampling(max_tokens=20, temperature=1.5, seed=5),
+        Sampling(max_tokens=20, temperature=0.0, repetition_penalty=1.3),
+        Sampling(
+            max_tokens=20,
+            temperature=0.0,
+            constraint=Constraint("regex", "(abc|def|[0-9]+ )+", "body"),
+        ),
+        Sampling(
+            max_tokens=20,
+            temperature=1.0,
+            seed=1,
+            constraint=Constraint("regex", "(abc|xyz)+", "body"),
+        ),
+    ],
+    ids=["greedy", "seeded", "penalised", "constrained", "constrained, seeded"],
+)
+def test_whatever_a_job_asks_for_its_text_is_the_one_without_drafts(
+    tiny_engine: Callable[..., Any],
+    tiny_models: dict[str, Path],
+    tmp_path: Path,
+    family: str,
+    name: str,
+    sampling: Sampling,
+    rng: random.Random,
+) -> None:
+    """Texts that begin alike too, whose states are partly missing; branches; drafting that pauses and changes."""
+    engine = tiny_engine(family, num_slots=3)
+    head = transformers.AutoModelForCausalLM.from_pretrained(tiny_models[family]).get_output_embeddings().weight
+    folder = MADE[name][2](tmp_path / "made", head.detach().double())
+    engine._drafters["made"] = load(engine._target, folder, name, num_branches=rng.choice((1, 3)))
+    beginning = "Read this, and then answer: "
+    jobs = [make_job(f"{beginning * (number % 3)}{rng.randrange(10**6)}", number) for number in range(6)]
+    alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
+
+    def change() -> None:
+        job = rng.choice(jobs)
+        engine.redraft(job.job_id, rng.choice(("made", "made", "lookup", None)), rng.choice((0, 2, 5)))
+
+    drafted = finish(engine, ((job, sampling, decision("made", 4)) for job in jobs), change)
+    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
+    # EAGLE-3 waits where tokens were forced, and in these expressions most are.
+    is_forced = sampling.constraint is not None and "eagle3" in name
+    assert is_forced or sum(its.counts.num_trials for its in drafted.values()) > 0
+
+
+@pytest.mark.parametrize("name", ["sequential, cut", "medusa of vLLM", "eagle3 of vLLM, cut"])
+def test_a_drawn_draft_says_what_each_token_was_drawn_from(
+    tiny_engine: Callable[..., Any], folders: dict[str, Path], name: str
+) -> None:
+    engine = tiny_engine(num_slots=4)
+    made = load(engine._target, folders[name], name)
+    proposals: list[Proposal] = []
+
+    class Noted(Watched):
+        def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+            found: list[Proposal] = self.inner.propose(asks)
+            proposals.extend(found)
+            return found
+
+    engine._drafters["made"] = Noted(made, lambda text, num: [])
+    sampling = Sampling(max_tokens=40, temperature=2.0)
+    done = finish(engine, ((make_job(f"{number}", number), sampling, decision("made", K)) for number in range(4)))
+    assert sum(its.counts.num_accepted for its in done.values()) > 0
+    drawn = [one for one in proposals if one.tokens]
+    assert drawn
+    for one in drawn:
+        assert one.q is not None
+        assert torch.allclose(one.q.probabilities.sum(dim=-1), torch.ones(len(one.tokens), dtype=torch.float64))
+        assert bool((one.q.of(torch.tensor(one.tokens)) > 0).all())
+        if "cut" in name:
+            whole = -one.q.taken_from(torch.zeros(len(one.tokens), NUM_TOKENS, dtype=torch.float64))
+            outside = torch.ones(NUM_TOKENS, dtype=torch.bool).index_fill_(0, KNOWN, False)
+            assert not whole[:, outside].any()
+
+
+def changed(folder: Path, into: Path, **fields: Any) -> Path:
+    into.mkdir()
+    config = json.loads((folder / "config.json").read_text()) | fields
+    (into / "config.json").write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
+    (into / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    return into
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "error", "said"),
+    [
+        ("eagle3 of vLLM", {"eagle_aux_hidden_state_layer_ids": [1, 7]}, IncompatiblePair, "layers \\[7\\]"),
+        ("eagle3 of vLLM", {"eagle_aux_hidden_state_layer_ids": [1]}, UnsupportedModel, "fc.weight"),
+        ("eagle3 of vLLM", {"eagle_aux_hidden_state_layer_ids": None}, IncompatiblePair, "layers \\["),
+        ("eagle3 of vLLM", {"target_hidden_size": 128}, IncompatiblePair, "128"),
+        ("eagle3 of vLLM", {"norm_before_fc": True}, UnsupportedModel, "norm_before_fc"),
+        ("eagle3 of vLLM", {"num_hidden_layers": 2}, UnsupportedModel, "2 layers"),
+        ("sequential", {"num_target_layers": 9}, IncompatiblePair, "9 layers"),
+        ("sequential", {"hidden_size": 32}, IncompatiblePair, "32"),
+        ("medusa of vLLM", {"num_heads": 2}, UnsupportedModel, "blocks.2"),
+        ("medusa of vLLM", {"num_heads": 5}, UnsupportedModel, "lm_heads.3"),
+    ],
+)
+def test_heads_of_another_target_or_of_other_layers_are_refused(
+    tiny_engine: Callable[..., Any],
+    folders: dict[str, Path],
+    tmp_path: Path,
+    name: str,
+    fields: dict[str, Any],
+    error: type[Exception],
+    said: str,
+) -> None:
+    target = tiny_engine(num_slots=1)._target
+    with pytest.raises(error, match=said):
+        load(target, changed(folders[name], tmp_path / "changed", **fields), name)
+
+
+def test_the_method_has_to_be_that_of_the_folder(tiny_engine: Callable[..., Any], folders: dict[str, Path]) -> None:
+    target = tiny_engine(num_slots=1)._target
+    settings = HeadsDrafterSettings(method="heads", source=str(folders["eagle3 of vLLM"]))
+    with pytest.raises(UnsupportedModel, match="method"):
+        load_heads("made", settings, target, num_slots=1)
+
+
+def test_the_layers_are_part_of_the_revision(
+    tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """In their order, whatever the config's is, as vLLM takes them."""
+    target, name = tiny_engine(num_slots=1)._target, "eagle3 of vLLM"
+    folder = changed(folders[name], tmp_path / "changed", eagle_aux_hidden_state_layer_ids=[1, 0])
+    for one in (folders[name], folder):
+        assert load(target, one, name).state.revision.endswith("-l0.1")

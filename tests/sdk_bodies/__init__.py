@@ -1,0 +1,1 @@
+"""Bodies of requests as the libraries that people use build them."""

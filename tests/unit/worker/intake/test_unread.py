@@ -1,0 +1,120 @@
+"""Unread messages wait behind others of their task and segment, and come out for whoever has the fewest read ones."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.fixtures.publishing import delivery
+from worker.intake.partitions import Delivery
+from worker.intake.unread import Unread, segment_in
+
+MB = 1 << 20
+
+
+def nobody(task: str, segment: str) -> int:
+    """Nothing that was read waits."""
+    return 0
+
+
+def job_id(one: Delivery) -> str:
+    return str(json.loads(one.record.value or b"")["job_id"])
+
+
+def test_a_segment_that_sent_little_comes_out_before_the_rest_of_one_that_sent_much() -> None:
+    unread = Unread(MB)
+    unread.put(delivery(f"batch-{number}", segment="batch") for number in range(500))
+    unread.put(delivery(f"gold-{number}", segment="gold") for number in range(3))
+    unread.put(delivery(f"sql-{number}", task="sql", segment="batch") for number in range(2))
+    assert len(unread) == 505
+    read = {("code", "batch"): 100}
+    order = [job_id(one) for _, one in zip(range(6), unread.take(lambda *line: read.get(line, 0)), strict=False)]
+    assert sorted(order[:5]) == ["gold-0", "gold-1", "gold-2", "sql-0", "sql-1"]
+    assert order[5] == "batch-0"
+    assert len(unread) == 499
+
+
+@settings(derandomize=True, deadline=None, max_examples=30)
+@given(st.integers(0, 2**32))
+def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int) -> None:
+    rng, unread, came = Random(seed), Unread(MB), list[str]()
+    read: Counter[tuple[str, str]] = Counter()
+    sent: dict[str, list[str]] = {}
+    for number in range(60):
+        segment, name = rng.choice(["", "gold", "batch"]), f"job-{number}"
+        unread.put([delivery(name, segment=segment or None)])
+        sent.setdefault(segment, []).append(name)
+        taken = zip(range(rng.choice([0, 1, 2])), unread.take(lambda *line: read[line]), strict=False)
+        came += [job_id(one) for _, one in taken]
+    came += [job_id(one) for one in unread.take(nobody)]
+    assert sorted(came) == sorted(name for names in sent.values() for name in names)
+    for names in sent.values():
+        assert [name for name in came if name in names] == names
+    assert (len(unread), bool(unread), unread.room_bytes) == (0, False, MB)
+
+
+def test_what_the_caller_does_not_ask_for_stays() -> None:
+    unread = Unread(MB)
+    unread.put([delivery("a"), delivery("b")])
+    taken = unread.take(nobody)
+    assert job_id(next(taken)) == "a"
+    del taken
+    assert [job_id(one) for one in unread.take(nobody)] == ["b"]
+
+
+def test_bytes_are_bounded_by_the_caller_and_known_here() -> None:
+    one = delivery("a", prompt="x" * 1000)
+    unread = Unread(3 * one.num_bytes)
+    unread.put([one, one])
+    assert unread.room_bytes == one.num_bytes
+    unread.put([one, one])
+    assert unread.room_bytes < 0
+    assert len(list(unread.take(nobody))) == 4
+    assert unread.room_bytes == 3 * one.num_bytes
+
+
+def test_what_leaves_with_its_partition_is_dropped() -> None:
+    unread = Unread(MB)
+    unread.put([delivery("a", segment="gold"), replace(delivery("b", segment="gold"), epoch=2), delivery("c")])
+    unread.discard(lambda one: one.epoch == 1)
+    assert [job_id(one) for one in unread.take(nobody)] == ["b"]
+    assert unread.room_bytes == MB
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ""),
+        (b"", ""),
+        (b"not JSON", ""),
+        (b'{"prompt": "x"}', ""),
+        (b'{"segment": "gold", "prompt": "x"}', "gold"),
+        (b'{"prompt": "x", "segment"\n:\t"a b"}', "a b"),
+        (b'{"segment": "caf\\u00e9 \\"1\\""}', 'caf\u00e9 "1"'),
+        ('{"segment": "café"}'.encode(), "caf\u00e9"),
+        (b'{"prompt": "the \\"segment\\": \\"gold\\" of a file"}', ""),
+        (b'{"segment": 7}', ""),
+        (b'{"segment": "\xff"}', ""),
+        (b'{"segment": "' + b"x" * 5000 + b'"}', ""),
+        (b'{"segment": "\\q"}', ""),
+    ],
+)
+def test_the_segment_is_found_in_the_bytes_of_a_message(value: bytes | None, expected: str) -> None:
+    assert segment_in(value) == expected
+
+
+@settings(derandomize=True, deadline=None, max_examples=100)
+@given(st.text(min_size=1, max_size=100), st.text(max_size=200), st.booleans())
+def test_whatever_a_prompt_says_the_jobs_own_segment_is_found(segment: str, prompt: str, is_ascii: bool) -> None:
+    fields = {"prompt": f'"segment": "other" {prompt}', "segment": segment}
+    try:
+        value = json.dumps(fields, ensure_ascii=is_ascii).encode()
+    except UnicodeEncodeError:
+        return
+    assert segment_in(value) == segment

@@ -1,0 +1,248 @@
+"""What servers answer, as JSON: replies and events of streams, refusals, and pages about themselves.
+
+OpenAI's form and what each kind of server adds to it; other fields are ignored. The forms were read in November 2026
+from the documentation and sources of vLLM 0.32, SGLang, llama.cpp and TensorRT-LLM. A whole reply and an event of a
+stream are read alike: an event has `delta` in place of `message`, and most fields only at the end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Final, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+)
+from pydantic_core import to_json
+
+from alphaloop.errors import ReplyInvalid
+from alphaloop.messages.result import LEAST_LOGPROB
+
+Count = Annotated[int, Field(ge=0, le=1 << 40)]
+_Number = Annotated[Count, BeforeValidator(lambda told: 0 if told is None else told)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda told_ms: told_ms / 1000)]
+
+
+class Form(BaseModel):
+    """A JSON object of a server's."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+AnyForm = TypeVar("AnyForm", bound=Form)
+
+
+def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
+    """The content in its form. Raises ReplyInvalid, which names the field and not what stood there."""
+    try:
+        return form.model_validate_json(content)
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in found["loc"]) or "the reply"
+        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
+
+
+def _as_text(arguments: object) -> object:
+    """SGLang may send the arguments of a call as an object."""
+    return to_json(arguments).decode() if isinstance(arguments, dict) else arguments
+
+
+_Logprob = Annotated[
+    float,
+    BeforeValidator(lambda told: LEAST_LOGPROB if told is None else told),
+    AfterValidator(lambda told: told if math.isfinite(told) else LEAST_LOGPROB),
+]
+
+
+class ToldFunction(Form):
+    """`function` of a call; of an event, a piece of it."""
+
+    name: str | None = None
+    arguments: Annotated[str | None, BeforeValidator(_as_text)] = None
+
+
+class ToldCall(Form):
+    """A call of a tool, or a piece of one."""
+
+    index: Count | None = None  #: among the calls of the text; in events only
+    id: str | None = None
+    function: ToldFunction | None = None
+
+
+class ToldMessage(Form):
+    """`message` of a whole chat reply, `delta` of an event."""
+
+    content: str | None = None
+    #: What a parser of reasoning took out of the text: vLLM's name, and SGLang's, llama.cpp's and vLLM's older one.
+    #: TensorRT-LLM has both.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: tuple[ToldCall, ...] | None = None
+
+
+class ToldRank(Form):
+    """A token that could have stood there."""
+
+    token: str
+    logprob: _Logprob
+    bytes: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = None
+
+
+class ToldToken(ToldRank):
+    """A token of the text."""
+
+    top_logprobs: tuple[ToldRank, ...] | None = None
+
+
+class ToldLogprobs(Form):
+    """`content` is the form of chats, which llama.cpp has in both; the other fields are that of continued prompts."""
+
+    content: tuple[ToldToken, ...] | None = None
+    tokens: tuple[str, ...] | None = None
+    token_logprobs: tuple[_Logprob, ...] | None = None
+    top_logprobs: tuple[Mapping[str, _Logprob] | None, ...] | None = None
+
+
+class ToldDrafts(Form):
+    """What servers say of drafts.
+
+    `metrics.speculative_decoding` of vLLM with `--per-request-spec-decode-metrics`, the arrays of rounds with
+    `detailed`; `spec_tokens_details` of SGLang's `sglext` with `return_spec_tokens_details`; `speculative_decoding` of
+    a choice of TensorRT-LLM's, with `per_request_spec_decode_stats: true`. llama.cpp's are beside its times, and absent
+    where nothing was drafted, whatever the server is set to.
+    """
+
+    num_rounds: _Number = Field(0, validation_alias=AliasChoices("num_spec_steps", "spec_verify_ct"))
+    num_proposed: _Number = Field(
+        0,
+        validation_alias=AliasChoices("num_draft_tokens", "spec_num_proposed_drafts", "total_draft_tokens", "draft_n"),
+    )
+    num_accepted: _Number = Field(
+        0,
+        validation_alias=AliasChoices(
+            "num_accepted_draft_tokens",
+            "spec_num_correct_drafts",
+            "total_accepted_draft_tokens",
+            "draft_n_accepted",
+        ),
+    )
+    histogram: tuple[Count, ...] | None = Field(
+        None, validation_alias=AliasChoices("acceptance_histogram", "spec_correct_drafts_histogram")
+    )
+    drafted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_drafted")
+    accepted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_accepted")
+
+
+class ServerTimes(ToldDrafts):
+    """Times that the server measured itself; None where it does not tell.
+
+    vLLM's `metrics`, with `--enable-per-request-metrics`, and llama.cpp's `timings`.
+    """
+
+    queue_s: _Seconds | None = Field(None, validation_alias="queue_time_ms")
+    #: From the start of work to the first token.
+    prefill_s: _Seconds | None = Field(None, validation_alias=AliasChoices("time_to_first_token_ms", "prompt_ms"))
+    #: From the first token to the last.
+    decode_s: _Seconds | None = Field(None, validation_alias=AliasChoices("generation_time_ms", "predicted_ms"))
+
+
+_DRAFTS_AT: Final = AliasChoices(
+    AliasPath("metrics", "speculative_decoding"),
+    AliasPath("sglext", "spec_tokens_details"),
+    AliasPath("choices", 0, "speculative_decoding"),
+)
+
+
+class ReplyChoice(Form):
+    """One of the texts of a reply."""
+
+    index: Count = 0
+    text: str | None = None
+    message: ToldMessage | None = None
+    delta: ToldMessage | None = None
+    finish_reason: str | None = None
+    logprobs: ToldLogprobs | None = None
+    token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
+
+
+class TokenUsage(Form):
+    """Tokens of the prompt, and of all texts together."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    #: OpenAI's and vLLM's place, and SGLang's; None where not told.
+    reasoning_tokens: Count | None = Field(
+        None,
+        validation_alias=AliasChoices(AliasPath("completion_tokens_details", "reasoning_tokens"), "reasoning_tokens"),
+    )
+
+
+class ServerFailure(Form):
+    """`error` of a refusal. Its message may quote the prompt, so it is read and never shown."""
+
+    message: str | None = None
+    type: str | None = None
+    code: int | str | None = None
+    param: str | None = None
+    n_prompt_tokens: Count | None = None  #: llama.cpp's, of a prompt that is too long
+    n_ctx: Count | None = None
+
+
+class ReplyPiece(Form):
+    """A whole reply, or an event of a stream."""
+
+    model: str | None = None
+    choices: tuple[ReplyChoice, ...] = ()
+    usage: TokenUsage | None = None
+    times: ServerTimes | None = Field(None, validation_alias=AliasChoices("metrics", "timings"))
+    drafts: ToldDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
+    error: ServerFailure | str | None = None
+
+
+class RefusalBody(Form):
+    """The body of a reply that is not 200. vLLM's old form and SGLang's have the fields of `error` at the top."""
+
+    error: ServerFailure | str | None = None
+    message: str | None = None
+    type: str | None = None
+    code: int | str | None = None
+    detail: str | list[object] | None = None
+
+
+class ModelCard(Form):
+    """A model of `GET /v1/models`."""
+
+    id: str
+    root: str | None = None
+    parent: str | None = None  #: of an adapter, the model that it belongs to
+    #: Tokens of prompt and text together, of vLLM and SGLang, and of llama.cpp; None where the server does not say.
+    context_length: Annotated[Count, AfterValidator(lambda told: told or None)] | None = Field(
+        None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
+    )
+
+
+class Version(Form):
+    """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
+
+    name: str | None = Field(None, validation_alias=AliasChoices("version", "build_info"))
+
+
+class Tokenized(Form):
+    """vLLM's `POST /tokenize`."""
+
+    count: Count
+    max_model_len: Count
+
+
+class ModelList(Form):
+    """`GET /v1/models`."""
+
+    data: tuple[ModelCard, ...]
