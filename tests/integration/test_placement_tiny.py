@@ -104,18 +104,22 @@ def test_distributions_cross_once_a_round_and_nothing_else_does(
     decode(engine, {name: (SAMPLINGS[name], decision("far", 3)) for name in host_free})
     assert gpus.from_gpus == [], "token ids are numbers of the host"
 
-    for number, name in enumerate(("drawn", "cut", "drawn and penalised")):
-        engine.admit(engine.prepare(make_job(f"ab {number}", number), SAMPLINGS[name]), decision("far", 3))
+    num_bytes = {}  # of a draft's distribution: float64s of the whole vocabulary, or of 40 tokens and their ids
+    for number, (name, size) in enumerate((("drawn", 384 * 8), ("cut", 40 * (8 + 8)), ("drawn and penalised", 384 * 8))):
+        one = engine.prepare(make_job(f"ab {number}", number), SAMPLINGS[name])
+        num_bytes[one.job.job_id] = size
+        engine.admit(one, decision("far", 3))
     num_crossings = 0
     while engine.load().num_running:
         gpus.copies.clear()
         gpus.waited_for.clear()
         step = engine.step()
+        expected = sum(num_proposed * num_bytes[job_id] for job_id, num_proposed in step.proposed_by_job.items())
         num_proposed = sum(step.proposed_by_job.values())
         assert [(copy.source.index, copy.to.index, copy.place) for copy in gpus.from_gpus] == [
             (1, 0, "open_drafters.py")
         ] * bool(num_proposed)
-        assert [copy.num_bytes for copy in gpus.from_gpus] == [num_proposed * 384 * 8] * bool(num_proposed)
+        assert [copy.num_bytes for copy in gpus.from_gpus] == [expected] * bool(num_proposed)
         assert gpus.waited_for == [torch.device("cuda:0")] * bool(num_proposed), "else the copy counts as verification"
         num_crossings += bool(num_proposed)
     assert num_crossings > 5

@@ -116,7 +116,7 @@ def test_new_jobs_stand_beside_old_ones_under_their_own_keys(upgraded: Database)
     shown = upgraded.rows(text("SELECT form_bucket, alpha FROM task_alpha_now ORDER BY form_bucket"))
     assert [tuple(row) for row in shown] == [(form, 11 / 17) for form in ("", "json", "json,tools")]
     assert not check(upgraded).num_wrong_counts
-    RollupStore(upgraded).roll_up(NOW)
+    RollupStore(upgraded).roll_up(datetime.now(UTC))
     assert upgraded.scalar(text("SELECT sum(num_forced)::int FROM acceptance_daily")) == 12
 
 
