@@ -105,7 +105,8 @@ def test_distributions_cross_once_a_round_and_nothing_else_does(
     assert gpus.from_gpus == [], "token ids are numbers of the host"
 
     num_bytes = {}  # of a draft's distribution: float64s of the whole vocabulary, or of 40 tokens and their ids
-    for number, (name, size) in enumerate((("drawn", 384 * 8), ("cut", 40 * (8 + 8)), ("drawn and penalised", 384 * 8))):
+    sizes = {"drawn": 384 * 8, "cut": 40 * (8 + 8), "drawn and penalised": 384 * 8}
+    for number, (name, size) in enumerate(sizes.items()):
         one = engine.prepare(make_job(f"ab {number}", number), SAMPLINGS[name])
         num_bytes[one.job.job_id] = size
         engine.admit(one, decision("far", 3))
