@@ -20,22 +20,28 @@ import pytest
 import torch
 import transformers
 
+from alphaloop.messages import Constraint
 from alphaloop.settings.models import (
+    HeadsDrafterSettings,
+    HybridDrafterSettings,
     LookupDrafterSettings,
     ModelSettings,
     TargetSettings,
 )
+from tests.fixtures import heads
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import (
     FAMILIES,
     NUM_TOKENS,
     VANILLA,
     decision,
+    finish,
     make_job,
     make_tiny_model,
     make_tiny_tokenizer,
 )
 from worker.decoding.engine import TransformersEngine, load_engine
+from worker.decoding.network.slots import WORTH_A_PASS
 from worker.engine import Generation, Sampling
 
 DEVICE: Final = "cuda"
@@ -166,3 +172,88 @@ def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[.
             ]
         error = (found - torch.stack(expected)).norm() / torch.stack(expected).norm()
         assert float(error) < 1e-4, family
+
+
+def engine_with_heads(folder_of: Callable[..., Path], where: Path) -> TransformersEngine:
+    """In float64: heads of each kind, two hybrids over them, and the target's own weights as a draft model."""
+    folder = folder_of("llama")
+    head = transformers.AutoModelForCausalLM.from_pretrained(folder).get_output_embeddings().weight.detach().double()
+    drafters = {
+        "lookup": LookupDrafterSettings(min_ngram=1, num_branches=2),
+        "sequential": HeadsDrafterSettings(source=str(heads.sequential(where / "sequential", head)), num_branches=2),
+        "medusa": HeadsDrafterSettings(source=str(heads.medusa(where / "medusa", head))),
+        "eagle3": HeadsDrafterSettings(method="eagle3", source=str(heads.eagle3(where / "eagle3", len(head)))),
+        "tree": HybridDrafterSettings(sources=("sequential", "lookup"), rule="tree"),
+        "switch": HybridDrafterSettings(sources=("lookup", "eagle3")),
+    }
+    target = TargetSettings(name="tiny", source=str(folder), dtype="float64", device=DEVICE)
+    engine = load_engine(ModelSettings(target=target, drafters=drafters), num_slots=NUM_SLOTS)
+    engine._drafters["itself"] = draft_model("itself", folder, num_slots=NUM_SLOTS, device=DEVICE, dtype="float64")
+    return engine
+
+
+CONSTRAINED: Final = Constraint("regex", "(abc|def|[0-9]+ )+", "body")
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        replace(GREEDY, max_tokens=24),
+        Sampling(max_tokens=24, temperature=1.2, seed=5, top_k=40),
+        replace(GREEDY, max_tokens=24, constraint=CONSTRAINED),
+        Sampling(max_tokens=24, temperature=1.0, seed=5, constraint=CONSTRAINED),
+    ],
+    ids=["greedy", "seeded", "constrained", "constrained, seeded"],
+)
+def test_heads_and_hybrids_on_a_gpu_leave_the_text_as_it_is(
+    folder_of: Callable[..., Path], tmp_path: Path, sampling: Sampling
+) -> None:
+    engine = engine_with_heads(folder_of, tmp_path)
+    rng = random.Random(11)
+    jobs = [make_job(some_text(rng, length), number) for number, length in enumerate((3, 90, 40, 300, 17, 65))]
+    alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
+    for name in ("sequential", "medusa", "eagle3", "tree", "switch"):
+        drafted = finish(engine, ((job, sampling, decision(name, 4)) for job in jobs))
+        assert {one: its.token_ids for one, its in drafted.items()} == {
+            one: its.token_ids for one, its in alone.items()
+        }, name
+        # EAGLE-3 waits where tokens were forced, and in this expression most are.
+        is_forced = sampling.constraint is not None and name == "eagle3"
+        assert is_forced or sum(its.counts.num_trials for its in drafted.values()) > 0, name
+
+
+def test_drawn_drafts_on_a_gpu_are_judged_by_what_they_were_drawn_from(
+    folder_of: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A draft with the target's own weights is accepted nearly always, whole or cut to few tokens."""
+    engine = engine_with_heads(folder_of, tmp_path)
+    jobs = [make_job(f"ab {number}", number) for number in range(6)]
+    for cut in ({}, {"top_k": 20, "top_p": 0.9}, {"presence_penalty": 0.5}):
+        sampling = Sampling(max_tokens=40, temperature=1.0, **cut)
+        done = finish(engine, ((job, sampling, decision("itself", 4)) for job in jobs))
+        counts = [its.counts for its in done.values()]
+        assert sum(one.num_accepted for one in counts) >= 0.97 * sum(one.num_trials for one in counts) > 0, cut
+
+
+def test_a_beginning_stays_on_a_gpu_and_leaves_the_text_as_it_is(folder_of: Callable[..., Path]) -> None:
+    rng = random.Random(3)
+    beginning = some_text(rng, 3 * WORTH_A_PASS["cuda"])  # several characters are a token
+    jobs = [make_job(f"{beginning}{number}{some_text(rng, 20)}", number) for number in range(5)]
+    found, num_resident = [], []
+    for max_bytes in (0, 1 << 26):
+        target = TargetSettings(
+            name="tiny", source=str(folder_of("llama")), dtype="float64", device=DEVICE, max_resident_bytes=max_bytes
+        )
+        engine = load_engine(ModelSettings(target=target, drafters={}), num_slots=2)
+        texts, num = [], 0
+        for job in jobs:  # one behind another, so that nobody runs in between
+            engine.admit(engine.prepare(job, GREEDY), VANILLA)
+            while engine.load().num_running:
+                step = engine.step()
+                num += step.num_resident_tokens
+                texts += [one.token_ids for one in step.finished]
+        found.append(texts)
+        num_resident.append(num)
+    assert found[0] == found[1]
+    assert num_resident[0] == 0
+    assert num_resident[1] >= 3 * WORTH_A_PASS["cuda"]
