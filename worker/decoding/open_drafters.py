@@ -178,10 +178,6 @@ class OpenDrafters:
     def take_failures(self) -> Counter[str]:
         """How often each drafter failed since the last call."""
         taken, self._num_failures = self._num_failures, Counter()
-        for drafter in self._drafters.values():
-            if isinstance(drafter, HybridDrafter):
-                taken.update(drafter.failures)
-                drafter.failures.clear()
         return taken
 
     def finished(self, sequence: Sequence) -> None:

@@ -17,44 +17,36 @@ drafts with one drafter at a time, so no source holds a text twice.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final
 
 import torch
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import HybridDrafterSettings
-from worker.decoding.device import is_device_fault, is_out_of_memory
 from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal, check_answers
 from worker.decoding.states import taps_of
 from worker.engine import ProposalShape, Sampling
-
-log = logging.getLogger(__name__)
 
 #: Of what a rule does with the answers of its sources, part of the revision.
 _VERSION: Final = 1
 #: Tokens of a text that a source reads because others were asked before it: a part of such rounds, and no prompt.
 _CATCHING_UP: Final = 64
-T = TypeVar("T")
 
 
 class HybridDrafter:
     """`worker.decoding.proposal.Drafter` over `sources`, loaded already, in the order of the settings.
 
-    A source that raises is asked no more; the others go on, under a revision of their own. Raises where none is left,
-    and for a fault of the device or memory that ran out, which say nothing of the source.
+    Raises what a source raises: without it, rounds would be accepted on another level. Jobs can draft with the others
+    under their own names.
     """
 
     def __init__(self, name: str, settings: HybridDrafterSettings, sources: Mapping[str, Drafter]) -> None:
         self._settings = settings
         self._sources = dict(sources)
-        self._open: set[str] = set()
         states = [source.state for source in sources.values()]
         self._most = {one.name: settings.most_tokens.get(one.name, one.max_draft_tokens) for one in states}
         keeping = [state for state in states if state.cache_bytes_per_token]
@@ -67,7 +59,6 @@ class HybridDrafter:
         #: By source, the seconds of the last proposals, and what it was asked for in them.
         self.seconds: dict[str, float] = {}
         self.shapes: dict[str, ProposalShape] = {}
-        self.failures = Counter[str]()  #: of sources, until somebody takes them
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -92,33 +83,29 @@ class HybridDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """Every source holds the text, also while another one is asked."""
-        self._open.add(job_id)
-        for name in tuple(self._sources):
-            self._guarded(name, "open", lambda source: source.open(job_id, text, sampling, task, segment))
-        self._refuse_none()
+        for source in self._sources.values():
+            source.open(job_id, text, sampling, task, segment)
 
     def close(self, job_id: str) -> None:
         """The sequence has ended, or drafts with another drafter."""
-        self._open.discard(job_id)
-        for name in tuple(self._sources):
-            self._guarded(name, "close", lambda source: source.close(job_id))
+        with ExitStack() as closing:  # every source, also behind one that raises
+            for source in self._sources.values():
+                closing.callback(source.close, job_id)
 
     def clear(self) -> None:
         """Forget every sequence."""
-        self._open.clear()
-        for name in tuple(self._sources):
-            self._guarded(name, "clear", lambda source: source.clear())
+        with ExitStack() as clearing:
+            for source in self._sources.values():
+                clearing.callback(source.clear)
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order; `proposers` names the source of each token."""
         self.seconds, self.shapes = {}, {}
-        found = self._switched(asks) if self._settings.rule == "switch" else self._in_trees(asks)
-        self._refuse_none()
-        return found
+        return self._switched(asks) if self._settings.rule == "switch" else self._in_trees(asks)
 
     def _switched(self, asks: Sequence[Ask]) -> list[Proposal]:
         found, undecided = [NOTHING] * len(asks), list(range(len(asks)))
-        for name in tuple(self._sources):
+        for name in self._sources:
             for index, answer in zip(undecided, self._asked(name, [asks[i] for i in undecided]), strict=True):
                 # Where the last one has nothing to say, an unlikely guess of the one before is better than none.
                 before = found[index]
@@ -135,7 +122,7 @@ class HybridDrafter:
 
     def _in_trees(self, asks: Sequence[Ask]) -> list[Proposal]:
         answers: list[list[Proposal]] = [[] for _ in asks]
-        for name in tuple(self._sources):
+        for name in self._sources:
             # Timed is what it takes where the sources before it find nothing, and leave it their room.
             rooms = [
                 ask.num_tokens - (0 if ask.is_timed else len(merged(its, ask.num_tokens).tokens))
@@ -150,20 +137,19 @@ class HybridDrafter:
 
     def _hand_states(self, name: str, asks: Sequence[Ask]) -> None:
         """Nothing is asked of a source that reads the target's states, but it needs those of every round."""
-        if asks and name in self._sources and taps_of(self._sources[name]):
-            kept = [replace(ask, num_tokens=0) for ask in asks]
-            self._guarded(name, "propose", lambda source: source.propose(kept))
+        source = self._sources[name]
+        if asks and taps_of(source):
+            source.propose([replace(ask, num_tokens=0) for ask in asks])
 
     def _asked(self, name: str, asks: Sequence[Ask]) -> list[Proposal]:
-        """The answers of one source, each token with its name; nothing of one that fails."""
+        """The answers of one source, each token with its name."""
         if not asks:
             return []
         most = self._most[name]
         bounded = [replace(ask, num_tokens=min(ask.num_tokens, most)) for ask in asks]
         began = time.perf_counter()
-        answers = self._guarded(name, "propose", lambda source: _checked(source.propose(bounded), bounded))
-        if answers is None:
-            return [NOTHING] * len(asks)
+        answers = self._sources[name].propose(bounded)
+        check_answers(bounded, answers)
         answers = [
             replace(
                 one,
@@ -176,36 +162,6 @@ class HybridDrafter:
         self.seconds[name] = time.perf_counter() - began
         self.shapes[name] = ProposalShape(len(asks), 1 + longest, num_read)
         return answers
-
-    def _guarded(self, name: str, doing: str, do: Callable[[Drafter], T]) -> T | None:
-        """What `do` returns of that source; None where it raises, and then nobody asks the source again."""
-        try:
-            return do(self._sources[name])
-        except Exception as error:
-            if is_device_fault(error) or is_out_of_memory(error):
-                raise
-            self._lose(name, doing, error)
-            return None
-
-    def _lose(self, name: str, doing: str, error: Exception) -> None:
-        source = self._sources.pop(name)
-        self.failures[name] += 1
-        # Rounds without it are accepted on another level.
-        self.state = replace(self.state, revision=f"{self.state.revision}-without-{name}")
-        for job_id in self._open:
-            with suppress(Exception):  # it is broken; what it still holds may not come back
-                source.close(job_id)
-        log.error(
-            "%s goes on without %s, which failed",
-            self.state.name,
-            name,
-            exc_info=error,
-            extra={"action": "source_lost", "drafter": self.state.name, "source": name, "method": doing},
-        )
-
-    def _refuse_none(self) -> None:
-        if not self._sources:
-            raise DecodeFailed(f"expected a source of {self.state.name}, found that all have failed")
 
 
 def merged(proposals: Sequence[Proposal], most: int) -> Proposal:
@@ -240,11 +196,6 @@ def merged(proposals: Sequence[Proposal], most: int) -> Proposal:
         num_read=sum(one.num_read for one in proposals),
         proposers=tuple(proposers),
     )
-
-
-def _checked(answers: list[Proposal], asks: Sequence[Ask]) -> list[Proposal]:
-    check_answers(asks, answers)
-    return answers
 
 
 def _revision(settings: HybridDrafterSettings, sources: Iterable[DrafterState], most: Mapping[str, int]) -> str:

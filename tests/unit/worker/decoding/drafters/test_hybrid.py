@@ -1,9 +1,10 @@
-"""Several drafters in one round: who is asked, what stands in the tree, and what a source that fails leaves."""
+"""Several drafters in one round: who is asked, what stands in the tree, and what a source that fails does."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -135,7 +136,7 @@ def test_the_slowest_round_is_what_is_timed(settings: HybridDrafterSettings) -> 
     model.widths.clear()
     assert measure_draft_prefill_ms(made, 40, 1) > 0
     assert sum(sum(width.values()) for width in model.widths) >= 40
-    assert not made._open
+    assert not made._sources["lookup"]._open  # type: ignore[attr-defined]
 
 
 def test_the_revision_says_what_is_asked_and_by_which_rule() -> None:
@@ -167,50 +168,30 @@ def test_a_tree_is_no_drafter_that_one_pass_over_a_text_scores() -> None:
 
 @pytest.mark.parametrize("method", ["open", "propose", "close"])
 @pytest.mark.parametrize("settings", [SWITCH, TREE], ids=["switch", "tree"])
-def test_a_source_that_raises_is_asked_no_more_and_the_others_go_on(
-    settings: HybridDrafterSettings, method: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [RuntimeError("a prompt's own words"), MemoryError()], ids=repr)
+def test_a_source_that_raises_is_the_hybrids_failure_and_nothing_stays_held(
+    settings: HybridDrafterSettings, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = hybrid(settings)
-    before = made.state.revision
-    small = made._sources["small"]
+    lookup, small = made._sources["lookup"], made._sources["small"]
 
     def fail(*args: Any) -> None:
-        raise RuntimeError("a prompt's own words")
+        raise error
 
     monkeypatch.setattr(small, method, fail)
-    proposed(made, NEW)
-    assert proposed(made, REPEATING).proposers == ("lookup",) * 4 if settings is SWITCH else ("lookup",) * 3
-    assert made.failures == {"small": 1}
-    assert made.state.revision == f"{before}-without-small"
-    if method != "close":
-        assert not small._held, "what it held of open texts was given back"  # type: ignore[attr-defined]
+    with pytest.raises(type(error)):
+        proposed(made, NEW)
+    with suppress(type(error)):
+        made.close("j")
+    assert not lookup._open  # type: ignore[attr-defined]
+    assert method == "close" or not small._held  # type: ignore[attr-defined]
 
 
-def test_an_answer_that_is_no_proposal_is_a_failure_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_no_proposal_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     made = hybrid()
     monkeypatch.setattr(made._sources["small"], "propose", lambda asks: [])
-    assert proposed(made, NEW).tokens == ()
-    assert made.failures == {"small": 1}
-
-
-def test_without_any_source_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = hybrid()
-    for source in made._sources.values():
-        monkeypatch.setattr(source, "propose", lambda asks: None)
-    with pytest.raises(DecodeFailed, match="all have failed"):
+    with pytest.raises(DecodeFailed):
         proposed(made, NEW)
-
-
-def test_memory_that_ran_out_says_nothing_of_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = hybrid()
-
-    def fail(asks: Sequence[Ask]) -> None:
-        raise MemoryError
-
-    monkeypatch.setattr(made._sources["small"], "propose", fail)
-    with pytest.raises(MemoryError):
-        proposed(made, NEW)
-    assert not made.failures
 
 
 @pytest.mark.parametrize("rule", ["switch", "tree"])
@@ -250,10 +231,10 @@ def test_texts_are_the_targets_own_and_counted_by_source(
     assert engine.load().num_free == 4
     assert len(small._cache._free) == 4
     for one in finished.values():
-        assert [its.drafter for its in one.drafted] == ["hybrid"]
+        assert has_failure or [its.drafter for its in one.drafted] == ["hybrid"]
         assert {its.proposer for its in one.proposers} <= {"lookup", "small"}
         assert one.counts.num_tokens == len(one.token_ids)
-    assert sum((step.drafter_failures.get("small", 0) for step in done), 0) == int(has_failure)
+    assert any("hybrid" in step.drafter_failures for step in done) == has_failure
     drafted = [step for step in done if step.draft_s_by_proposer]
     assert all(step.draft_s_by_proposer.keys() <= {"hybrid", "lookup", "small"} for step in drafted)
     assert all(step.shape_by_proposer.keys() == step.draft_s_by_proposer.keys() for step in drafted)
