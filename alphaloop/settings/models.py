@@ -345,9 +345,11 @@ class ModelSettings(Section):
                     f"{where}.sources: expected look-up drafters before the last source of a switch, because only they "
                     'say how sure they are before anything is drawn; with rule = "tree" all sources draft'
                 )
-            devices = {one.device for one in of if isinstance(one, DraftModelDrafterSettings)}
-            if len(devices) > 1:
-                raise ValueError(f"{where}.sources: expected one device, found {', '.join(sorted(devices))}")
+            given = [getattr(one, "device", AUTO) for one in of if not isinstance(one, LookupDrafterSettings)]
+            if len(devices := {self.target.device if one == AUTO else one for one in given}) > 1:
+                raise ValueError(
+                    f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; heads are on the target's"
+                )
         return self
 
     @property

@@ -248,6 +248,8 @@ def drafters(**hybrid: Any) -> dict[str, Any]:
             "lookup": {},
             "memory": {"method": "lookup", "min_ngram": 2},
             "small": {"method": "draft_model", "source": "/small"},
+            "far": {"method": "draft_model", "source": "/small", "device": "cuda:1"},
+            "heads": {"method": "eagle3", "source": "/heads"},
             "hybrid": {"method": "hybrid", **hybrid},
         }
     }
@@ -258,6 +260,7 @@ def test_settings_that_can_be_followed() -> None:
     state = made.drafter_state("hybrid", "r")
     assert (state.max_draft_tokens, state.is_mixed, state.is_scorable) == (8, True, False)
     ModelSettings.model_validate(drafters(sources=["memory", "lookup"]))
+    ModelSettings.model_validate(drafters(sources=["heads", "small"], rule="tree"))
 
 
 @pytest.mark.parametrize(
@@ -269,6 +272,8 @@ def test_settings_that_can_be_followed() -> None:
         ({"sources": ["lookup"]}, "at least 2"),
         ({"sources": ["small", "lookup"]}, "expected look-up drafters before the last source of a switch"),
         ({"sources": ["lookup", "small"], "most_tokens": {"memory": 2}}, "most_tokens: expected names of its sources"),
+        ({"sources": ["small", "far"], "rule": "tree"}, "expected one device, found auto, cuda:1"),
+        ({"sources": ["heads", "far"], "rule": "tree"}, "heads are on the target's"),
     ],
 )
 def test_settings_that_cannot(given: dict[str, Any], message: str) -> None:
