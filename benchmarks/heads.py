@@ -32,6 +32,9 @@ def main() -> None:
     """Measure and print."""
     options = _options()
     settings = ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"])
+    # Every drafter reads the same prompts: none may spare the next one's reading.
+    target = settings.target.model_copy(update={"max_resident_bytes": 0})
+    settings = settings.model_copy(update={"target": target})
     if LOOKUP not in settings.drafters:
         raise SystemExit(f"expected a drafter {LOOKUP} in {options.models}")
     prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)

@@ -75,7 +75,8 @@ def _engine(options: argparse.Namespace, folder: Path) -> Engine:
         "switch": switch,
         "tree": both | {"rule": "tree"},
     }
-    settings = {"target": {"source": target, "context_length": 4096}, "drafters": drafters}
+    target_of = {"source": target, "context_length": 4096, "max_resident_bytes": 0}  # every drafter reads the prompts
+    settings = {"target": target_of, "drafters": drafters}
     return load_engine(ModelSettings.model_validate(settings), num_slots=1)
 
 

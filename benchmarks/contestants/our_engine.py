@@ -49,13 +49,16 @@ class FedRun:
 
 
 class FedEngine:
-    """The engine of the settings. A free slot is refilled before the next step."""
+    """The engine of the settings. A free slot is refilled before the next step.
+
+    No beginning stays resident: the same prompts come again and again, and every run has to read them.
+    """
 
     def __init__(self, settings: ModelSettings, *, num_slots: int) -> None:
         from worker.decoding.engine import load_engine
 
-        self._target = settings.target
-        self._engine = load_engine(settings, num_slots=num_slots)
+        self._target = settings.target.model_copy(update={"max_resident_bytes": 0})
+        self._engine = load_engine(settings.model_copy(update={"target": self._target}), num_slots=num_slots)
         self._end_tokens = self._engine._target.end_tokens
         gc.collect()
         gc.freeze()  # as the worker does

