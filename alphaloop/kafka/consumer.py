@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 _MAX_HEARTBEAT_MS: Final = 3000
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 _QUIET_S: Final = 0.02
+#: Of `knows`: a broker that takes longer is asked again.
+_KNOWN_WITHIN_S: Final = 1.0
 #: Of `read_until`: records that are taken at once, and how long one is waited for.
 _READ_AT_ONCE: Final = 256
 _READ_POLL_S: Final = 0.1
@@ -101,6 +103,21 @@ class Consumer:
         """
         with mapped("asking for the member's name"):
             return bool(self._client.memberid())
+
+    def knows(self, topics: Iterable[str]) -> bool:
+        """Whether the client knows these topics; it asks the broker about each. False where it does not answer soon.
+
+        A member of a group must not be subscribed to others in place of some that it reads: librdkafka would first ask
+        about them, then lose the partitions of those that are left out, and never join again unless it leads the group
+        (rd_kafka_cgrp_metadata_update_check).
+        """
+        try:
+            return all(
+                self._client.list_topics(topic, timeout=_KNOWN_WITHIN_S).topics[topic].error is None for topic in topics
+            )
+        except KafkaException as error:
+            log.debug("asking about topics: %s", error)
+            return False
 
     def assign_from(
         self, topics: Sequence[str], *, at: Literal["earliest", "latest"], newest: int | None = None

@@ -348,7 +348,8 @@ class ModelSettings(Section):
             given = [getattr(one, "device", AUTO) for one in of if not isinstance(one, LookupDrafterSettings)]
             if len(devices := {self.target.device if one == AUTO else one for one in given}) > 1:
                 raise ValueError(
-                    f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; heads are on the target's"
+                    f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; "
+                    "heads are on the target's"
                 )
         return self
 

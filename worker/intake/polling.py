@@ -34,8 +34,9 @@ COMMIT_INTERVAL_S: Final = 1.0
 MAX_WATERMARK_DISTANCE: Final = 10_000
 #: How soon a topic is noticed that was deleted and made again.
 TOPIC_CHECK_S: Final = 30.0
-#: The next list of topics waits so long, at most, for the group to take this member in with the one before.
-MAX_JOIN_S: Final = 60.0
+#: The next list of topics waits so long, at most, for the group to take this member in with the one before, and for
+#: the broker to tell of new topics.
+MAX_LIST_S: Final = 60.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
 
@@ -95,7 +96,8 @@ class Intake:
         self.topics: frozenset[str] = frozenset()
         self._lists: SimpleQueue[frozenset[str]] = SimpleQueue()
         self.listed: frozenset[str] = frozenset()  #: what is subscribed
-        self._listed_at = 0.0
+        self._next: frozenset[str] | None = None  # to be subscribed
+        self._next_at = 0.0
         self._dropped: frozenset[str] = frozenset()  # by the newest list
         if self.first:
             self._lists.put(frozenset(self.first))
@@ -221,12 +223,15 @@ class Intake:
         So no list is passed over: what was put aside because its topic was left out is delivered again by whoever gets
         its partition, this member too.
         """
-        if self._lists.empty() or any(one.topic in self._dropped for one in self._partitions):
+        if self._next is None:
+            if self._lists.empty():
+                return
+            self._next, self._next_at = self._lists.get_nowait(), self.clock()
+        if any(one.topic in self._dropped for one in self._partitions):
             return
-        if self.listed and not self.source.has_joined and self.clock() < self._listed_at + MAX_JOIN_S:
+        if self.listed and self.clock() < self._next_at + MAX_LIST_S and not self._may_subscribe(self._next):
             return
-        self._listed_at = self.clock()
-        before, self.listed = self.listed, self._lists.get_nowait()
+        before, self.listed, self._next = self.listed, self._next, None
         self._dropped = before - self.listed
         if self._dropped:
             self.assignment_number += 1
@@ -234,6 +239,9 @@ class Intake:
         self.source.subscribe(
             sorted(self.listed), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
+
+    def _may_subscribe(self, topics: frozenset[str]) -> bool:
+        return self.source.has_joined and self.source.knows(sorted(topics - self.listed))
 
     def _turn(self) -> None:
         self._follow_lists()

@@ -17,7 +17,7 @@ from alphaloop.messages.headers import RetryHeaders
 from alphaloop.settings import WorkerSettings
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
-from worker.intake.polling import MAX_JOIN_S, Intake
+from worker.intake.polling import MAX_LIST_S, Intake
 
 P0, P1 = TopicPartition("jobs.code", 0), TopicPartition("jobs.code", 1)
 Q0 = TopicPartition("jobs.sql", 0)
@@ -35,6 +35,7 @@ class ScriptedSource:
         self.subscribed: list[list[str]] = []
         self.refuse_commits = False
         self.has_joined = True
+        self.unknown: set[str] = set()
         self.is_closed = False
         self.ids: dict[str, str] = {}
         self.gaps: dict[TopicPartition, int] = {}
@@ -44,6 +45,9 @@ class ScriptedSource:
     def subscribe(self, patterns, *, on_assign, on_revoke, on_lost) -> None:
         self._note(lambda: self.subscribed.append(list(patterns)))
         self.on_assign, self.on_revoke, self.on_lost = on_assign, on_revoke, on_lost
+
+    def knows(self, topics) -> bool:
+        return not self.unknown & {*topics}
 
     def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
         """The records that the script has now, up to an act, which the next poll runs."""
@@ -441,6 +445,12 @@ def test_a_second_list_waits_until_the_group_has_taken_the_member_in_but_not_for
     intake.read_topics(["jobs.sql"])
     source.settle()
     assert len(source.subscribed) == 3
-    clock[0] += MAX_JOIN_S
+    clock[0] += MAX_LIST_S
     source.wait_for(lambda: source.subscribed[3:] == [["jobs.sql"]])
+    source.has_joined, source.unknown = True, {"jobs.new"}
+    intake.read_topics(["jobs.sql", "jobs.new"])
+    source.settle()
+    assert len(source.subscribed) == 4, "it waits for the broker to tell of the topic too"
+    source.unknown = set()
+    source.wait_for(lambda: source.subscribed[4:] == [["jobs.new", "jobs.sql"]])
     intake.close(WAIT_S)
