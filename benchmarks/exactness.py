@@ -1,11 +1,12 @@
-"""Whether look-up in a batch of 8 writes, in float32, what vanilla decoding writes alone.
+"""Whether every drafter in a batch of 8 writes, in float32, what vanilla decoding writes alone.
 
     python -m benchmarks.exactness --prompts FOLDER --num 200
+    python -m benchmarks.exactness --prompts FOLDER --num 26 --models configs/models.toml
 
-FOLDER holds TASK.jsonl files with a `prompt` a line. Passes of another shape round differently, so two texts may part
-where the target's two best tokens are as good as equal: each such place is listed with its gap, measured by a plain
-pass of transformers' own modules over the text that both share. Last line: JSON. Exit status 1 where a text parts
-elsewhere.
+The drafter is look-up, or those of `[models.drafters]` in the file, whose target is loaded in float32. FOLDER holds
+TASK.jsonl files with a `prompt` a line. Passes of another shape round differently, so two texts may part where the
+target's two best tokens are as good as equal: each such place is listed with its gap, measured by a plain pass of
+transformers' own modules over the text that both share. Last line: JSON. Exit status 1 where a text parts elsewhere.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import random
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -43,6 +45,7 @@ class Difference:
     """Where two texts part, and what the target alone thinks there."""
 
     job_id: str
+    drafter: str
     place: int  #: output tokens that are equal
     gap: float  #: between the logits of the two tokens
     below_best: float  #: from the highest logit to the lower of the two
@@ -54,7 +57,7 @@ class Difference:
 
 
 def first_difference(
-    reference: Any, prompt: Sequence[int], one: Sequence[int], two: Sequence[int], job_id: str = ""
+    reference: Any, prompt: Sequence[int], one: Sequence[int], two: Sequence[int], job_id: str = "", drafter: str = ""
 ) -> Difference | None:
     """None where the texts are equal. `reference`: the transformers model, as it was loaded."""
     if list(one) == list(two):
@@ -63,12 +66,12 @@ def first_difference(
     place = next((i for i, pair in enumerate(pairs) if len(set(pair)) > 1), None)
     if place is None:
         # One goes on behind the end of the other: the same tokens ended one text and not the other.
-        return Difference(job_id, min(len(one), len(two)), float("inf"), float("inf"))
+        return Difference(job_id, drafter, min(len(one), len(two)), float("inf"), float("inf"))
     shared = torch.tensor([[*prompt, *one[:place]]])
     with torch.inference_mode():
         logits = reference(input_ids=shared, use_cache=False, logits_to_keep=1).logits[0, 0]
     found = [float(logits[text[place]]) for text in (one, two)]
-    return Difference(job_id, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
+    return Difference(job_id, drafter, place, abs(found[0] - found[1]), float(logits.max()) - min(found))
 
 
 def decode(
@@ -85,53 +88,61 @@ def decode(
 def main() -> None:
     """Decode, compare, list, and print the JSON line."""
     options = _options()
-    target = TargetSettings(source=options.source, dtype="float32", device="cpu")
-    engine = load_engine(ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=BATCH)
-    reference = load_weights(options.source, None, "float32", torch.device("cpu")).model
+    models = _models(options)
+    engine = load_engine(models, num_slots=BATCH)
+    reference = load_weights(models.target.source, None, "float32", torch.device("cpu")).model
     jobs = _jobs(options)
     sampling = Sampling(max_tokens=options.max_tokens, temperature=0.0)
-    texts: list[dict[str, Generation]] = []
+    lengths = {name: min(options.k, one.max_draft_tokens) for name, one in models.drafters.items()}
+    ways = {"vanilla": (forced(), 1)} | {name: (forced(name, k), BATCH) for name, k in lengths.items()}
+    texts: dict[str, dict[str, Generation]] = {}
     with Progress(console=console) as progress:
-        for name, decision, batch in (
-            ("vanilla, alone", forced(), 1),
-            (f"look-up, {BATCH}", forced("lookup", options.k), BATCH),
-        ):
-            bar = progress.add_task(name, total=len(jobs))
-            texts.append({})
+        for name, (decision, batch) in ways.items():
+            bar = progress.add_task(f"{name}, {batch}", total=len(jobs))
+            texts[name] = {}
             for generation in decode(engine, jobs, sampling, decision, batch=batch):
-                texts[-1][generation.job_id] = generation
+                texts[name][generation.job_id] = generation
                 progress.advance(bar)
     differences = []
-    for job in jobs:
-        prompt = engine.prepare(job, sampling).token_ids
-        one, two = (side[job.job_id].token_ids for side in texts)
-        if (found := first_difference(reference, prompt, one, two, job.job_id)) is not None:
-            differences.append(found)
-            console.print(
-                f"{found.job_id}: differs at token {found.place}, gap {found.gap:.1e}, {found.below_best:.1e} below "
-                f"the best: {'near-tie' if found.is_near_tie else 'NOT A TIE'}"
-            )
+    for name in lengths:
+        for job in jobs:
+            prompt = engine.prepare(job, sampling).token_ids
+            one, two = (texts[way][job.job_id].token_ids for way in ("vanilla", name))
+            if (found := first_difference(reference, prompt, one, two, job.job_id, name)) is not None:
+                differences.append(found)
+                console.print(
+                    f"{found.job_id}, {name}: differs at token {found.place}, gap {found.gap:.1e}, "
+                    f"{found.below_best:.1e} below the best: {'near-tie' if found.is_near_tie else 'NOT A TIE'}"
+                )
     num_wrong = sum(not found.is_near_tie for found in differences)
-    counts = [generation.counts for generation in texts[1].values()]
     result = {
         "engine": engine.identity.engine,
         "device": engine.identity.device,
-        "target": options.source,
+        "target": models.target.source,
         "prompts": len(jobs),
         "max_tokens": options.max_tokens,
-        "k": options.k,
+        "k": lengths,
         "batch": BATCH,
         "seed": options.seed,
-        "tokens": sum(len(generation.token_ids) for generation in texts[0].values()),
-        "drafts_tested": sum(one.num_trials for one in counts),
-        "drafts_accepted": sum(one.num_accepted for one in counts),
-        "identical": len(jobs) - len(differences),
+        "tokens": sum(len(generation.token_ids) for generation in texts["vanilla"].values()),
+        "drafts_tested": {name: sum(one.counts.num_trials for one in texts[name].values()) for name in lengths},
+        "drafts_accepted": {name: sum(one.counts.num_accepted for one in texts[name].values()) for name in lengths},
+        "identical": {name: len(jobs) - sum(one.drafter == name for one in differences) for name in lengths},
         "near_ties": len(differences) - num_wrong,
         "wrong": num_wrong,
         "differences": [asdict(found) for found in differences],
     }
     print(json.dumps(result))
     sys.exit(bool(num_wrong))
+
+
+def _models(options: argparse.Namespace) -> ModelSettings:
+    if options.models is None:
+        target = TargetSettings(source=options.source, dtype="float32", device="cpu")
+        return ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()})
+    given = tomllib.loads(options.models.read_text())["models"]
+    given["target"] |= {"dtype": "float32", "device": "cpu"}
+    return ModelSettings.model_validate(given)
 
 
 def _jobs(options: argparse.Namespace) -> list[Job]:
@@ -152,6 +163,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", type=Path, required=True, help="folder of TASK.jsonl files")
     parser.add_argument("--num", type=int, default=200, help="prompts, spread over the tasks")
     parser.add_argument("--source", default=TargetSettings().source)
+    parser.add_argument("--models", type=Path, help="TOML with [models.target] and drafters; without it look-up alone")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--k", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
