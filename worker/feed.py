@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final
 
 from alphaloop.errors import MessageError
-from alphaloop.settings import WorkerSettings
 from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
@@ -64,13 +63,14 @@ class JobFeed:
     undecoded: UndecodedJobs
     ready: ClaimedAhead
     _: KW_ONLY
-    limits: WorkerSettings
+    max_jobs: int
+    max_bytes: int
     prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._assignment = -1
-        self._unread = {is_high: Unread(self.limits.max_buffered_bytes) for is_high in (True, False)}
+        self._unread = {is_high: Unread(self.max_bytes) for is_high in (True, False)}
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
@@ -165,7 +165,7 @@ class JobFeed:
             num += len(self.reader) + len(self._held) + len(self.suspects)
             num_bytes += sum(job.num_bytes for _, job in self._held) + self.suspects.num_bytes
         # More than the bytes of the messages, because a prompt is held as text and as tokens too.
-        return self.limits.max_buffered - num, self.limits.max_buffered_bytes - num_bytes
+        return self.max_jobs - num, self.max_bytes - num_bytes
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""

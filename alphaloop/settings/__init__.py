@@ -36,8 +36,8 @@ from alphaloop.settings.processes import (
     TracingSettings as TracingSettings,
     WorkerSettings as WorkerSettings,
 )
-from alphaloop.settings.segment import (
+from alphaloop.settings.task import (
     SegmentSettings as SegmentSettings,
+    TaskSettings as TaskSettings,
     settings_of_segment as settings_of_segment,
 )
-from alphaloop.settings.task import TaskSettings as TaskSettings

@@ -124,7 +124,15 @@ def _default(field: FieldInfo) -> str:
 
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
-    """The `#:` comments of a model's fields, by field."""
+    """The `#:` comments of a model's fields, by field; those that it has of another section are said there."""
+    found: dict[str, str] = {}
+    for one in reversed(model.__mro__):
+        if issubclass(one, BaseModel) and "__annotations__" in vars(one) and one is not BaseModel:
+            found |= _own_comments(one)
+    return found
+
+
+def _own_comments(model: type[BaseModel]) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(model))
     lines = source.splitlines()
     found = {}

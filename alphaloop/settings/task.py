@@ -1,8 +1,10 @@
-"""`[tasks.NAME]`: one task, and what decisions know of it."""
+"""configs/tasks.toml: `[tasks.NAME]`, one task and what decisions know of it, and `[segments.NAME]`, what jobs of one
+customer or product may take from others."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -14,16 +16,41 @@ from alphaloop.settings.section import Section
 PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
-class TaskSettings(Section):
-    """One task of configs/tasks.toml: the defaults of its jobs."""
+#: The table of every segment that has none of its own, and of the jobs without a segment.
+OTHERS: Final = "*"
+
+
+class SharingSettings(Section):
+    """What shares the device with others of its kind."""
+
+    weight: float = Field(
+        1.0, ge=0.01, le=100.0
+    )  #: tasks with waiting jobs share a worker's device time in proportion to their weights, and segments a task's
+
+
+class SegmentSettings(SharingSettings):
+    """One segment. `"*"` is the table of each one without its own, and of jobs without one."""
+
+    max_waiting_jobs: int | None = Field(
+        None, ge=1
+    )  #: requests of its API batches that may wait; meanwhile a new batch is told to come later. Unset: any number
+
+
+def settings_of_segment(segments: Mapping[str, SegmentSettings], segment: str) -> SegmentSettings:
+    """The settings of a segment; the empty one is that of jobs without a segment."""
+    return segments.get(segment) or segments.get(OTHERS) or _DEFAULTS
+
+
+_DEFAULTS: Final = SegmentSettings()
+
+
+class TaskSettings(SharingSettings):
+    """One task: the defaults of its jobs."""
 
     description: str = ""
     model: str | None = Field(
         None, min_length=1, max_length=200
     )  #: the target that decodes its jobs, by its models.target.name; unset: default_model
-    weight: float = Field(
-        1.0, ge=0.01, le=100.0
-    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
     high_topic: bool = False  #: whether a worker creates `jobs.<task>.high` when it starts, for jobs that go first
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)

@@ -119,6 +119,10 @@ def _as_json(value: object) -> str:
     raise TypeError(f"no column holds {type(value).__name__}")
 
 
+#: Connections of a worker, and of a scheduler: a thread that waits for one loses milliseconds, and the server has few.
+POOL_SIZE: Final = 2
+
+
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
@@ -486,7 +490,8 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
         return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
     if isinstance(error, PoolTimeout):
-        return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
+        told = "this process waits for its own statements: pg_stat_activity says what those wait for"
+        return StoreUnavailable(f"no free connection to {where}", hint=told)
     original = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(original, psycopg.Error):
         return StoreError(f"{type(error).__name__} at {where}")

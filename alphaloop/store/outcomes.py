@@ -18,7 +18,7 @@ import psycopg
 from sqlalchemy import Connection, Table
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums
 from alphaloop.errors import StoreError
 from alphaloop.probes import ProbeText
 from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
@@ -64,7 +64,7 @@ class OutcomeStore:
 
     database: Database
     _: KW_ONLY
-    half_life: timedelta = timedelta(days=3)
+    half_life: timedelta = HALF_LIFE
     changed: Callable[[Sequence[StateRow]], None] | None = None
     _days: KnownDays = field(default_factory=KnownDays, init=False)
 

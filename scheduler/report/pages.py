@@ -146,5 +146,5 @@ def _written(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
-            hint="set scheduler.report_folder to a writable folder",
+            hint="set data_dir to a folder that this process may write",
         ) from None

@@ -13,9 +13,8 @@ from sqlalchemy import text
 
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
-from alphaloop.settings import PostgresSettings
 from alphaloop.settings.processes import SessionLimits
-from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock, Listener
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outbox import Outbox
@@ -49,7 +48,7 @@ def decode(database: Database, owner: str) -> None:
 
 
 def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: SecretStr) -> None:
-    size = PostgresSettings().pool_size
+    size = POOL_SIZE
     is_over, most = threading.Event(), 0
 
     def look() -> None:

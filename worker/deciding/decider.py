@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from uuid import UUID
 
 from alphaloop.deciding.decision import ChoiceLog
+from alphaloop.deciding.evidence import HALF_LIFE
 from alphaloop.deciding.exploration import Budgets
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
@@ -195,7 +196,7 @@ def open_deciding(
 
     `write` is given every write that decoding need not wait for, with a name for the log.
     """
-    identity, limits, fading = engine.identity, settings.policy.limits(), half_life(settings)
+    identity, limits = engine.identity, settings.policy.limits()
     registry, expectations = DraftRegistry(database), ExpectationStore(database)
     served = identity.target_revision, identity.engine
     for one in engine.drafters:
@@ -207,7 +208,7 @@ def open_deciding(
         target_revision=identity.target_revision,
         engine=identity.engine,
         drafters=revisions(engine),
-        half_life=fading,
+        half_life=HALF_LIFE,
         pairs=lambda since: expectations.newest(*served, identity.device, since=since),
     )
     # All stored evidence is read before the first job, so that a restarted worker decides from it at once.
@@ -219,11 +220,11 @@ def open_deciding(
         engine=identity.engine,
         target_revision=identity.target_revision,
         num_slots=num_slots(engine),
-        half_life=fading,
+        half_life=HALF_LIFE,
         limits=limits,
     )
     journal = SnapshotJournal(SnapshotStore(database), facts)
-    choices = StoredChoices(DecisionLog(database, half_life=fading), identity, owner, write=write)
+    choices = StoredChoices(DecisionLog(database), identity, owner, write=write)
     budgets = SharedBudgets(
         BudgetStore(database), TrafficStore(database), evidence_cache, identity, revisions(engine), write=write
     )
@@ -238,11 +239,6 @@ def open_deciding(
         note=journal.note,
     )
     return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
-
-
-def half_life(settings: Settings) -> timedelta:
-    """After so long, evidence counts half."""
-    return timedelta(days=settings.worker.history_half_life_days)
 
 
 def revisions(engine: Engine) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Messages that wait to be read, each segment's behind its own.
 
 A worker reads few of the messages that it has, because a read job takes several times a message's memory. Those that
-were read fill `worker.max_buffered`; the others wait here as they came, by task and segment. Where there is room for
+were read fill the queue; the others wait here as they came, by task and segment. Where there is room for
 one more, it is read of whoever has the fewest read ones waiting. So a segment that sent many jobs keeps no other out,
 as far as the worker has the messages: up to `worker.max_buffered_bytes`, and up to
 `worker.intake.polling.MAX_WATERMARK_DISTANCE` offsets of a partition behind its oldest unfinished job.

@@ -161,4 +161,4 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         write_index(tmp_path / "reports" / "inside", lambda _: "")
     with pytest.raises(ConfigError, match="reports") as caught:
         write_report(tmp_path / "reports", empty(), "", "")
-    assert "report_folder" in (caught.value.hint or "")
+    assert "data_dir" in (caught.value.hint or "")
