@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from alphaloop.cli.children import LogFollower, field_of
-from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
+from alphaloop.embedded.servers import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store import schema as schema_of

@@ -28,8 +28,7 @@ from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSett
 from alphaloop.settings.models import LookupDrafterSettings
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
-from alphaloop.store.outcomes import Outcome, OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutboxMessage, Outcome, OutcomeStore, RefusedResultStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_memory import ResultMemoryStore
@@ -40,7 +39,6 @@ from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.watch import Watch
 from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
 from worker.intake.control import ControlReader
@@ -49,7 +47,7 @@ from worker.intake.target_tasks import TargetTasks
 from worker.intake.validation import Fetching, Validation, no_references
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
-from worker.presence import Presence
+from worker.presence import Presence, Watch
 from worker.publishing import Publication, Publisher, RefusedResults
 from worker.recording import Recorder, ended
 from worker.running import Suspects

@@ -13,7 +13,7 @@ always be the one. And a suspect with which a worker died alone waits until its 
 `delay_s` after that worker's first claim, and twice as long after each further death.
 
 After a job failed alone, the engine decodes a text that it must be able to decode. If it cannot, nothing is said
-against the job. Requests that kill inference servers are judged by worker/servers/health.py.
+against the job. Requests that kill inference servers are judged by worker/servers/fleet.py.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.job import Label, TaskName
-from alphaloop.settings.bindings import Bindings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings,
@@ -41,7 +40,7 @@ from alphaloop.settings.processes import (
     TracingSettings,
     WorkerSettings,
 )
-from alphaloop.settings.task import SegmentSettings, TaskSettings
+from alphaloop.settings.task import Bindings, SegmentSettings, TaskSettings
 
 log = logging.getLogger(__name__)
 

@@ -496,15 +496,15 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     if not isinstance(original, psycopg.Error):
         return StoreError(f"{type(error).__name__} at {where}")
     state = original.sqlstate or ""
-    told = original.diag.message_primary
+    said = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
         refused = _tls_hint(str(original)) or _login_hint(original)
         if not state and refused is not None:
             return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
         hint = _hint(state) or _PASSING["08"]
-        return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
-    refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
+        return StoreUnavailable(f"no connection to {where}: {said or _first_line(original)}", hint=hint)
+    refusal = f"{where} refused a statement: {said or type(original).__name__} (SQLSTATE {state or 'unknown'})"
     if state in _BUSY:
         return StoreBusy(refusal, hint=_hint(state))
     if state.startswith(tuple(_PASSING)):

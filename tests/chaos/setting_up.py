@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.schema import upgrade

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.contract import settings_reference
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import (
@@ -19,7 +20,6 @@ from alphaloop.settings import (
 )
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
-from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 

@@ -18,10 +18,10 @@ from scheduler.report.pages import (
     page_name,
     render_index,
     render_page,
+    render_text,
     write_index,
     write_report,
 )
-from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, NASTY, empty, full
 
 
