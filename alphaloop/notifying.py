@@ -18,8 +18,7 @@ from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError, NotificationFailed
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift import EventState, PastState
-from alphaloop.store.incidents import Incident
+from alphaloop.store.drift import EventState, Incident, PastState
 from alphaloop.wording import words
 
 if TYPE_CHECKING:

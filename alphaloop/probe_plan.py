@@ -31,8 +31,7 @@ from alphaloop.settings import Bindings, Settings
 from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
 from alphaloop.store.workers import SeenWorker, WorkerStore, drafters_of
 

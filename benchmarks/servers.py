@@ -19,10 +19,9 @@ from confluent_kafka.admin import AdminClient
 from psycopg import sql
 from pydantic import SecretStr
 
-from alphaloop.embedded.brokers import EmbeddedKafka
 from alphaloop.embedded.install import find_kafka_home
-from alphaloop.embedded.postgres import EmbeddedPostgres
 from alphaloop.embedded.process import ChildProcess
+from alphaloop.embedded.servers import EmbeddedKafka, EmbeddedPostgres
 from alphaloop.errors import StartFailed
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.topics import ensure_topics, list_topics

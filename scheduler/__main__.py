@@ -21,9 +21,9 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, TasksFile, load_settings
-from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock
 from alphaloop.store.schedule import LeaderLease
-from scheduler.leadership import stay
+from scheduler.leadership import LEASE_S, stay
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
@@ -31,10 +31,6 @@ from scheduler.notifying import Notifier
 log = logging.getLogger("scheduler")
 
 MANUAL_SCHEDULE_ID: Final = "manual"
-#: Checks that a leader may miss before another process leads.
-_LEASE_CHECKS: Final = 6
-#: A process on a busy machine stands still for seconds.
-_SHORTEST_LEASE_S: Final = 5.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,20 +58,15 @@ def _measure(settings: Settings, tasks_file: TasksFile, *, stays: bool) -> ExitC
             f"{lacking}: not set, and nothing runs under {settings.data_dir}",
             hint="set DATABASE_URL and KAFKA_BOOTSTRAP_SERVERS, or start `alphaloop up`",
         )
-    with Database(
-        settings.postgres.url,
-        pool_size=settings.postgres.pool_size,
-        limits=settings.postgres.long_limits(),
-    ) as database:
+    with Database(settings.postgres.url, pool_size=POOL_SIZE, limits=settings.postgres.long_limits()) as database:
         sinks = open_sinks(settings.scheduler.notify_urls)
         if not stays:
             _measure_once(settings, database, sinks)
             return ExitCode.STOPPED
         # A connection of its own: a run that uses all of the pool must not cost the lease.
         with Database(settings.postgres.url, pool_size=1, limits=settings.postgres.limits()) as beside:
-            lease_s = max(_SHORTEST_LEASE_S, _LEASE_CHECKS * settings.scheduler.leader_check_s)
             owner = _owner()
-            return stay(settings, tasks_file, database, LeaderLease(beside, owner, lease_s=lease_s), owner, sinks)
+            return stay(settings, tasks_file, database, LeaderLease(beside, owner, lease_s=LEASE_S), owner, sinks)
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:

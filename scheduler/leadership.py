@@ -32,6 +32,10 @@ from scheduler.timetable import MISFIRE_GRACE_S, Ticker, timetable
 
 log = logging.getLogger(__name__)
 
+#: Between two attempts to become, or to stay, the leader.
+CHECK_S: Final = 5.0
+#: A leader may miss five checks before another process leads: on a busy machine one stands still for seconds.
+LEASE_S: Final = 6 * CHECK_S
 MAX_CHECK_AGE_S: Final = 60.0
 #: A longer measurement run hangs: the process ends, and another one leads.
 MAX_RUN_S: Final = 1800.0
@@ -123,7 +127,7 @@ def _lead_in_turn(
     `parts` makes the scheduler and the notifier of a term in which this process leads.
     """
     running: list[NotifyingThread | Ticker] = []
-    checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + dials.leader_check_s)
+    checks = liveness.watch(Pulse("the check of the leader's lease"), MAX_CHECK_AGE_S + CHECK_S)
     runs = liveness.watch(Pulse("the measurement run"), MAX_RUN_S)
     table = timetable(dials)
     pause_s = table.longest_pause_s(clock())
@@ -152,13 +156,13 @@ def _lead_in_turn(
         while running:
             running.pop().stop(wait=stop.is_set())
 
-    leadership = Leadership(lease, promote=promote, demote=demote, check_s=dials.leader_check_s)
+    leadership = Leadership(lease, promote=promote, demote=demote)
     try:
         with checks.expected():
             while not stop.is_set():
                 checks.beat()
                 leadership.check()
-                stop.wait(dials.leader_check_s)
+                stop.wait(CHECK_S)
     finally:
         stop.set()
         leadership.resign()
@@ -172,7 +176,7 @@ class Leadership:
     """
 
     def __init__(
-        self, lease: LeaderLease, promote: Callable[[Term], None], demote: Callable[[], None], check_s: float = 5.0
+        self, lease: LeaderLease, promote: Callable[[Term], None], demote: Callable[[], None], check_s: float = CHECK_S
     ) -> None:
         """`check_s`: between two renewals of the lease while this process stops leading."""
         self._lease, self._promote, self._demote, self._check_s = lease, promote, demote, check_s

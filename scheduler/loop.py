@@ -1,10 +1,15 @@
-"""One measurement run, top to bottom: `Scheduler.run_once(now)`. It reads and writes; the other modules compute."""
+"""One measurement run, top to bottom: `Scheduler.run_once(now)`. It reads and writes; the other modules compute.
+
+At its end `Retention` deletes what is old: how long each kind of row and file is kept, and what keeps rows longer
+than the settings say.
+"""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import datetime, timedelta
@@ -15,8 +20,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from alphaloop.as_decoded import NextJob
-from alphaloop.claim_check.store import ContentStore
-from alphaloop.errors import AlphaloopError, StoreBusy, StoreError
+from alphaloop.claim_check.store import ContentStore, drop_prompts
+from alphaloop.errors import AlphaloopError, BrokerError, ContentError, StoreBusy, StoreError
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
@@ -25,35 +30,40 @@ from alphaloop.measurements import TaskSpend
 from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
-from alphaloop.settings import Settings, TasksFile
+from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState
-from alphaloop.store.housekeeping import RetentionStore, drop_days_before, ensure_ahead, utc_day
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState, IncidentStore
+from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures, with_targets
-from alphaloop.store.task_memory import ResultMemoryStore
+from alphaloop.store.task_memory import FORGOTTEN_KEPT_FOR, ResultMemoryStore
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by_revision
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
 from scheduler.drift.watching import ALPHA_MARGIN, watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
-from scheduler.housekeeping import MessageRetention, Retention
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
 from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
 from scheduler.report.data import DriftReport, TaskLine
-from scheduler.report.pages import MAX_ENTRIES, render_index, render_page, write_index, write_report
-from scheduler.report.text import render_text
+from scheduler.report.pages import (
+    MAX_ENTRIES,
+    drop_reports,
+    render_index,
+    render_page,
+    render_text,
+    write_index,
+    write_report,
+)
 from scheduler.report.wording import changes_between
 from scheduler.timetable import timetable
 
@@ -373,3 +383,97 @@ class Scheduler:
         # The database may be what failed; the first error is the one to raise.
         with suppress(StoreError):
             self._schedule.finish(self._schedule_id, due, outcome, now)
+
+
+#: Jobs outlive the messages that are made from the same topics by at least this.
+MARGIN: Final = timedelta(days=1)
+#: The age at which hourly sums go; the daily ones stay.
+HOURLY_KEPT_FOR: Final = timedelta(days=400)
+#: The age at which daily sums, closed drift events and incidents go.
+DAILY_KEPT_FOR: Final = timedelta(days=1825)
+#: The age at which rows of the audit go.
+AUDIT_KEPT_FOR: Final = timedelta(days=400)
+#: The most seconds that a run spends on deleting.
+MOST_S: Final = 120.0
+#: How long a message of a jobs topic may still be read; None: without limit. Raises BrokerError.
+MessageRetention = Callable[[], timedelta | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Deletes what is too old, for at most MOST_S a run; the next run goes on."""
+
+    store: RetentionStore
+    memory: ResultMemoryStore
+    settings: SchedulerSettings
+    report_folder: Path
+    message_retention: MessageRetention
+    contents: ContentStore | None = None  #: of texts and prompts outside Kafka and Postgres
+    clock: Callable[[], float] = time.monotonic
+
+    def keep(self, now: datetime) -> None:
+        """Delete rows and report files. Raises StoreError, and ConfigError for a folder that cannot be written."""
+        until = self.clock() + MOST_S
+
+        def time_is_up() -> bool:
+            return self.clock() >= until
+
+        def drop(before: datetime, *tables: str) -> None:
+            for table in tables:
+                _tell(table, self.store.drop(table, before, time_is_up))
+
+        history = now - timedelta(days=self.settings.history_retention_days)
+        drop_reports(self.report_folder, history)
+        drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
+        drop(history, "api_batches")
+        drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
+        drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
+        drop(now - AUDIT_KEPT_FOR, "audit")
+        # A result is searched no longer than it may be read.
+        forgotten = self.memory.forget_before(now - timedelta(days=self.settings.jobs_retention_days))
+        _tell("remembered_results", Dropped(forgotten, is_all=True))
+        self.memory.delete_forgotten(now - FORGOTTEN_KEPT_FOR)
+        ended = self._jobs_before(now)
+        if ended is not None:
+            drop(ended, "cancellations", "redrives")
+            _tell("jobs", self.store.drop_jobs(ended, time_is_up))
+            # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
+            self._drop_contents(ended, ended - (now - ended), time_is_up)
+
+    def _drop_contents(self, texts_before: datetime, prompts_before: datetime, time_is_up: Callable[[], bool]) -> None:
+        """Delete what lies in the store of contents; a store that is away only postpones that."""
+        if self.contents is None:
+            return
+        try:
+            _tell("stored_texts", self.store.drop_texts(texts_before, time_is_up, self.contents.delete))
+            _tell("bodies", Dropped(*drop_prompts(self.contents, prompts_before, time_is_up)))
+        except ContentError as error:
+            told = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
+            log.warning("texts and prompts were not deleted: %s", error.message, extra=told)
+
+    def _jobs_before(self, now: datetime) -> datetime | None:
+        """Before when jobs must have ended to be deleted; None: no job may be deleted.
+
+        A row of `jobs` tells a redelivery from a new job, so it must outlive every message that may be read again.
+        """
+        wanted = timedelta(days=self.settings.jobs_retention_days)
+        try:
+            readable = self.message_retention()
+        except BrokerError as error:
+            postponed = {"action": "retention_postponed", "code": error.code}
+            log.warning("no job deleted: %s", error.message, extra=postponed)
+            return None
+        if readable is None:
+            postponed = {"action": "retention_postponed", "hint": "set retention.ms on every jobs topic"}
+            log.warning("no job deleted: a jobs topic keeps its messages without limit", extra=postponed)
+            return None
+        if (least := readable + MARGIN) > wanted:
+            told = "jobs are kept for %s instead of %s, because their topics keep messages so long"
+            log.warning(told, least, wanted, extra={"action": "retention_extended"})
+        return now - max(wanted, least)
+
+
+def _tell(table: str, dropped: Dropped) -> None:
+    if dropped.num_rows or not dropped.is_all:
+        told = {"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all}
+        log.info("deleted %d of %s", dropped.num_rows, table, extra=told)

@@ -14,7 +14,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from alphaloop.console.reading import Remembered
-from alphaloop.store.incidents import IncidentKind
+from alphaloop.store.drift import IncidentKind
 from scheduler.causes import Cause
 from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport, MeasuredLine

@@ -24,7 +24,7 @@ from alphaloop.messages import Body, Decoding, Job, Purpose
 from alphaloop.probe_plan import DueProbe, ProbePlan, decoded_positions
 from alphaloop.probes import DecodedText, ProbeSet, TextPair
 from alphaloop.store.database import of_row
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore, KnownIncident
+from alphaloop.store.drift import Incident, IncidentKind, IncidentStore, KnownIncident
 from alphaloop.store.probes import ProbeStore
 
 MAX_JOB_ID_CHARS: Final = 200

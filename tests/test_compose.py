@@ -26,7 +26,7 @@ from pydantic import SecretStr
 from sqlalchemy import make_url
 
 from alphaloop.cli.children import LogFollower, field_of
-from alphaloop.embedded.postgres import EmbeddedPostgres, binaries
+from alphaloop.embedded.servers import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store import schema as schema_of
@@ -405,7 +405,6 @@ def service_environment(
         changes["ALPHALOOP_MODELS__TARGET__SOURCE"] = str(request.getfixturevalue("tiny_models")["llama"])
         changes["ALPHALOOP_MODELS__TARGET__DTYPE"] = "float32"
         # What no decision can be taken without is measured, and no more.
-        changes["ALPHALOOP_WORKER__CALIBRATION_SAMPLES"] = "1"
         changes["ALPHALOOP_WORKER__CALIBRATION_BUDGET_S"] = "0"
     return environment(service, **changes)
 

@@ -26,8 +26,7 @@ from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.report.data import DriftReport, MeasuredLine
-from scheduler.report.pages import render_page
-from scheduler.report.text import render_text
+from scheduler.report.pages import render_page, render_text
 from tests.fixtures.reports import AT, empty, task_line
 from tests.fixtures.runs import task_speedup
 

@@ -24,7 +24,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
 from alphaloop.settings import Settings, TasksFile, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
-from alphaloop.store.database import Database
+from alphaloop.store.database import POOL_SIZE, Database
 from alphaloop.store.workers import WorkerStore
 from worker.assembly import assemble, open_engine, owner_name
 from worker.background import set_up_interpreter
@@ -59,11 +59,7 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
     if settings.postgres.url is None:
         raise ConfigError("postgres.url: not set", hint="set DATABASE_URL, or start `alphaloop up`")
     with ExitStack() as exits:
-        database = Database(
-            settings.postgres.url,
-            pool_size=settings.postgres.pool_size,
-            limits=settings.postgres.limits(),
-        )
+        database = Database(settings.postgres.url, pool_size=POOL_SIZE, limits=settings.postgres.limits())
         exits.callback(database.close)
         start_wait = StartWait(stop, settings.startup.server_wait_s)
         health, metrics = ProcessHealth(start_wait), WorkerMetrics()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
+from alphaloop.deciding.evidence import HALF_LIFE
 from alphaloop.errors import ConfigError
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
@@ -27,8 +28,7 @@ from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSett
 from alphaloop.settings.models import LookupDrafterSettings
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
-from alphaloop.store.outcomes import Outcome, OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutboxMessage, Outcome, OutcomeStore, RefusedResultStore
 from alphaloop.store.probes import ProbeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_memory import ResultMemoryStore
@@ -37,18 +37,17 @@ from worker.admission import AdmissionQueue
 from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry, Threads
 from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
-from worker.deciding.decider import half_life, open_deciding, revisions
+from worker.deciding.decider import open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
-from worker.deciding.watch import Watch
 from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
 from worker.intake.control import ControlReader
-from worker.intake.polling import TopicWatch, make_topics, open_intake
+from worker.intake.polling import MAX_BUFFERED, TopicWatch, make_topics, open_intake
 from worker.intake.target_tasks import TargetTasks
 from worker.intake.validation import Fetching, Validation, no_references
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
-from worker.presence import Presence
+from worker.presence import Presence, Watch
 from worker.publishing import Publication, Publisher, RefusedResults
 from worker.recording import Recorder, ended
 from worker.running import Suspects
@@ -122,7 +121,7 @@ def assemble(
         bound,
         limits=limits,
         cluster=cluster_id(settings.kafka),
-        keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=half_life(settings), now=clock.now).keeps,
+        keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=clock.now).keeps,
         is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
         check_reference=contents.check if contents else no_references,
     )
@@ -160,7 +159,7 @@ def assemble(
         relay_after_s=2 * limits.lease_s,
     )
     tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
-    outcomes = OutcomeStore(database, half_life=half_life(settings), changed=deciding.evidence_cache.take)
+    outcomes = OutcomeStore(database, changed=deciding.evidence_cache.take)
     memory = open_memory(settings, engine, database, lambda: bound.bindings.tasks)
 
     def record(ended: Sequence[Outcome]) -> list[OutboxMessage]:
@@ -205,7 +204,7 @@ def assemble(
             read_s=deciding.costs.read_s,
         ),
         claiming,
-        Suspects(leases, random.Random(rng.random()), delay_s=limits.suspect_delay_s),
+        Suspects(leases, random.Random(rng.random())),
         UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
         ClaimedAhead(
             max(LEAST_AHEAD, num_slots),
@@ -213,7 +212,8 @@ def assemble(
             is_ending=lambda: stop.is_set() or died.is_set(),
             wake_engine=engine.wake,
         ),
-        limits=limits,
+        max_jobs=MAX_BUFFERED,
+        max_bytes=limits.max_buffered_bytes,
         prepare_decisions=deciding.first_reads.prepare,
     )
     control_reader = ControlReader(

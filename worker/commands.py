@@ -221,7 +221,6 @@ def _points(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> 
     points = calibrate(
         engine,
         plan(engine, settings.worker),
-        num_samples=settings.worker.calibration_samples,
         budget_s=budget_s,
         on_measured=lambda done, total: tell(AdvanceEvent(total=total)),
     )

@@ -1,32 +1,107 @@
 """From deliveries to jobs that the engine may start: read, put in order, claimed ahead.
 
+    deliveries → Unread → Fetching → AdmissionQueue → Claiming → ClaimedAhead
+
 The feed has a thread of its own, so the device never waits for Kafka, a tokenizer or Postgres.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 from alphaloop.errors import MessageError
-from alphaloop.settings import WorkerSettings
+from alphaloop.messages.topics import task_of
 from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
-from worker.intake.unread import Unread
 from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
+
+#: Inside a text a quotation mark is escaped, so this finds the name of a field.
+_SEGMENT: Final = re.compile(rb'"segment"\s*:\s*("(?:[^"\\]|\\.){1,1000}")')
+
+
+class Unread:
+    """The unread messages of the high lanes, or of the others. One thread owns it, the feed's."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._lines: dict[tuple[str, str], deque[Delivery]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    @property
+    def room_bytes(self) -> int:
+        """Bytes that may be put; 0 or less for none."""
+        return self._max_bytes - self._num_bytes
+
+    def put(self, deliveries: Iterable[Delivery]) -> None:
+        """Let these wait behind those of their tasks and segments."""
+        for delivery in deliveries:
+            line = task_of(delivery.record.topic) or "", segment_in(delivery.record.value)
+            self._lines.setdefault(line, deque()).append(delivery)
+            self._num_bytes += delivery.num_bytes
+
+    def take(self, num_read: Callable[[str, str], int]) -> Iterator[Delivery]:
+        """Take out one after the other, as long as the caller asks, of whoever has the fewest read ones waiting.
+
+        `num_read`: how many read jobs of a task and segment wait. What was taken here counts as read.
+        """
+        turns = [(num_read(*line), number, line) for number, line in enumerate(self._lines)]
+        heapify(turns)
+        while turns:
+            num, number, line = turns[0]
+            waiting = self._lines[line]
+            delivery = waiting.popleft()
+            self._num_bytes -= delivery.num_bytes
+            if waiting:
+                heapreplace(turns, (num + 1, number, line))
+            else:
+                heappop(turns)
+                del self._lines[line]
+            yield delivery
+
+    def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
+        """Drop those for which `unwanted` holds (their partition went to another worker)."""
+        left = [one for waiting in self._lines.values() for one in waiting if not unwanted(one)]
+        self._lines, self._num_bytes = {}, 0
+        self.put(left)
+
+
+def segment_in(value: bytes | None) -> str:
+    """The segment that a message seems to name; empty for none. Only its place in line depends on it.
+
+    Reading the whole message for it would take a hundred times as long. A field of that name deeper in the message may
+    be taken for it: the job still runs as its own segment's.
+    """
+    found = _SEGMENT.search(value or b"")
+    if found is None:
+        return ""
+    try:
+        return str(json.loads(found[1].decode()))
+    except ValueError:
+        return ""
+
 
 #: How long one turn waits for deliveries when there is nothing else to do.
 IDLE_WAIT_S: Final = 0.1
@@ -64,13 +139,14 @@ class JobFeed:
     undecoded: UndecodedJobs
     ready: ClaimedAhead
     _: KW_ONLY
-    limits: WorkerSettings
+    max_jobs: int
+    max_bytes: int
     prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._assignment = -1
-        self._unread = {is_high: Unread(self.limits.max_buffered_bytes) for is_high in (True, False)}
+        self._unread = {is_high: Unread(self.max_bytes) for is_high in (True, False)}
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
@@ -165,7 +241,7 @@ class JobFeed:
             num += len(self.reader) + len(self._held) + len(self.suspects)
             num_bytes += sum(job.num_bytes for _, job in self._held) + self.suspects.num_bytes
         # More than the bytes of the messages, because a prompt is held as text and as tokens too.
-        return self.limits.max_buffered - num, self.limits.max_buffered_bytes - num_bytes
+        return self.max_jobs - num, self.max_bytes - num_bytes
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""

@@ -30,7 +30,7 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Result, Status
 from alphaloop.messages.headers import encoded_result_headers
-from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
+from alphaloop.store.outcomes import Outbox, OutboxMessage, RefusedResultStore
 from worker.background import BoundedQueue, Retry
 from worker.dead_letters import DeadMessage, Forwarder, failed_job
 from worker.intake.partitions import Delivery

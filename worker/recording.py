@@ -31,8 +31,7 @@ from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import choices_to_write, encode_fields
 from alphaloop.probes import ProbeText
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome
+from alphaloop.store.outcomes import OutboxMessage, Outcome
 from alphaloop.store.task_memory import ResultToRemember
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper

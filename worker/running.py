@@ -13,7 +13,7 @@ always be the one. And a suspect with which a worker died alone waits until its 
 `delay_s` after that worker's first claim, and twice as long after each further death.
 
 After a job failed alone, the engine decodes a text that it must be able to decode. If it cannot, nothing is said
-against the job. Requests that kill inference servers are judged by worker/servers/health.py.
+against the job. Requests that kill inference servers are judged by worker/servers/fleet.py.
 """
 
 from __future__ import annotations
@@ -276,6 +276,9 @@ def _decode_failed(doing: str, error: Exception) -> DecodeFailed:
 MOST_IN_A_ROW: Final = 3
 #: Output of a test: enough rounds that a drafter drafts too.
 NUM_TOKENS: Final = 16
+#: A worker has lived so long before it takes a job with which one died alone, and twice as long for each further death.
+#: Long enough that other workers answer what waits behind it, short beside the time a lease takes to end.
+SUSPECT_DELAY_S: Final = 5.0
 _NAME: Final = "self-test"
 _PROMPT: Final = "one two three four one two three four one two"
 
@@ -283,12 +286,9 @@ _PROMPT: Final = "one two three four one two three four one two"
 class Suspects:
     """Jobs with which a worker died, until this worker has no other claim. One thread owns it, the feed's."""
 
-    def __init__(
-        self, leases: LeaseKeeper, rng: random.Random, *, delay_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, leases: LeaseKeeper, rng: random.Random, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._leases = leases
         self._rng = rng
-        self._delay_s = delay_s
         self._clock = clock
         self._since: float | None = None  # the first claim of this worker
         self._waiting: list[ReadyJob] = []
@@ -323,7 +323,7 @@ class Suspects:
         early: list[tuple[float, ReadyJob]] = []
         for suspect, num_crashes in claims.suspects:
             num_alone = num_crashes - 1
-            due = self._since + (self._delay_s * 2.0 ** (num_alone - 1) if num_alone else 0.0)
+            due = self._since + (SUSPECT_DELAY_S * 2.0 ** (num_alone - 1) if num_alone else 0.0)
             if due > now:
                 early.append((due, suspect))
             else:

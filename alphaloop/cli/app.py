@@ -19,10 +19,8 @@ from alphaloop.cli import (
     demo,
     dlq,
     enqueue,
-    erase,
     explain,
     jobs,
-    keys,
     measure,
     models,
     probes,
@@ -30,7 +28,6 @@ from alphaloop.cli import (
     reports,
     services,
     status,
-    topics,
 )
 from alphaloop.cli.options import EXAMPLES, GlobalOptions
 
@@ -86,15 +83,15 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 _add(app, demo.demo, services.up, services.down, services.worker, services.scheduler, enqueue.enqueue, status.status)
 _add(app, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay, reports.report, jobs.cancel)
-_add(app, erase.erase, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
+_add(app, jobs.erase, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
 _batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
 _add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors)
 _keys = _group("keys", "Make, list and revoke keys of the API for files and batches.")
-_add(_keys, keys.create, list=keys.list_keys, revoke=keys.revoke)
+_add(_keys, create=batch.create_key, list=batch.list_keys, revoke=batch.revoke)
 _letters = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")
 _add(_letters, list=dlq.list_letters, show=dlq.show, redrive=dlq.redrive, purge=dlq.purge)
 _topics = _group("topics", "Create and list the topics.")
-_add(_topics, topics.create, list=topics.list_topics)
+_add(_topics, create=services.make_topics, list=services.list_topics)
 _drafts = _group("draft", "Train, register and list draft models.")
 _add(_drafts, models.train, models.register, list=models.list_drafts)
 _drift = _group("drift", "List and acknowledge drift events.")

@@ -35,7 +35,6 @@ _DECIDING: Final = (
 )
 #: Settings that decisions depended on, and that a snapshot has the outcome of alone.
 _INFERRED: Final = {
-    "worker.history_half_life_days": "it is in the posteriors of a snapshot",
     "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
 }
 _DAY: Final = timedelta(days=1)
@@ -108,9 +107,6 @@ def _changed_settings(context: typer.Context, was: Settings, configs: Path | Non
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
     found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(found, changes)
-    if would.worker.history_half_life_days != was.worker.history_half_life_days:
-        path = "worker.history_half_life_days"
-        raise _cannot_change(path, _INFERRED[path])
     for name in would.models.drafters.keys() & was.models.drafters.keys():
         longest, known = (one.models.drafters[name].max_draft_tokens for one in (would, was))
         if longest > known:

@@ -24,7 +24,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.kafka.backlog import unfinished
 from alphaloop.liveness import url_of
 from alphaloop.settings import Settings
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import IncidentStore
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting

@@ -9,7 +9,7 @@ from alphaloop.client.arrivals import (
     ToolCallPiece as ToolCallPiece,
 )
 from alphaloop.client.asynchronous import AsyncClient as AsyncClient
-from alphaloop.client.batch import Batch as Batch, SubmissionStopped as SubmissionStopped
+from alphaloop.client.arrivals import Batch as Batch, SubmissionStopped as SubmissionStopped
 from alphaloop.client.sync import Client as Client
 from alphaloop.messages import Job as Job, Result as Result, Status as Status
 from alphaloop.settings import KafkaSettings as KafkaSettings, Settings as Settings

@@ -1,4 +1,4 @@
-"""What Kafka tells of jobs that were sent: their results, once each, and their texts while they grow."""
+"""Jobs that were sent together, and what Kafka tells of them: results, once each, and texts while they grow."""
 
 from __future__ import annotations
 
@@ -7,18 +7,65 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Generator, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Self
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from alphaloop.client.batch import Batch
 from alphaloop.errors import AlphaloopError, MalformedMessage
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import RESULTS, TOKENS
-from alphaloop.messages import AnswerSoFar, Chunk, Result, StreamReader, read_chunk
+from alphaloop.messages import AnswerSoFar, Chunk, RecordPlace, Result, StreamReader, read_chunk
 from alphaloop.messages.stream import AnswerPlace, SaidSoFar
 from alphaloop.settings import KafkaSettings
+
+
+class Batch(BaseModel):
+    """What `submit` returns: the jobs, and the ends of the topics just before they were sent. About 100 bytes a job.
+
+    Another process goes on with it: `Batch.from_json(batch.to_json())`.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    job_ids: tuple[str, ...]  #: in the order of the jobs
+    batch_id: str | None = None  #: the label that their results repeat
+    begins: tuple[RecordPlace, ...]  #: partitions of `results`, and of `tokens` if the jobs were sent to be streamed
+
+    def __len__(self) -> int:
+        return len(self.job_ids)
+
+    def only(self, job_ids: tuple[str, ...]) -> Self:
+        """The same place to read from, for these jobs."""
+        return self.model_copy(update={"job_ids": job_ids})
+
+    def offsets(self) -> dict[TopicPartition, int]:
+        """The first offset of each partition that may hold something about the jobs."""
+        return {TopicPartition(one.topic, one.partition): one.offset for one in self.begins}
+
+    def to_json(self) -> str:
+        """The batch as JSON, to keep."""
+        return self.model_dump_json(exclude_none=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """The batch that `to_json` wrote. Raises MalformedMessage for anything else."""
+        try:
+            return cls.model_validate_json(text)
+        except ValidationError:
+            raise MalformedMessage("expected a batch as Batch.to_json writes it, found something else") from None
+
+
+class SubmissionStopped(AlphaloopError):
+    """Some jobs of a submission were sent, and others not.
+
+    `batch` has those that were handed to Kafka. They may be sent again under the same job_ids: each is decoded once.
+    """
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None, batch: Batch | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.batch = batch or Batch(job_ids=(), begins=())
+
 
 #: Called between two polls. What it raises ends the reading.
 Alive = Callable[[], None]

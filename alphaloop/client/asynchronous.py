@@ -11,8 +11,7 @@ from datetime import datetime
 from functools import partial
 from typing import Self, TypeVar
 
-from alphaloop.client.arrivals import Alive, Piece
-from alphaloop.client.batch import Batch
+from alphaloop.client.arrivals import Alive, Batch, Piece
 from alphaloop.client.sync import Client, JobLike
 from alphaloop.messages import Result
 from alphaloop.settings import KafkaSettings, Settings

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from alphaloop.client.arrivals import Alive, Piece, arrivals, reader_of
-from alphaloop.client.batch import Batch, SubmissionStopped
+from alphaloop.client.arrivals import Alive, Batch, Piece, SubmissionStopped, arrivals, reader_of
 from alphaloop.errors import (
     AlphaloopError,
     BrokerError,

@@ -1,6 +1,6 @@
 """The console as a web application: addresses, who may see them, what those who signed in may do, and the server.
 
-A page is a function of `tasks`, `jobs`, `batches`, `letters` or `reports`; an action is a form of a page.
+A page is a function of `tasks`, `jobs`, `batches` or `reports`; an action is a form of a page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
 from alphaloop.batches.advancing import Advancing
-from alphaloop.console import batches, jobs, letters, reports, tasks
+from alphaloop.console import batches, jobs, reports, tasks
 from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
@@ -41,8 +41,7 @@ from alphaloop.kafka.producer import request_cancellation
 from alphaloop.liveness import listening, url_of
 from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.api import Deed, write_down
-from alphaloop.store.drift import DriftEventStore, NoSuchEvent
-from alphaloop.store.incidents import IncidentStore, NoSuchIncident
+from alphaloop.store.drift import DriftEventStore, IncidentStore, NoSuchEvent, NoSuchIncident
 
 log = logging.getLogger(__name__)
 View = Callable[[Sources, Request], Page | Response]
@@ -54,9 +53,9 @@ VIEWS: Final[dict[str, View]] = {
     "/job": jobs.job,
     "/batches": batches.batches,
     "/batch": batches.batch,
-    "/dead-letters": letters.letters,
-    "/dead-letter": letters.letter,
-    "/dead-letters/redrive": letters.redrive,
+    "/dead-letters": jobs.letters,
+    "/dead-letter": jobs.letter,
+    "/dead-letters/redrive": jobs.redrive,
     "/drift": reports.drift,
     "/drift/{event:int}": reports.drift_event,
     "/drafts": reports.drafts,
@@ -375,9 +374,9 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
 
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
-    asked = {name: found for name in letters.FILTERS if (found := fields.get(name, "").strip())}
+    asked = {name: found for name in jobs.FILTERS if (found := fields.get(name, "").strip())}
     _write_down(sources, session, request, "letters_redriven", urlencode(asked))
-    done = letters.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
+    done = jobs.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
     _log(session, "letters_redriven", f"{done.num_sent} dead letters")
     if "at" in asked:
         return f"/dead-letter?{urlencode({'at': asked['at']})}"

@@ -11,8 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop.console.page import NotFound, Page, as_json, moment, wants_json
 from alphaloop.console.reading import Sources
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.wording import minute
 

@@ -18,8 +18,7 @@ from alphaloop.explaining.wording import document, opening
 from alphaloop.messages import Purpose
 from alphaloop.pages import drawing
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_targets, with_waiting

@@ -10,7 +10,7 @@ The evidence of a key: all of it, and its recent window.
 
 Two sums are kept, because it is not known how long old evidence stays valid:
 
-* `all`: fades with time alone (`worker.history_half_life_days`). Precise, slow to notice a change.
+* `all`: fades with time alone (`HALF_LIFE`). Precise, slow to notice a change.
 * `recent`: the recent window, part of `all`. Fades faster, by half every 6 hours and by half every 16 jobs added.
 
     all    = all · 2^(-Δt/half_life)                  + job      (… _w2 columns: the factor squared)
@@ -45,6 +45,9 @@ from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, Exp
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.posterior import Counts
 from alphaloop.errors import AlphaloopError
+
+#: Age at which a job counts half.
+HALF_LIFE: Final = timedelta(days=3)
 
 
 class InconsistentEvidence(AlphaloopError, ValueError):

@@ -13,7 +13,7 @@ from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
-from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, Place
+from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
@@ -438,7 +438,7 @@ def _configured(database: Database, settings: Settings, at: datetime) -> WhatRun
         engines[0],
         serving(DraftRegistry(database), settings, engines[0].target_revision, at),
         settings.policy.limits(),
-        timedelta(days=settings.worker.history_half_life_days),
+        HALF_LIFE,
         batch if settings.models.target.engine == "own" else 0,
         batch,
         {},

@@ -15,7 +15,7 @@ from alphaloop.messages.codec import (
     with_prompt as with_prompt,
 )
 from alphaloop.messages.dead_letter import DeadLetter as DeadLetter, Origin as Origin, dead_letter as dead_letter
-from alphaloop.messages.headers import carried_headers as carried_headers, result_headers as result_headers
+from alphaloop.messages.headers import carried_headers as carried_headers
 from alphaloop.messages.answer_form import Constraint as Constraint
 from alphaloop.messages.body import Body as Body
 from alphaloop.messages.conversation import ChatMessage as ChatMessage

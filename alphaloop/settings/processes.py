@@ -96,7 +96,7 @@ class KafkaSettings(Section):
     num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
-    extra: dict[ExtraProperty, str | int | float | bool] = Field({})
+    extra: dict[ExtraProperty, str | int | float | bool] = Field({})  #: other properties of librdkafka, by their names
 
     @model_validator(mode="after")
     def _tokens_come_from_one_place(self) -> Self:
@@ -162,7 +162,6 @@ class PostgresSettings(Section):
     """How to reach the database."""
 
     url: SecretStr | None = None  #: postgresql://user:password@host:port/name; unset: an embedded server
-    pool_size: int = Field(2, ge=1)  #: most connections of one process; a worker has one more, for notices
     through_pooler: bool = (
         False  #: the URL leads to a pooler in transaction mode (PgBouncer): no prepared statements, notices or locks
     )
@@ -176,34 +175,40 @@ class PostgresSettings(Section):
         return replace(self.limits(), statement_s=_LONG_STATEMENT_S)
 
 
-class WorkerSettings(Section):
+class ListeningSettings(Section):
+    """What answers over HTTP."""
+
+    http_host: str = "127.0.0.1"  #: where it listens; of the console another than the machine's own needs a password
+
+
+class FiguresSettings(ListeningSettings):
+    """A process that says how it is: /metrics, /healthz, /readyz."""
+
+    metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
+
+
+class WorkerSettings(FiguresSettings):
     """configs/worker.toml."""
 
     batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
-    max_buffered: int = Field(4096, ge=1)  #: jobs of a lane that were read and are not yet decoded
     max_buffered_bytes: int = Field(
         64 << 20, ge=1 << 20
-    )  #: the same in bytes of messages, and so much again of unread ones, which wait behind others of their segment
+    )  #: of messages of a lane that were read and are not yet decoded, and so much again of unread ones behind them
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job is refused
     ignored_body_fields: tuple[str, ...] = (
         HARMLESS  #: unknown fields of a job's body that are dropped; others are refused
     )
     max_attempts: int = Field(3, ge=1)  #: further workers that may die with a job, alone, before it fails
-    suspect_delay_s: float = Field(5.0, ge=0)  #: a worker runs so long before it takes a job one died with, alone
     lease_s: float = Field(30.0, gt=0)  #: a claim expires this long after its worker renewed it last
     drain_s: float = Field(30.0, gt=0)  #: on SIGTERM: time for running jobs to finish
     max_step_s: float = Field(
         600.0, gt=0
     )  #: a longer step of the engine hangs: the process ends, and other workers take its jobs
-    http_host: str = "127.0.0.1"
     http_port: Port = 9464  #: /metrics, /healthz, /readyz; 0 picks a free one
-    metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
-    calibration_samples: int = Field(3, ge=1)  #: timings of a shape in each of three passes
     calibration_budget_s: float = Field(
         15.0, ge=0
-    )  #: at a start on an unknown device; required shapes may take longer; 0: inference servers are not asked
-    history_half_life_days: float = Field(3.0, gt=0)  #: age at which a job counts half
+    )  #: at a start on an unknown device; required shapes may take longer; 0: those alone, and servers are not asked
 
 
 class PolicySettings(Section):
@@ -219,12 +224,11 @@ class PolicySettings(Section):
         return PolicyLimits(**self.model_dump())
 
 
-class SchedulerSettings(Section):
+class SchedulerSettings(FiguresSettings):
     """configs/scheduler.toml."""
 
     interval_s: float = Field(3600.0, gt=0)  #: between measurement runs
     cron: str | None = None  #: five fields, UTC: when measurement runs are due, in place of interval_s
-    leader_check_s: float = Field(5.0, gt=0)  #: between two attempts to become, or to stay, the leader
     probe_max_age_s: float = Field(86_400.0, gt=0)  #: a drafter whose newest probe is older is measured again
     probe_prompts: int = Field(4, ge=1)  #: prompts of the probe set a run uses for each task and drafter
     probe_device_share: Share = 0.01  #: share of the last day's device time that probes may take
@@ -237,12 +241,9 @@ class SchedulerSettings(Section):
     jobs_retention_days: int = Field(
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
-    report_folder: Path | None = None  #: unset: data_dir/reports
     notify_urls: tuple[SecretStr, ...] = ()  #: addresses that are told of drift and incidents, as apprise writes them
     notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they are told of, besides
-    http_host: str = "127.0.0.1"
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
-    metrics_password: SecretStr | None = None  #: unset: /metrics is open to whoever reaches the port
 
 
 class StartupSettings(Section):
@@ -271,12 +272,11 @@ PublicUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+$", max_
 _LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
-class ConsoleSettings(Section):
+class ConsoleSettings(ListeningSettings):
     """The web page that a scheduler serves. Without a password it only shows figures."""
 
     is_on: bool = True
-    http_host: str = "127.0.0.1"  #: another address than the machine's own needs a password
-    http_port: int = Field(9466, ge=0, le=65535)  #: 0 picks a free one
+    http_port: Port = 9466  #: 0 picks a free one
     public_url: PublicUrl | None = (
         None  #: what people type where it is not http_host and http_port, such as https://alphaloop.example.org
     )

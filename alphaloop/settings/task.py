@@ -1,29 +1,63 @@
-"""`[tasks.NAME]`: one task, and what decisions know of it."""
+"""configs/tasks.toml: `[tasks.NAME]`, one task and what decisions know of it, and `[segments.NAME]`, what jobs of one
+customer or product may take from others.
+
+`Bindings` says which target decodes which task, and which topics its workers therefore read. The workers of all targets
+form one consumer group, so that the offsets of a task stay when it is bound to another target. Each topic of jobs has
+exactly one target: its task's, and the default one where the task names none or is not known.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.job_facts import Aim, Objective, TaskRules
 from alphaloop.messages.job import Decoding
+from alphaloop.messages.topics import task_read_from
 from alphaloop.settings.section import Section
 
 PromptPattern = Annotated[str, Field(min_length=1, max_length=500)]
 
 
-class TaskSettings(Section):
-    """One task of configs/tasks.toml: the defaults of its jobs."""
+#: The table of every segment that has none of its own, and of the jobs without a segment.
+OTHERS: Final = "*"
+
+
+class SharingSettings(Section):
+    """What shares the device with others of its kind."""
+
+    weight: float = Field(
+        1.0, ge=0.01, le=100.0
+    )  #: tasks with waiting jobs share a worker's device time in proportion to their weights, and segments a task's
+
+
+class SegmentSettings(SharingSettings):
+    """One segment. `"*"` is the table of each one without its own, and of jobs without one."""
+
+    max_waiting_jobs: int | None = Field(
+        None, ge=1
+    )  #: requests of its API batches that may wait; meanwhile a new batch is told to come later. Unset: any number
+
+
+def settings_of_segment(segments: Mapping[str, SegmentSettings], segment: str) -> SegmentSettings:
+    """The settings of a segment; the empty one is that of jobs without a segment."""
+    return segments.get(segment) or segments.get(OTHERS) or _DEFAULTS
+
+
+_DEFAULTS: Final = SegmentSettings()
+
+
+class TaskSettings(SharingSettings):
+    """One task: the defaults of its jobs."""
 
     description: str = ""
     model: str | None = Field(
         None, min_length=1, max_length=200
     )  #: the target that decodes its jobs, by its models.target.name; unset: default_model
-    weight: float = Field(
-        1.0, ge=0.01, le=100.0
-    )  #: while several tasks have waiting jobs, they share the device time of a worker in proportion to their weights
     high_topic: bool = False  #: whether a worker creates `jobs.<task>.high` when it starts, for jobs that go first
     max_tokens: int = Field(256, ge=1)
     temperature: float = Field(0.0, ge=0.0, le=2.0)
@@ -76,3 +110,32 @@ class TaskSettings(Section):
                 "Expected one target, target_time_per_token_ms or target_time_to_first_token_ms; leave out one",
             )
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Bindings:
+    """What configs/tasks.toml says of tasks and targets."""
+
+    tasks: Mapping[str, TaskSettings]
+    default_model: str | None = None  #: the target of every other task; None: one target decodes all
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """Every target that is named, the default one first; none where one target decodes all."""
+        named = (one.model for one in self.tasks.values())
+        return tuple(dict.fromkeys(one for one in (self.default_model, *named) if one is not None))
+
+    def target_of(self, task: str) -> str | None:
+        """The target that decodes the task's jobs; None: whichever runs."""
+        its = self.tasks.get(task)
+        return self.default_model if its is None or its.model is None else its.model
+
+    def is_of(self, target: str, task: str) -> bool:
+        """Whether the workers of this target decode the task's jobs."""
+        return self.target_of(task) in (None, target)
+
+    def topics_of(self, target: str, topics: Iterable[str]) -> frozenset[str]:
+        """Of these topics those that the workers of this target read: with a task go its high lane and its retries."""
+        return frozenset(
+            topic for topic in topics if (task := task_read_from(topic)) is not None and self.is_of(target, task)
+        )

@@ -119,6 +119,10 @@ def _as_json(value: object) -> str:
     raise TypeError(f"no column holds {type(value).__name__}")
 
 
+#: Connections of a worker, and of a scheduler: a thread that waits for one loses milliseconds, and the server has few.
+POOL_SIZE: Final = 2
+
+
 class Database:
     """Connections to one database. Threads share it; close it once."""
 
@@ -486,20 +490,21 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
         return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
     if isinstance(error, PoolTimeout):
-        return StoreUnavailable(f"no free connection to {where}", hint="raise postgres.pool_size")
+        told = "this process waits for its own statements: pg_stat_activity says what those wait for"
+        return StoreUnavailable(f"no free connection to {where}", hint=told)
     original = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(original, psycopg.Error):
         return StoreError(f"{type(error).__name__} at {where}")
     state = original.sqlstate or ""
-    told = original.diag.message_primary
+    said = original.diag.message_primary
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
         refused = _tls_hint(str(original)) or _login_hint(original)
         if not state and refused is not None:
             return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
         hint = _hint(state) or _PASSING["08"]
-        return StoreUnavailable(f"no connection to {where}: {told or _first_line(original)}", hint=hint)
-    refusal = f"{where} refused a statement: {told or type(original).__name__} (SQLSTATE {state or 'unknown'})"
+        return StoreUnavailable(f"no connection to {where}: {said or _first_line(original)}", hint=hint)
+    refusal = f"{where} refused a statement: {said or type(original).__name__} (SQLSTATE {state or 'unknown'})"
     if state in _BUSY:
         return StoreBusy(refusal, hint=_hint(state))
     if state.startswith(tuple(_PASSING)):

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting
-from alphaloop.deciding.evidence import EvidenceSums, together
+from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums, together
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
@@ -120,7 +120,7 @@ _SETTING: Final = tuple(LoggedSetting.__slots__)
 class DecisionLog:
     """The table of choices that changed. The evidence kept with a change is faded by `half_life`."""
 
-    def __init__(self, database: Database, *, half_life: timedelta = timedelta(days=3)) -> None:
+    def __init__(self, database: Database, *, half_life: timedelta = HALF_LIFE) -> None:
         self._database = database
         self._half_life = half_life
 

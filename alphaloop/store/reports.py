@@ -26,8 +26,7 @@ from alphaloop.notifying import (
     report_news,
 )
 from alphaloop.store.database import Store, columns_of, of_row, values_of
-from alphaloop.store.drift import EventState, PastState, past_state
-from alphaloop.store.incidents import incident_of
+from alphaloop.store.drift import EventState, PastState, incident_of, past_state
 from alphaloop.tables import drift_event_states, drift_events, incidents, notification_sinks, notifications, reports
 
 

@@ -20,7 +20,7 @@ from alphaloop.acceptance import MOST_RUNS, Interval, share_interval
 from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.messages import Mode, Purpose
-from alphaloop.settings.bindings import Bindings
+from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Database, Store
 from alphaloop.store.decisions import DecisionChange, change_of
 from alphaloop.store.jobs import RUNNING

@@ -21,7 +21,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.settings.bindings import Bindings
+from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.

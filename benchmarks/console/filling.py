@@ -35,8 +35,15 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.drift import (
+    DriftEventStore,
+    EventChange,
+    EventContent,
+    EventState,
+    Incident,
+    IncidentKind,
+    IncidentStore,
+)
 from alphaloop.store.job_counts import DecodeRun, JobCounts
 from alphaloop.store.jobs import ClaimRequest, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts

@@ -16,7 +16,6 @@ from numba.core import config
 #: In the order in which they use each other. The last one is no part of the product: it notes when alarms are raised.
 _MODULES: Final = (
     "scheduler.drift.memory",
-    "scheduler.drift.statistics",
     "scheduler.drift.phases",
     "benchmarks.drift.raising",
 )

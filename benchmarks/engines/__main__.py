@@ -259,7 +259,7 @@ def _options() -> argparse.Namespace:
         "--history", type=int, nargs=2, default=[4, 16], help="jobs of every task by each policy before, by load"
     )
     parser.add_argument("--ahead", type=int, default=2, help="requests that may wait in a server's own queue")
-    parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="CALIBRATION_SAMPLES=1")
+    parser.add_argument("--worker", nargs="+", default=[], metavar="NAME=VALUE", help="BATCH_SIZE=8")
     add_prompts(parser, max_tokens=96, max_characters=3000)
     add_pair(parser)
     add_vllm(parser)

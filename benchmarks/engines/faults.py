@@ -68,7 +68,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(options.jobs)
     ]
     other = str(with_other_weights(dense_folder("bfloat16"), FOLDER / "other-weights"))
-    endpoint = {"ANSWER_S": str(options.answer_s), "SILENCE_S": str(options.answer_s)}
+    endpoint = {"ANSWER_S": str(options.answer_s)}
     with ExitStack() as stack:
         up = stack.enter_context(set_up(options, sorted(prompts), FOLDER / "faults", endpoint=endpoint))
         first, second, third, last = (jobs[place::4] for place in range(4))

@@ -21,7 +21,7 @@ from benchmarks.workers import Client, started_worker
 
 PLAIN, DRAFTING = "plain", "drafting"
 #: Settings of a worker whose costs do not matter: they are measured as shortly as possible.
-SHORT_CALIBRATION: Final = {"CALIBRATION_SAMPLES": "1", "CALIBRATION_BUDGET_S": "0"}
+SHORT_CALIBRATION: Final = {"CALIBRATION_BUDGET_S": "0"}
 _ALPHA: Final = """
     SELECT task, sum(num_jobs)::int, sum(alpha * num_jobs) / sum(num_jobs) FROM task_alpha_now
     WHERE purpose = 'traffic' AND alpha IS NOT NULL GROUP BY task ORDER BY task

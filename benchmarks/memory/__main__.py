@@ -32,7 +32,7 @@ from typing import Any, Final, cast
 import numpy as np
 from pydantic import SecretStr
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.lookup import MAX_NGRAM, EarlierResults
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings

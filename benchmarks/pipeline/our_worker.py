@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, SecretStr
 from alphaloop import logs
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings, TaskSettings, WorkerSettings
-from alphaloop.store.database import Database
+from alphaloop.store.database import POOL_SIZE, Database
 from benchmarks.contestants.process import open_answers
 from benchmarks.pipeline.instant_engine import InstantEngine
 from worker.assembly import assemble, owner_name
@@ -62,7 +62,7 @@ def main() -> None:
     engine = InstantEngine(order.num_slots)
     stop, hurry = threading.Event(), threading.Event()
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
-    database = Database(SecretStr(order.database_url), pool_size=settings.postgres.pool_size)
+    database = Database(SecretStr(order.database_url), pool_size=POOL_SIZE)
     producer = Producer(settings.kafka)
     worker = assemble(
         settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)

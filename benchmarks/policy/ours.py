@@ -22,7 +22,7 @@ from benchmarks.policy.stream import Cell
 from worker.costs.learning import LiveCosts
 from worker.engine import Step
 
-#: worker.history_half_life_days
+#: After so long, evidence counts half.
 HALF_LIFE: Final = timedelta(days=7)
 #: as in worker.costs.learning
 CORRECTION_HALF_LIFE: Final = 32

@@ -23,7 +23,7 @@ import psycopg
 from pydantic import SecretStr
 from rich.progress import Progress
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.settings.processes import UNLIMITED
 from alphaloop.store.database import Database
 from alphaloop.store.job_counts import RollupStore

@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
-from alphaloop.deciding.evidence import EvidenceSums
+from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums
 from alphaloop.kafka.offsets import Record
-from alphaloop.settings import Settings, TaskSettings
+from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import StateRow, with_jobs
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.paired import bootstrap
@@ -150,7 +150,7 @@ class Contest:
         self._decider = deciding.decider
         self._costs = deciding.costs
         self._evidence = deciding.evidence_cache
-        self._ledger = LedgerInMemory(timedelta(days=Settings().worker.history_half_life_days))
+        self._ledger = LedgerInMemory(HALF_LIFE)
         self._statics = statics
         self._max_tokens = max_tokens
         self._rng = rng

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from scheduler.drift.memory import (
     ACCEPTS,
+    CLOSING,
     DIRECTION,
     JOBS,
     LEARNING,
@@ -30,10 +31,6 @@ from scheduler.drift.memory import (
     Floats,
     JobTally,
     Memory,
-    is_open,
-)
-from scheduler.drift.statistics import (
-    CLOSING,
     advance,
     begin_event,
     clear,
@@ -45,6 +42,7 @@ from scheduler.drift.statistics import (
     find_noise,
     forget_blocks,
     is_fine,
+    is_open,
     join_blocks,
     learn,
     merge,

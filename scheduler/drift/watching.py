@@ -53,11 +53,14 @@ from scheduler.drift.memory import (
     empty_memory,
     empty_tally,
     from_document,
+    inflation,
     is_open,
+    merge,
+    reference_error,
+    standard_error,
     to_document,
 )
 from scheduler.drift.phases import DriftRules, Jobs, fold
-from scheduler.drift.statistics import inflation, merge, reference_error, standard_error
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)

@@ -20,8 +20,7 @@ from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
-from alphaloop.store.drift import DriftEvent
-from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.drift import DriftEvent, KnownIncident
 from alphaloop.store.task_figures import TaskFigures
 from scheduler.counts import RunCounts
 from scheduler.events import Flagged

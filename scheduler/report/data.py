@@ -11,8 +11,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.probe_plan import Why
-from alphaloop.store.drift import EventState
-from alphaloop.store.incidents import IncidentKind
+from alphaloop.store.drift import EventState, IncidentKind
 from scheduler.causes import Cause
 from scheduler.probing import Watched
 

@@ -1,12 +1,14 @@
-"""The report as one self-contained page, and the folder of reports: three files a run, `latest.html` and `index.html`.
+"""The report for a terminal of 80 columns, as one self-contained page, and the folder of reports: three files a run,
+`latest.html` and `index.html`.
 
 A page has no script and fetches nothing; everything from outside is escaped.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,23 +17,158 @@ from typing import Final
 
 from markupsafe import Markup
 
+from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.errors import ConfigError
+from alphaloop.experiment.wording import expectations, sentence, why
 from alphaloop.files import replace_file
 from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
+from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
-from alphaloop.wording import minute
-from scheduler.report.data import DriftReport, ExpectationLine
+from alphaloop.wording import minute, share, share_with_interval, words
+from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
 from scheduler.report.wording import (
+    apart_from_traffic,
     cost_of_all,
+    cost_of_jobs,
     cost_saved,
     costs,
     freshness,
     gap_lines,
+    measured_with,
     money,
     probe_spend,
     saved,
     told_changes,
 )
+
+WIDTH: Final = 80
+_WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
+HEADER: Final = ("task", "jobs", "drafted", "α_1", "α")
+_LEGEND: Final = (
+    "jobs: traffic of the last day.",
+    "drafted: share of its rounds in which a drafter was asked.",
+    "α_1: acceptance of its first drafted tokens [95 %].",
+    "α: pooled over positions, at its k.",
+)
+RIGHT: Final = frozenset({1, 2})
+
+
+def render_text(report: DriftReport) -> str:
+    """The report as plain text, ending with a newline."""
+    parts = [
+        f"alphaloop report, {minute(report.created_at)}",
+        *textwrap.wrap(report.headline, WIDTH),
+        f"Window: {report.covers_from:%Y-%m-%d %H:%M} to {report.covers_to:%Y-%m-%d %H:%M} UTC.",
+        *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
+        "",
+        "What changed",
+        f"  {told_changes(report.changes)}",
+        *_items((line.sentence for line in report.changes.lines), "  - "),
+        "",
+    ]
+    if report.tasks:
+        parts += _table([HEADER, *(_row(line) for line in report.tasks)])
+        parts += ["", *textwrap.wrap(" ".join((*_LEGEND, apart_from_traffic(report))), WIDTH), ""]
+        parts += ["Next job, as it would be decided now at the usual load of the last day"]
+        parts += [*_items(map(_next_job, report.tasks)), ""]
+    if report.incidents:
+        told = (
+            f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
+            for one in report.incidents
+        )
+        parts += ["Incidents", *_items(told), ""]
+    measured = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
+    none = "  no verdict yet: no slice of the switchback experiment was recorded in the last day"
+    parts += ["Measured speed-up", *(measured or [none]), ""]
+    if report.expectations:
+        told = (f"{one.task}: {expectations(one)}" for one in report.expectations)
+        parts += ["Expected and measured speed-up", *_items(told), ""]
+    if report.tasks:
+        parts += ["Saved by speculation", *_items(f"{task.task}: {saved(task)}" for task in report.tasks), ""]
+        priced = report.tasks if report.device_cost_per_hour is not None else ()
+        jobs = (f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in priced)
+        parts += ["Cost", *_items([cost_of_all(report), *jobs]), ""]
+    if report.gaps:
+        parts += ["Not measured", *_items(gap_lines(report)), ""]
+    parts += ["Drift", *_drift(report), ""]
+    parts += ["Probes", *_probes(report), ""]
+    told = (f"{it.name}: {it.status}" + (f": {it.status_reason}" if it.status_reason else "") for it in report.drafts)
+    parts += ["Drafts", *(_items(told) or ["  No worker has registered one."])]
+    return "\n".join(line.rstrip() for line in parts) + "\n"
+
+
+def _row(line: TaskLine) -> tuple[str, ...]:
+    return (
+        line.task,
+        str(line.num_jobs),
+        percent(line.done.drafted_share) if line.done else "-",
+        share_with_interval(line.alpha_1),
+        f"{share(line.alpha.mean)} ({measured_with(line)})" if line.alpha else "-",
+    )
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    # If the line would be too long, first the gaps shrink, then the task names, the only cells of any length.
+    gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
+    spare = WIDTH - sum(widths[1:]) - len(gap) * (len(widths) - 1)
+    widths[0] = max(8, min(widths[0], spare))
+    lines = []
+    for row in rows:
+        cells = [row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…", *row[1:]]
+        aligned = (
+            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
+        )
+        lines.append(gap.join(aligned))
+    lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
+    return lines
+
+
+def _next_job(line: TaskLine) -> str:
+    """What the next job of a task would do; where load made a difference, what was done at each."""
+    next_job, found = line.next_job, drafted_by_load(line.done)
+    told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
+    if next_job is not None:
+        told += f" {at_load(next_job)}, {why(line.reason or None, line.drafter, line.measured)}"
+    told += f"; {line.not_served}" if line.not_served else ""
+    return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
+
+
+def _items(told: Iterable[str], indent: str = "  ") -> list[str]:
+    return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent=indent, subsequent_indent="    ")]
+
+
+def _drift(report: DriftReport) -> list[str]:
+    lines = [] if report.drift else ["  None is open."]
+    for line in report.drift:
+        head = (
+            f"{line.id}. {line.task}, {line.drafter}: {words(line.cause)}, {line.state}, "
+            f"since {minute(line.opened_at)}; {costs(line)}"
+        )
+        lines += [*_items([head]), *_items((line.verdict, line.action), "    ")]
+    return [*lines, f"  {report.opened} opened and {report.closed} closed by this run."]
+
+
+def _probes(report: DriftReport) -> list[str]:
+    if not report.num_probe_sets:
+        return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
+    lines = [
+        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
+        + (f" and {line.num_scored} scored" if line.num_scored else "")
+        + f" for {_WHY[line.why]}, "
+        + (f"last measured {minute(line.last_probed)}" if line.last_probed else "never measured before")
+        for line in report.probes
+    ]
+    if report.probes_waiting:
+        waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
+        budget = f"of {report.probe_budget_device_s:.0f} device seconds"
+        lines += _items([f"Held back by the budget {budget}: {waiting}."])
+    return [
+        *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
+        f"  {probe_spend(report)}",
+    ]
+
 
 #: What the page says with.
 _SAYINGS: Final = (
@@ -146,5 +283,5 @@ def _written(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(
             f"expected a folder to write reports to, found {folder}: {error.strerror or error}",
-            hint="set scheduler.report_folder to a writable folder",
+            hint="set data_dir to a folder that this process may write",
         ) from None

@@ -10,8 +10,7 @@ from alphaloop.as_decoded import at_load
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.wording import draft_lengths, figure
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drift import EventState, PastState
-from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.drift import EventState, KnownIncident, PastState
 from alphaloop.store.workers import ServerLife
 from alphaloop.wording import acceptance_of, counted_apart, minute, span, words
 from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, TaskLine

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from alphaloop.embedded.brokers import EmbeddedKafka, new_cluster_id
 from alphaloop.embedded.process import free_ports
+from alphaloop.embedded.servers import EmbeddedKafka, new_cluster_id
 
 _HEAP_MB: Final = 320
 

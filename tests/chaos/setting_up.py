@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from pydantic import SecretStr
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.schema import upgrade
@@ -82,7 +82,6 @@ def real_fleet(size: Size, folder: Path, servers: Servers) -> Fleet:
     environment = {
         **_environment(size, folder, servers),
         **{f"ALPHALOOP_MODELS__TARGET__{name.upper()}": str(value) for name, value in REAL_TARGET.items()},
-        "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
     return Fleet(environment, folder / "logs", _NUM_REAL_WORKERS, name="real")
@@ -93,7 +92,6 @@ def schedulers(size: Size, folder: Path, servers: Servers) -> Fleet:
     environment = {
         **_environment(size, folder, servers),
         "ALPHALOOP_SCHEDULER__INTERVAL_S": str(size.measure_every_s),
-        "ALPHALOOP_SCHEDULER__LEADER_CHECK_S": "1",  # the lease of one that was killed runs out after six of them
         "ALPHALOOP_DATA_DIR": str(folder / "data"),
     }
     return Fleet(

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import psycopg
 from psycopg import sql
 
-from alphaloop.embedded.postgres import service_account
+from alphaloop.embedded.servers import service_account
 
 #: More than a run writes. Memory is taken by what is written only.
 _SIZE_BYTES: Final = 4 << 30

@@ -86,7 +86,10 @@ def _load_engine(models: object, *, num_slots: int) -> EchoEngine:
 if __name__ == "__main__":
     end_with_input()
     if sys.argv[1:2] == ["scheduler"]:
-        from scheduler.__main__ import main
+        from scheduler import __main__ as program
+        from scheduler import leadership
 
-        sys.exit(main(["run"]))
+        # A phase is short: one that takes over does so sooner than 30 s after the other was killed.
+        vars(leadership)["CHECK_S"], vars(program)["LEASE_S"] = 1.0, 6.0
+        sys.exit(program.main(["run"]))
     sys.exit(run())

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import psycopg
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.settings import KafkaSettings
 from tests.chaos.brokers import Brokers
 from tests.chaos.feeder import Feeder

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.embedded.brokers import EmbeddedKafka
+from alphaloop.embedded.servers import EmbeddedKafka
 from alphaloop.errors import BrokerError, BrokerUnavailable, DeliveryFailed, MessageTooLarge, StaleAssignment
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import TopicPartition

@@ -351,7 +351,7 @@ def test_calibration_measures_every_shape_and_leaves_no_trace(build: Build) -> N
     engine.admit(engine.prepare(job, GREEDY), VANILLA)
     engine.step()
     wanted = plan(engine, WorkerSettings(batch_size=2))
-    points = calibrate(engine, wanted, num_samples=2, budget_s=60.0)
+    points = calibrate(engine, wanted, budget_s=60.0)
     widest = engine.drafters[0].max_draft_tokens + 1
     shapes = {(p.kind, p.drafter, p.batch, p.width, p.context) for p in points}
     contexts = {shape.context for shape in wanted.needed if shape.kind is CostKind.ROUND}

@@ -24,8 +24,8 @@ from tests.fixtures.inference_server import (
 from tests.fixtures.models import VANILLA, finish, make_job
 from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
+from worker.servers.counters import LoadWatch, ask_num_present
 from worker.servers.engine import ServerEngine
-from worker.servers.load_watch import LoadWatch, ask_num_present
 
 VLLM = MetricsPage(num_strangers=3).text(4).encode()
 LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"

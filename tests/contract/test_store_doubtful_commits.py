@@ -13,8 +13,7 @@ from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import ClaimState, JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutcomeStore
 from tests.chaos.proxy import Proxy
 from tests.chaos.world import proxied
 from tests.fixtures.runs import claim, decode_run, num_pending, outcome, recorded_results, vanilla_counts

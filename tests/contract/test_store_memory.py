@@ -16,7 +16,7 @@ from alphaloop.probes import ProbeText, new_probe_set
 from alphaloop.settings import TaskSettings
 from alphaloop.store.api import Deed
 from alphaloop.store.database import Database
-from alphaloop.store.erasing import EraseStore, Erasure
+from alphaloop.store.housekeeping import EraseStore, Erasure
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore

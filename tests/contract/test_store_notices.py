@@ -19,7 +19,7 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from tests.fixtures.drift import content
-from worker.deciding.watch import Watch
+from worker.presence import Watch
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]
 

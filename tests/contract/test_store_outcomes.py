@@ -17,8 +17,7 @@ from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Status
 from alphaloop.store.database import Database
 from alphaloop.store.job_counts import ShadowRun
-from alphaloop.store.outbox import Outbox, OutboxMessage
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutboxMessage, OutcomeStore
 from tests.fixtures import runs
 from tests.fixtures.postgres import count
 from tests.fixtures.runs import (

@@ -13,13 +13,11 @@ from sqlalchemy import text
 
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
-from alphaloop.settings import PostgresSettings
 from alphaloop.settings.processes import SessionLimits
-from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock, Listener
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutcomeStore
 from alphaloop.store.schedule import LeaderLease
 from tests.fixtures.postgres import NUM_SESSIONS, count
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
@@ -49,7 +47,7 @@ def decode(database: Database, owner: str) -> None:
 
 
 def test_a_hundred_workers_share_a_few_sessions(database: Database, pooler_url: SecretStr) -> None:
-    size = PostgresSettings().pool_size
+    size = POOL_SIZE
     is_over, most = threading.Event(), 0
 
     def look() -> None:

@@ -11,8 +11,7 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox, OutboxMessage, RefusedResultStore
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutboxMessage, OutcomeStore, RefusedResultStore
 from tests.fixtures.runs import claim_request, num_pending, outcome, recorded_results
 
 pytestmark = pytest.mark.postgres

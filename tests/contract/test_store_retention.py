@@ -14,8 +14,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.housekeeping import TABLES, RetentionStore
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.outbox import Outbox
-from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.outcomes import Outbox, OutcomeStore
 from alphaloop.tables import cancellations, decisions, jobs, metadata, schedule_runs
 from tests.fixtures.runs import claim, outcome
 

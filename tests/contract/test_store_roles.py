@@ -12,7 +12,7 @@ from psycopg.errors import InsufficientPrivilege
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.notifying import open_sinks
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
 from alphaloop.store import schema

@@ -26,7 +26,7 @@ from tests.fixtures.deciding_worker import (
     run,
     unreachable,
 )
-from worker.deciding.keeping import StoredChoices
+from worker.deciding.decider import StoredChoices
 
 pytestmark = pytest.mark.postgres
 

@@ -60,7 +60,6 @@ def test_kill_9_in_mid_batch_loses_nothing_and_records_once(
         ALPHALOOP_KAFKA__SESSION_TIMEOUT_MS=str(settings.kafka.session_timeout_ms),
         ALPHALOOP_MODELS__TARGET__SOURCE=SMOLLM2,
         ALPHALOOP_MODELS__TARGET__DTYPE="float32",
-        ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1",
         ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
         ALPHALOOP_WORKER__LEASE_S="5",
     )

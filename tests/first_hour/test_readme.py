@@ -12,7 +12,6 @@ from tests.first_hour.walk import Walk
 
 #: Of the costs, what no decision can be taken without is measured, and no more.
 QUICK = {
-    "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
     "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
 }
 

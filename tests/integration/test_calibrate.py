@@ -27,7 +27,7 @@ def configs(tmp_path: Path, tiny_models: dict[str, Path], monkeypatch: pytest.Mo
         f'[models.target]\nname = "tiny"\nsource = "{tiny_models["llama"]}"\ndtype = "float64"\ndevice = "cpu"\n'
         "num_threads = 1\n[models.drafters.lookup]\n"
     )
-    (folder / "worker.toml").write_text("[worker]\nbatch_size = 2\ncalibration_samples = 1\n")
+    (folder / "worker.toml").write_text("[worker]\nbatch_size = 2\n")
     monkeypatch.setenv("ALPHALOOP_CONFIGS", str(folder))
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
 

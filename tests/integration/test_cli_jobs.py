@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from alphaloop.kafka.backlog import search, unfinished
-from alphaloop.outcomes.whereabouts import JobPlace, find_jobs
+from alphaloop.outcomes.reading import JobPlace, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore

@@ -79,7 +79,6 @@ WRONG_REPLAYS = [
     (("--set", "worker.batch_size=8"), "worker.batch_size: no decision of the past depends on it"),
     (("--configs", "/nonesuch"), "expected a folder of TOML files"),
     (("--set", "policy.prior_alpha=0.9"), "policy.prior_alpha: no such setting"),
-    (("--set", "worker.history_half_life_days=1"), "worker.history_half_life_days: expected a setting that a snapshot"),
     (("--set", "tasks.code.max_tokens=5"), "tasks.code.max_tokens: expected a setting that a snapshot is decided with"),
     (("--set", "models.drafters.lookup.max_draft_tokens=31"), "max_draft_tokens: expected at most "),
 ]

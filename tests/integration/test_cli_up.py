@@ -161,7 +161,6 @@ def test_a_demo_in_small(folder: Path, kafka_home: Path, tiny_models: dict[str, 
         ALPHALOOP_SCHEDULER__PROBE_PROMPTS="1",
         **FEW_TOPICS,
         KAFKA_HOME=str(kafka_home),
-        ALPHALOOP_WORKER__CALIBRATION_SAMPLES="1",
         ALPHALOOP_WORKER__CALIBRATION_BUDGET_S="0",
     )
     shown, told = process.communicate(timeout=580)

@@ -26,8 +26,7 @@ from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.schedule import ScheduleStore

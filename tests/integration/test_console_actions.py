@@ -14,8 +14,7 @@ from alphaloop.kafka.topics import CONTROL
 from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from tests.fixtures.console import Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.runs import claim

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from alphaloop.embedded import process
-from alphaloop.embedded.postgres import EmbeddedPostgres
+from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.errors import StartFailed
 
 pytestmark = pytest.mark.postgres

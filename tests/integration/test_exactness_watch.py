@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from alphaloop.store.database import Database
-from alphaloop.store.incidents import IncidentKind, IncidentStore
+from alphaloop.store.drift import IncidentKind, IncidentStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
 from tests.fixtures.models import VANILLA, Reference, decode_one, lookup_decision

@@ -13,7 +13,7 @@ from alphaloop.settings import SegmentSettings, Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.broker import lag
-from tests.fixtures.worker import Client, SteppedEngine, by_id, changed, running_worker, until
+from tests.fixtures.worker import Client, SteppedEngine, by_id, running_worker, until
 from tests.integration.test_worker_continuous import job, started, stepped_worker
 from tests.integration.test_worker_flow import assert_counts_add_up
 from worker.feed import LEAST_AHEAD
@@ -32,8 +32,8 @@ def test_a_batch_that_came_first_holds_up_another_segment_by_few_jobs(
 ) -> None:
     """Both lie in one partition, the batch is many times what a worker reads, and it is stopped in the midst."""
     monkeypatch.setattr("worker.feed.AHEAD_S", 0.0)
-    settings = changed(worker_settings, worker={"max_buffered": 64})
-    settings = settings.model_copy(update={"segments": {"gold": SegmentSettings(weight=2.0)}})
+    monkeypatch.setattr("worker.assembly.MAX_BUFFERED", 64)
+    settings = worker_settings.model_copy(update={"segments": {"gold": SegmentSettings(weight=2.0)}})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     batch = [f"batch-{number}" for number in range(NUM_BATCH)]
     others = [f"gold-{number}" for number in range(NUM_OTHERS)]

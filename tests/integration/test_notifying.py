@@ -15,8 +15,7 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.notifying import NewsKind, open_sinks
 from alphaloop.settings import SchedulerSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore, EventChange, EventState
-from alphaloop.store.incidents import Incident, IncidentKind, IncidentStore
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
 from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import notifications

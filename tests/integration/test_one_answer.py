@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import Interval
 from alphaloop.experiment.wording import figure, sentence
-from alphaloop.settings import SchedulerSettings, TaskSettings, load_settings
+from alphaloop.settings import TaskSettings, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
@@ -44,7 +44,7 @@ class Asked:
     def run_scheduler(self) -> None:
         """A run now."""
         tasks = {task: TaskSettings() for task in NUM_JOBS}
-        update = {"tasks": tasks, "scheduler": SchedulerSettings(report_folder=self._folder)}
+        update = {"tasks": tasks, "data_dir": self._folder}
         settings = load_settings(None).model_copy(update=update)
         scheduler_of(self.database, settings, metrics=self.metrics).run_once(datetime.now(UTC))
 
@@ -56,7 +56,7 @@ def asked(
     with fresh_database(postgres_server, migrated_template) as url, Database(url) as database, console(url) as visitor:
         jobs = DecodedJobs(database, random.Random(seed))
         fill(jobs)
-        found = Asked(url, jobs, tmp_path_factory.mktemp("one") / "reports", visitor)
+        found = Asked(url, jobs, tmp_path_factory.mktemp("one"), visitor)
         found.run_scheduler()
         yield found
 

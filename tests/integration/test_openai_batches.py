@@ -17,8 +17,7 @@ from sqlalchemy import text
 
 from alphaloop.batches.advancing import Advancing
 from alphaloop.kafka.producer import Producer
-from alphaloop.settings import Settings
-from alphaloop.settings.segment import SegmentSettings
+from alphaloop.settings import SegmentSettings, Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.messages import batch_line

@@ -284,8 +284,7 @@ class FailingEngine(FakeEngine):
 
 @pytest.mark.postgres
 def test_a_worker_that_is_killed_amid_a_batch_costs_no_result(worker_settings: Settings) -> None:
-    limits = {"lease_s": 1.0, "suspect_delay_s": 0.2}
-    settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=limits)
+    settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker={"lease_s": 1.0})
     names = [f"job-{number}" for number in range(12)]
     with Client(settings) as client:
         batch = client.submit(

@@ -110,7 +110,7 @@ def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_is_follo
         assert len(json.load(response)["reports"]) == 1
     second = processes("scheduler", place.environment, folder="second")
     second.event("scheduler_ready")
-    process.process.kill()
+    assert process.stop() == 0
     second.event("leader_elected")
     assert second.stop() == 0
     assert "run_finished" not in {line.get("action") for line in second.events}, "it found the run of this week taken"

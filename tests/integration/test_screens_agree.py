@@ -27,8 +27,7 @@ from scheduler.metrics import EXPECTATION, SchedulerMetrics
 from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
 from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
-from scheduler.report.pages import render_page
-from scheduler.report.text import render_text
+from scheduler.report.pages import render_page, render_text
 from tests.fixtures.cli import Cli
 from tests.fixtures.deciding import keep_snapshot
 from tests.fixtures.runs import DEVICE, TARGET, block_rows, choose, shown_speedup, subject

@@ -17,7 +17,7 @@ from alphaloop.cli.status import told_of_waiting
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import Result, Status
-from alphaloop.outcomes.whereabouts import find_jobs
+from alphaloop.outcomes.reading import find_jobs
 from alphaloop.settings import Settings, TasksFile, load_settings
 from alphaloop.store.database import Database
 from alphaloop.store.task_figures import TaskFigures, with_targets

@@ -33,7 +33,7 @@ def test_a_worker_decodes_with_the_least_of_everything(worker_settings: Settings
     lowest = {name: section.model_copy(update=least(section)) for name, section in update.items()}
     settings = worker_settings.model_copy(update=lowest)
     assert settings.kafka.session_timeout_ms == 1000
-    assert settings.worker.max_buffered == 1
+    assert settings.worker.max_buffered_bytes == 1 << 20
     client = Client(settings)
     with running_worker(settings, FakeEngine()):
         client.send("code", [json.dumps({"task": "code", "prompt": f"tell story {n}"}).encode() for n in range(8)])

@@ -63,7 +63,6 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
     quick = {
         "ALPHALOOP_MODELS__TARGET__SOURCE": str(tiny_models["llama"]),
         "ALPHALOOP_MODELS__TARGET__DTYPE": "float32",
-        "ALPHALOOP_WORKER__CALIBRATION_SAMPLES": "1",
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
 

@@ -83,9 +83,7 @@ def settings(guarded: tuple[str, str], database_url: SecretStr) -> Settings:
             "extra": {"topic.metadata.propagation.max.ms": 1000},
         }
     )
-    loaded = load_settings(
-        profile="local", overrides={"postgres": {"url": database_url}, "worker": {"calibration_samples": 1}}
-    )
+    loaded = load_settings(profile="local", overrides={"postgres": {"url": database_url}})
     return loaded.model_copy(update={"kafka": kafka, "tasks": {name: loaded.tasks[name] for name in ("code", "sql")}})
 
 

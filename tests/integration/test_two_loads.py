@@ -18,7 +18,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
-from alphaloop.settings import SchedulerSettings, Settings, TaskSettings, load_settings
+from alphaloop.settings import Settings, TaskSettings, load_settings
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
@@ -60,7 +60,7 @@ def settings(cli_environment: None) -> Settings:
 
 
 def report_line(database: Database, settings: Settings, folder: Path) -> dict[str, Any]:
-    update = {"tasks": {"chat": TaskSettings()}, "scheduler": SchedulerSettings(report_folder=folder)}
+    update = {"tasks": {"chat": TaskSettings()}, "data_dir": folder}
     scheduler_of(database, settings.model_copy(update=update)).run_once(datetime.now(UTC))
     content: dict[str, Any] = database.scalar(text("SELECT content FROM reports"))
     return next(line for line in content["tasks"] if line["task"] == "chat")

@@ -136,14 +136,14 @@ def test_a_freed_slot_is_filled_in_the_next_round_and_results_do_not_wait_for_th
 def test_a_running_job_ends_in_the_round_after_its_cancellation_was_read_under_a_full_buffer(
     worker_settings: Settings,
 ) -> None:
-    settings = changed(worker_settings, worker={"max_buffered": 4, "max_buffered_bytes": 1 << 20})
+    settings = changed(worker_settings, worker={"max_buffered_bytes": 1 << 20})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job("job-0", LONG), job("job-1", LONG)], partition=0)
     with stepped_worker(settings, engine) as running:
         wait_until_claimed(running, 2)
         while len(engine.wait_at_round()) < 2:
             engine.allow()
-        client.send("code", [job(f"more-{number}", prompt="x" * 50_000) for number in range(60)], partition=0)
+        client.send("code", [job(f"more-{number}", prompt="x" * 50_000) for number in range(120)], partition=0)
         partitions = running.worker.intake._partitions
         full = [held for at, held in partitions.items() if at.topic == jobs_topic("code")]
         until(lambda: all(held.is_paused for held in full), "the topic's partitions are paused")

@@ -90,7 +90,7 @@ CRASHES: dict[str, tuple[tuple[str, ...], str | None, int]] = {
     "1 claim": (("claim",), None, 2),
     "2 decode": (("claim", "decode"), None, 2),
     "3 record": (("claim", "decode", "record"), None, 1),
-    "4 publish": (("claim", "decode", "record", "publish"), "alphaloop.store.outbox.Outbox.delete", 1),
+    "4 publish": (("claim", "decode", "record", "publish"), "alphaloop.store.outcomes.Outbox.delete", 1),
     "5 confirm": (("claim", "decode", "record", "publish"), "worker.intake.polling.Intake.finish", 1),
     "6 complete": (("claim", "decode", "record", "publish"), None, 1),
     "7 commit": (("claim", "decode", "record", "publish", "commit"), None, 1),

@@ -88,7 +88,7 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
     assert_counts_add_up(database, num_jobs=4)
 
 
-NUM_NORMAL = 60
+NUM_NORMAL = 120
 
 
 def num_high_in_flight(running: RunningWorker) -> int:
@@ -98,7 +98,7 @@ def num_high_in_flight(running: RunningWorker) -> int:
 
 def test_high_jobs_overtake_a_backlog_that_fills_every_buffer(worker_settings: Settings) -> None:
     """The queue and the buffer of the normal lane are full, its partitions are paused, and the high lane gets in."""
-    settings = changed(worker_settings, worker={"max_buffered": 4, "max_buffered_bytes": 1 << 20})
+    settings = changed(worker_settings, worker={"max_buffered_bytes": 1 << 20})
     client, engine = Client(settings), SteppedEngine(num_slots=1)
     ensure_topics(settings.kafka, (), high=["code"])
     large = [job(f"normal-{number}", 1, prompt="x" * 50_000) for number in range(NUM_NORMAL)]

@@ -18,7 +18,16 @@ from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import DIED, doomed_worker
 from tests.fixtures.postgres import count
-from tests.fixtures.worker import Client, RunningWorker, by_id, changed, everything, headers_of, running_worker, until
+from tests.fixtures.worker import (
+    Client,
+    RunningWorker,
+    by_id,
+    changed,
+    everything,
+    headers_of,
+    running_worker,
+    until,
+)
 from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
@@ -142,7 +151,7 @@ def job(number: int) -> bytes:
 
 def test_only_the_job_that_kills_workers_is_given_up(worker_settings: Settings, database: Database) -> None:
     """Slots and claims ahead hold a dozen jobs whenever the poison strikes. They are suspects, and run alone."""
-    leases = {"lease_s": 1.0, "suspect_delay_s": 0.2, "max_attempts": 2}
+    leases = {"lease_s": 1.0, "max_attempts": 2}
     settings = changed(worker_settings, kafka={"session_timeout_ms": 1500}, worker=leases)
     client = Client(settings)
     client.send("code", [job(number) for number in range(NUM_JOBS)], partition=0)

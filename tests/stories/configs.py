@@ -28,7 +28,6 @@ max_draft_tokens = 3
 
 [worker]
 http_port = 0
-calibration_samples = 1
 calibration_budget_s = 0.0
 
 [scheduler]

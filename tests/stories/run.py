@@ -15,8 +15,7 @@ from alphaloop.cli.services import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
 from alphaloop.store.drafts import DraftRegistry
-from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.incidents import IncidentStore
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
 from tests.stories.asking import Asking

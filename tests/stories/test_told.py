@@ -9,8 +9,7 @@ import pytest
 
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drafts import DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftEvent, EventContent
-from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
+from alphaloop.store.drift import DriftEvent, EventContent, Incident, IncidentKind, KnownIncident
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 from tests.stories.told import LOOKUP, SMALL, Story, judge_stories
 

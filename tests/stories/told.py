@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from alphaloop.store.drafts import DraftRevision, DraftStatus
-from alphaloop.store.drift import DriftEvent
-from alphaloop.store.incidents import KnownIncident
+from alphaloop.store.drift import DriftEvent, KnownIncident
 from scheduler.causes import Cause
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 

@@ -22,6 +22,8 @@ from worker.engine import AsksServers, Engine
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
 NUM_PASSES: Final = 3
+#: Timings of a shape in each of them, of which the median counts.
+NUM_SAMPLES: Final = 3
 FAR_CONTEXT: Final = 2048
 _EACH_WIDTH: Final = 5  #: every width up to it is measured
 PROMPT_TOKENS: Final = (64, 512)
@@ -142,7 +144,6 @@ def calibrate(
     engine: Engine,
     wanted: Plan,
     *,
-    num_samples: int,
     budget_s: float,
     on_measured: Callable[[int, int], None] = lambda done, total: None,
     clock: Callable[[], float] = time.perf_counter,
@@ -151,13 +152,13 @@ def calibrate(
 
     Other work on the machine only ever adds to a time, and a decision rests on ratios between shapes, so one shape
     measured in a busy moment would distort every decision. The first pass settles which shapes are measured: a group is
-    begun if the time it is foreseen to take fits `budget_s` in all passes. `on_measured` is told how many measurements
-    are done and how many are foreseen.
+    begun if the time it is foreseen to take fits `budget_s` in all passes. Without a budget each shape is timed once in
+    a pass. `on_measured` is told how many measurements are done and how many are foreseen.
 
     Raises DecodeFailed where a needed shape of the target cannot be measured; a group that refines is left out instead.
     So is a drafter that fails, with all its shapes: no decision takes a drafter whose costs are not known.
     """
-    began = clock()
+    began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
     done, total = 0, NUM_PASSES * len(wanted.needed)

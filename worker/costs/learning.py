@@ -117,9 +117,7 @@ def open_costs(
     timed, points = timed_by(drafters), known
     if (lacking := plan(engine, settings, known).missing(known)).needed:
         log.info("measuring what a round costs here", extra=told)
-        found = calibrate(
-            engine, lacking, num_samples=settings.calibration_samples, budget_s=settings.calibration_budget_s
-        )
+        found = calibrate(engine, lacking, budget_s=settings.calibration_budget_s)
         store.save(key, with_shared_weights(found, timed))
         points = store.load(key).points
     num_new = len(points) - len(known)

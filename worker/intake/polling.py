@@ -19,7 +19,7 @@ from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.settings import Settings, WorkerSettings
+from alphaloop.settings import Settings
 from worker.background import BackgroundThread, BoundedQueue
 from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
 
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 POLL_S: Final = 0.2
 #: Messages taken from the client between two looks at partitions and completions, as far as there is room for them.
 MOST_AT_ONCE: Final = 64
+#: Jobs of a lane that are read ahead, however small: enough for any share between segments, and little to read again.
+MAX_BUFFERED: Final = 4096
 #: Between two commits of offsets: what ended in between is read again after a crash, and answered from its record.
 COMMIT_INTERVAL_S: Final = 1.0
 #: Offsets between the oldest unfinished job and the newest taken.
@@ -60,7 +62,7 @@ def open_intake(
     return Intake(
         consumer,
         topics,
-        limits=settings.worker,
+        max_bytes=settings.worker.max_buffered_bytes,
         most_message_bytes=settings.kafka.max_message_bytes,
         hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
         name=name,
@@ -80,7 +82,8 @@ class Intake:
     source: Consumer
     first: Collection[str]
     _: KW_ONLY
-    limits: WorkerSettings
+    max_bytes: int
+    max_jobs: int = MAX_BUFFERED
     most_message_bytes: int
     now: Callable[[], datetime]
     hand_over_s: float = 0.0
@@ -114,8 +117,8 @@ class Intake:
 
     def _lane(self) -> BoundedQueue[Delivery]:
         return BoundedQueue(
-            max_items=self.limits.max_buffered,
-            max_bytes=self.limits.max_buffered_bytes,
+            max_items=self.max_jobs,
+            max_bytes=self.max_bytes,
             num_bytes_of=lambda delivery: delivery.num_bytes,
             give_up=lambda: True,  # the thread must go on polling, and keeps the bounds by pausing partitions
         )

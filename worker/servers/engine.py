@@ -48,11 +48,11 @@ from worker.engine import (
     TokenDelta,
 )
 from worker.servers.client import ServerClient
+from worker.servers.counters import LoadWatch
 from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
 from worker.servers.identity import NamedServers, ask_identity, name_servers
-from worker.servers.load_watch import LoadWatch
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
 from worker.servers.testing import Tests, Timing, why_not
 

@@ -4,28 +4,338 @@
     due_tests → a test → tested
 
 Pure: the caller sends requests and tests, and asks again when something changed. One thread uses it.
+
+Whose fault a failure was is judged here too, of servers that die and of jobs that kill them.
+`Suspicion` says what happens to a request that failed: it goes on elsewhere, it runs alone, or its job is to blame.
+
+| what failed, and what a test of the server says | then |
+|---|---|
+| the request is refused, or too long | blame, for good |
+| it never reached the server, or that is busy, or refuses the login | again, as often as it takes |
+| an error of the server or an invalid reply, the server is well | again elsewhere; the second time blame |
+| cut or silent, the server is well | again elsewhere; the second time alone; the third time blame |
+| the server is gone | again elsewhere; the second time alone; gone twice with it alone: blame, for good |
+| all servers are gone at once | again; after ten times alone; three times more while it is alone: blame |
+
+Innocent requests are in flight when a server dies, too, and a rolling restart may follow one of them from server to
+server. So no death counts that a job shared with others, and one alone may be chance.
+
+`Deaths` knows when endpoints went away, and whether all of them did so at once. As soon as one has gone, the others are
+tested. One that passes shows that the network is well; where none does, it was an outage of all, and says nothing
+against the requests that were in flight.
+
+`Alone` keeps endpoints for requests that have to run alone. A kept endpoint takes nothing new; once it is empty and has
+just shown that it is well, a suspect goes there. At most half of the fleet is kept at a time, or one. The only open
+endpoint of a route rests after a suspect for as long as it was kept, if others wanted it meanwhile.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Final
+from typing import Final, Literal
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import AlphaloopError, ModelNotServed, RequestKillsServer
-from worker.servers.fleet_member import EndpointStatus, InferenceServer, Member, SuspectCounts
-from worker.servers.health import (
-    ASKS_AGAIN_S,
-    Alone,
-    Deaths,
-    FailureVerdict,
-    Suspicion,
-    needs_test,
+from alphaloop.errors import (
+    AlphaloopError,
+    ModelNotServed,
+    ReplyCut,
+    ReplyInvalid,
+    RequestKillsServer,
+    ServerBusy,
+    ServerFailed,
+    ServerLoginRefused,
+    ServerSilent,
+    ServerUnavailable,
+    ServerUnreachable,
 )
+from worker.servers.fleet_member import JOBS_FAULT, EndpointStatus, InferenceServer, Member, SuspectCounts, is_gone
 from worker.servers.load import Flight, Landing, LoadSums
+
+_NOBODYS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)
+#: Said by a server about one request; what is lost on the way may have had other causes.
+_SAID: Final = (ServerFailed, ReplyInvalid)
+_LOST: Final = (ServerSilent, ReplyCut, ServerUnavailable)
+
+_SAID_TO_BLAME: Final = 2
+_FAILED_TO_BE_ALONE: Final = 2
+_FAILED_TO_BLAME: Final = 3
+_DEATHS_TO_BE_ALONE: Final = 2
+_OUTAGES_TO_BE_ALONE: Final = 10
+_OUTAGES_ALONE_TO_BLAME: Final = 3
+_DEATHS_ALONE_TO_BLAME: Final = 2
+_MOST_RECORDS: Final = 10_000
+#: Endpoints that go away within this time of each other did so at once: a test may take as long until it is given up.
+_AT_ONCE_S: Final = 90.0
+_RECENT_S: Final = 600.0
+_REMEMBERED: Final = 256
+#: A caller that waits asks again within this time; an endpoint that no caller asks for is not kept.
+ASKS_AGAIN_S: Final = 5.0
+#: A server that was well so lately will be alive when the suspect comes.
+_WELL_S: Final = 5.0
+_JUST_STARTED_S: Final = 600.0
+
+
+def needs_test(error: AlphaloopError) -> bool:
+    """Whether the server has to be tested before it can be judged whose fault it was."""
+    return isinstance(error, _SAID + _LOST) and not isinstance(error, _NOBODYS_FAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class FailureVerdict:
+    """What happens to a request that failed."""
+
+    action: Literal["again", "alone", "blame"]
+    error: AlphaloopError  #: of a job that is to blame: what its result says
+    is_final: bool = False  #: of a job that is to blame: whether the same request would fail for ever
+    avoid: frozenset[str] = frozenset()  #: endpoints that the next try avoids
+
+
+@dataclass(slots=True)
+class _Record:
+    """The failures of one job."""
+
+    last: AlphaloopError | None = None
+    num_said: int = 0
+    num_lost: int = 0
+    failed_at: set[str] = field(default_factory=set)
+    deaths: list[tuple[Death, bool]] = field(default_factory=list)  #: each with whether the job was alone then
+
+
+class Suspicion:
+    """The failures of jobs that have not ended. One thread uses it."""
+
+    def __init__(self, deaths: Deaths) -> None:
+        self._deaths = deaths
+        self._records: dict[str, _Record] = {}
+
+    @property
+    def num_alone(self) -> int:
+        """Jobs that have to run alone. Any thread may ask."""
+        return sum(self._is_suspect(record) for record in list(self._records.values()))
+
+    def judge(
+        self, job_id: str, flight: Flight, error: AlphaloopError, test: AlphaloopError | None
+    ) -> FailureVerdict | None:
+        """What happens to a job whose request failed; `test` is the error of the test of the server that followed.
+
+        None: not known until tests of other endpoints have ended.
+        """
+        if isinstance(error, JOBS_FAULT):
+            return FailureVerdict("blame", error, is_final=True)
+        if isinstance(error, _NOBODYS_FAULT):
+            return self._next_try(self._records.get(job_id, _Record()), error)
+        if not needs_test(error):
+            return FailureVerdict("blame", error)
+        record = self._record_of(job_id)
+        record.last = error
+        if (death := self._deaths.in_flight(flight)) is None and test is not None and is_gone(test):
+            death = self._deaths.note(flight.endpoint)  # of one that was down already, and still answered
+        if death is not None:
+            if flight.is_alone and not self._deaths.is_settled(death):
+                return None
+            record.deaths.append((death, flight.is_alone))
+            return self._of_deaths(record, error)
+        if test is None or isinstance(test, ServerBusy):
+            return self._of_failures(record, flight.endpoint, error)
+        return self._next_try(record, error)  # the server is wrong in a way that its test shows
+
+    def standing(self, job_id: str) -> FailureVerdict | None:
+        """How a job that has failed here goes on now; None of one that has not."""
+        record = self._records.get(job_id)
+        return None if record is None or record.last is None else self._next_try(record, record.last)
+
+    def forget(self, job_id: str) -> None:
+        """The job has ended."""
+        self._records.pop(job_id, None)
+
+    def _record_of(self, job_id: str) -> _Record:
+        """The job's record. A caller that gives a job back does not call `forget`, so the oldest records go."""
+        if job_id not in self._records and len(self._records) >= _MOST_RECORDS:
+            del self._records[next(iter(self._records))]
+        return self._records.setdefault(job_id, _Record())
+
+    def _of_deaths(self, record: _Record, error: AlphaloopError) -> FailureVerdict:
+        alone = [death for death, was_alone in record.deaths if was_alone]
+        outages = [death for death in alone if self._deaths.is_outage(death)]
+        num_counted = len(alone) - len(outages)
+        if num_counted < _DEATHS_ALONE_TO_BLAME and len(outages) < _OUTAGES_ALONE_TO_BLAME:
+            return self._next_try(record, error)
+        killed = RequestKillsServer(
+            f"{len(alone)} times a server died while it worked on this request alone: "
+            f"{', '.join(sorted({death.endpoint for death in alone}))}",
+            hint="read the server's own log at that time, and report the request to its makers",
+        )
+        return FailureVerdict("blame", killed, is_final=num_counted >= _DEATHS_ALONE_TO_BLAME)
+
+    def _of_failures(self, record: _Record, endpoint: str, error: AlphaloopError) -> FailureVerdict:
+        """The server is well."""
+        record.failed_at.add(endpoint)
+        if isinstance(error, _SAID):
+            record.num_said += 1
+        else:
+            record.num_lost += 1
+        if record.num_said >= _SAID_TO_BLAME or record.num_said + record.num_lost >= _FAILED_TO_BLAME:
+            return FailureVerdict("blame", error)
+        return self._next_try(record, error)
+
+    def _next_try(self, record: _Record, error: AlphaloopError) -> FailureVerdict:
+        deaths = [death for death, _ in record.deaths]
+        if not self._is_suspect(record):
+            return FailureVerdict(
+                "again", error, avoid=frozenset(record.failed_at | {death.endpoint for death in deaths})
+            )
+        # Alone it goes rather to endpoints that have just started, which a rolling restart has behind it; so those
+        # where it died with others are not avoided, but those that die without it are.
+        alone = {death.endpoint for death, was_alone in record.deaths if was_alone}
+        return FailureVerdict("alone", error, avoid=frozenset(record.failed_at | alone | self._deaths.flapping(deaths)))
+
+    def _is_suspect(self, record: _Record) -> bool:
+        num_outages = sum(self._deaths.is_outage(death) for death, _ in record.deaths)
+        return (
+            record.num_said + record.num_lost >= _FAILED_TO_BE_ALONE
+            or len(record.deaths) - num_outages >= _DEATHS_TO_BE_ALONE
+            or num_outages >= _OUTAGES_TO_BE_ALONE
+        )
+
+
+@dataclass(slots=True, eq=False)
+class Death:
+    """An endpoint that was up went away."""
+
+    endpoint: str
+    at_s: float
+    left: frozenset[str]  #: endpoints that were still there
+    is_witnessed: bool = False  #: whether one of them was well afterwards, before it went away too
+
+
+class Deaths:
+    """The last deaths of a fleet's endpoints. One thread uses it; times are seconds on the clock."""
+
+    def __init__(self, members: Mapping[str, Member], *, clock: Callable[[], float]) -> None:
+        self._members, self._clock = members, clock
+        self._deaths = {name: deque[Death](maxlen=_REMEMBERED) for name in members}
+
+    def note(self, name: str) -> Death:
+        """The endpoint has gone away now. Those that are left are to be tested."""
+        states = {other: member.circuit.state for other, member in self._members.items() if other != name}
+        left = frozenset(other for other, state in states.items() if state in ("up", "doubted"))
+        for other in left:
+            self._members[other].circuit.ask_for_test()
+        death = Death(name, self._clock(), left)
+        self._deaths[name].append(death)
+        return death
+
+    def passed(self, name: str) -> None:
+        """An endpoint that was not down has passed a test: it is a witness of the deaths between its start and that."""
+        circuit = self._members[name].circuit
+        up_since_s = -math.inf if circuit.up_again_s is None else circuit.up_again_s
+        for deaths in self._deaths.values():
+            for death in deaths:
+                if name in death.left and up_since_s <= death.at_s <= circuit.test_began_s:
+                    death.is_witnessed = True
+
+    def in_flight(self, flight: Flight) -> Death | None:
+        """The last death of the endpoint while the request was there; None where there was none."""
+        deaths = self._deaths[flight.endpoint]
+        return deaths[-1] if deaths and deaths[-1].at_s >= flight.began_s else None
+
+    def is_outage(self, death: Death) -> bool:
+        """Whether all endpoints went away at the same time, this one last or not: then it was none of the requests."""
+        if death.is_witnessed:
+            return False
+        if death.left:
+            return all(self._went_after(other, death) for other in death.left)
+        return any(self._went_before(other, death) for other in self._members if other != death.endpoint)
+
+    def is_settled(self, death: Death) -> bool:
+        """Whether it is known if the death was an outage's; if not, tests of other endpoints are under way."""
+        if death.is_witnessed:
+            return True
+        not_gone = [other for other in death.left if not self._went_after(other, death)]
+        return not any(self._members[other].circuit.is_test_coming for other in not_gone)
+
+    def flapping(self, besides: Collection[Death]) -> set[str]:
+        """Endpoints that died more than once lately, deaths in `besides` not counted."""
+        since_s = self._clock() - _RECENT_S
+        return {
+            name
+            for name, deaths in self._deaths.items()
+            if sum(death.at_s >= since_s and death not in besides for death in deaths) > 1
+        }
+
+    def _went_after(self, name: str, death: Death) -> bool:
+        return any(0 <= other.at_s - death.at_s <= _AT_ONCE_S for other in self._deaths[name])
+
+    def _went_before(self, name: str, death: Death) -> bool:
+        return any(
+            0 <= death.at_s - other.at_s <= _AT_ONCE_S and death.endpoint in other.left and not other.is_witnessed
+            for other in self._deaths[name]
+        )
+
+
+class Alone:
+    """Keeps endpoints of a fleet for suspects. One thread uses it."""
+
+    def __init__(self, members: Mapping[str, Member], *, clock: Callable[[], float], rng: Random) -> None:
+        self._members, self._clock, self._rng = members, clock, rng
+        self._asked_until_s = -math.inf
+
+    def choose(self, candidates: Sequence[Member]) -> str | None:
+        """One of the open `candidates` that is empty and well; None: wait, one is kept as soon as it may be."""
+        now = self._clock()
+        self._asked_until_s = now + ASKS_AGAIN_S
+        kept = [member for member in candidates if member.is_kept and not member.has_suspect]
+        if not kept and (picked := self._pick(candidates)) is not None:
+            picked.reserved_since_s = now
+            kept = [picked]
+        for member in kept:
+            member.reserved_until_s = now + ASKS_AGAIN_S
+            if member.places.num_in_flight:
+                continue
+            if member.circuit.well_s is not None and now - member.circuit.well_s <= _WELL_S:
+                return member.server.name
+            member.circuit.ask_for_test()
+        return None
+
+    def ended(self, member: Member) -> None:
+        """The suspect is there no more. Where another waits the endpoint is kept on, unless it has to rest."""
+        now = self._clock()
+        must_rest = member.is_wanted and self._is_last_of_route(member)
+        member.rests_until_s = now + max(0.0, now - member.reserved_since_s) if must_rest else now
+        member.has_suspect = member.is_wanted = False
+        is_kept_on = now < self._asked_until_s and not must_rest
+        member.reserved_since_s, member.reserved_until_s = now, now + ASKS_AGAIN_S if is_kept_on else -math.inf
+
+    def _pick(self, candidates: Sequence[Member]) -> Member | None:
+        """The endpoint to keep: rather not the only one of its route, just started, with few in flight."""
+        opened = [member for member in self._members.values() if member.is_open]
+        if sum(member.is_kept for member in opened) >= max(1, len(opened) // 2):
+            return None
+        now = self._clock()
+        free = [
+            (self._is_last_of_route(member), not self._has_just_started(member), member.places.num_in_flight, member)
+            for member in candidates
+            if not member.is_kept
+        ]
+        free = [found for found in free if not found[0] or now >= found[3].rests_until_s]
+        if not free:
+            return None
+        least = min(found[:3] for found in free)
+        return self._rng.choice([member for *key, member in free if tuple(key) == least])
+
+    def _is_last_of_route(self, member: Member) -> bool:
+        others = [other for other in self._members.values() if other is not member]
+        served = {route for other in others if other.is_open and not other.is_kept for route in other.routes}
+        return not served.issuperset(member.routes)
+
+    def _has_just_started(self, member: Member) -> bool:
+        up_again_s = member.circuit.up_again_s
+        return up_again_s is not None and self._clock() - up_again_s <= _JUST_STARTED_S
+
 
 #: Servers are asked for their load so long after the last request of ours began.
 _LOAD_LINGERS_S: Final = 10.0

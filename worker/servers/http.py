@@ -67,6 +67,7 @@ _AWAY: Final = frozenset({408, 425, 502, 503, 504})
 
 
 CONNECT_S: Final = 10.0
+MAX_SILENCE_S: Final = 60.0  #: between two pieces of a reply that has begun: nothing queues there
 MAX_REPLY_BYTES: Final = 64 << 20  #: of a whole reply, streamed or not
 MAX_EVENT_BYTES: Final = 8 << 20  #: of one event of a stream
 MAX_CONNECTIONS: Final = 1024
@@ -117,7 +118,7 @@ class HttpSession:
         """The content of a reply with status 200. Raises errors of alphaloop's for all others."""
         try:
             async with await self._answered(method, url, body) as response:
-                content = Content(response, self._endpoint.silence_s)
+                content = Content(response, min(self._endpoint.answer_s, MAX_SILENCE_S))
                 if response.status != 200:
                     raise refusal_of_reply(response.status, response.headers, await content.at_most(_MAX_REFUSAL_BYTES))
                 yield content

@@ -27,13 +27,12 @@ from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_
 from alphaloop.settings.models import EndpointSettings
 from worker.engine import AnswerPiece, Generation, Sampling
 from worker.servers.client import ServerClient
-from worker.servers.counters import ask_counters
+from worker.servers.counters import ask_counters, ask_num_present
 from worker.servers.draft_counts import DraftCounts
 from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import adapters_of, ask_identity, card_of
-from worker.servers.load_watch import ask_num_present
 from worker.servers.replies import Reply, SentRequest, generation_of
 
 log = logging.getLogger(__name__)

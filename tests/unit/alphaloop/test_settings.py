@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from alphaloop.contract import settings_reference
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import (
@@ -19,7 +20,6 @@ from alphaloop.settings import (
 )
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
-from alphaloop.settings.reference import settings_reference
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -57,12 +57,12 @@ def test_the_policys_dials_are_among_its_limits() -> None:
 
 
 def test_files_then_profile_then_overrides_then_environment(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    add(configs, "worker", "[worker]\nbatch_size = 2\nlease_s = 7\nmax_attempts = 5\nmax_buffered = 99\n")
-    add(configs, "near", "[worker]\nlease_s = 8\nmax_attempts = 6\nmax_buffered = 98\n")
-    monkeypatch.setenv("ALPHALOOP_WORKER__MAX_BUFFERED", "96")
-    settings = load_settings(configs, profile="near", overrides={"worker": {"max_attempts": 7, "max_buffered": 97}})
+    add(configs, "worker", "[worker]\nbatch_size = 2\nlease_s = 7\nmax_attempts = 5\nmax_step_s = 99\n")
+    add(configs, "near", "[worker]\nlease_s = 8\nmax_attempts = 6\nmax_step_s = 98\n")
+    monkeypatch.setenv("ALPHALOOP_WORKER__MAX_STEP_S", "96")
+    settings = load_settings(configs, profile="near", overrides={"worker": {"max_attempts": 7, "max_step_s": 97}})
     worker = settings.worker
-    assert (worker.batch_size, worker.lease_s, worker.max_attempts, worker.max_buffered) == (2, 8.0, 7, 96)
+    assert (worker.batch_size, worker.lease_s, worker.max_attempts, worker.max_step_s) == (2, 8.0, 7, 96.0)
 
 
 @pytest.mark.parametrize(

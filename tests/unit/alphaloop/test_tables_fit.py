@@ -20,7 +20,7 @@ from alphaloop.cli.app import app, commands
 from alphaloop.cli.screen import FittedTable, progress
 from alphaloop.cli.status import task_table
 from alphaloop.store.task_figures import TaskFigures
-from scheduler.report.text import render_text
+from scheduler.report.pages import render_text
 from tests.fixtures.reports import AT, full
 from tests.fixtures.runs import task_speedup
 

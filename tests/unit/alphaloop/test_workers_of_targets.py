@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.cli.status import told_of, told_of_waiting
-from alphaloop.outcomes.whereabouts import JobPlace, Whereabouts
+from alphaloop.outcomes.reading import JobPlace, Whereabouts
 from alphaloop.probe_plan import DueProbe, drafted
 from alphaloop.settings import Bindings, TaskSettings
 from alphaloop.store.task_figures import TaskFigures, with_targets

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alphaloop.messages import Decoding, Purpose, encode_job
 from alphaloop.probe_plan import DueProbe
 from alphaloop.probes import DecodedText, ProbeSet, ProbeText, TextPair
-from alphaloop.store.incidents import IncidentKind, KnownIncident
+from alphaloop.store.drift import IncidentKind, KnownIncident
 from scheduler.probing import PlannedJob, disproved, examine, make_jobs, merged
 from tests.fixtures.drift import probe_set
 from worker.engine import tolerance_of

@@ -18,10 +18,10 @@ from scheduler.report.pages import (
     page_name,
     render_index,
     render_page,
+    render_text,
     write_index,
     write_report,
 )
-from scheduler.report.text import render_text
 from tests.fixtures.reports import AT, NASTY, empty, full
 
 
@@ -161,4 +161,4 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
         write_index(tmp_path / "reports" / "inside", lambda _: "")
     with pytest.raises(ConfigError, match="reports") as caught:
         write_report(tmp_path / "reports", empty(), "", "")
-    assert "report_folder" in (caught.value.hint or "")
+    assert "data_dir" in (caught.value.hint or "")

@@ -12,8 +12,7 @@ from alphaloop.experiment.estimate import Verdict
 from alphaloop.measurements import TaskSpend
 from alphaloop.settings import ReportSettings
 from scheduler.report.build import cost_line, gaps, saved_device_s
-from scheduler.report.pages import render_page
-from scheduler.report.text import render_text
+from scheduler.report.pages import render_page, render_text
 from scheduler.report.wording import MAX_GAPS, cost_of_all, cost_of_jobs, gap_lines, money, probe_spend, saved
 from tests.fixtures.reports import empty, full, task_line
 from tests.fixtures.runs import task_speedup

@@ -11,8 +11,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.measurements import DriftSubject
 from alphaloop.server_identity import ServerIdentity
-from alphaloop.store.drift import EventState, PastState
-from alphaloop.store.incidents import Incident, IncidentKind, KnownIncident
+from alphaloop.store.drift import EventState, Incident, IncidentKind, KnownIncident, PastState
 from alphaloop.store.workers import ServerLife
 from scheduler.report.data import ChangeKind, DriftReport
 from scheduler.report.wording import changes_between, freshness

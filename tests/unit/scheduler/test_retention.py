@@ -15,7 +15,7 @@ from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import BrokerUnavailable
 from alphaloop.settings import ClaimCheckSettings, SchedulerSettings
 from alphaloop.store.housekeeping import TABLES, Dropped
-from scheduler.housekeeping import MessageRetention, Retention
+from scheduler.loop import MessageRetention, Retention
 from scheduler.report.pages import drop_reports
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -107,14 +107,14 @@ def test_each_table_has_its_age(tmp_path: Path) -> None:
 
 
 def test_jobs_outlive_the_messages_of_their_topics(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "scheduler.housekeeping"):
+    with caplog.at_level(logging.WARNING, "scheduler.loop"):
         asked = keep(tmp_path, lambda: 35 * DAY)
     assert asked["jobs"] == asked["cancellations"] == 36 * DAY
     assert "topics keep messages so long" in caplog.text
 
 
 def test_a_topic_without_limit_keeps_every_job(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "scheduler.housekeeping"):
+    with caplog.at_level(logging.WARNING, "scheduler.loop"):
         asked = keep(tmp_path, lambda: None)
     assert asked.keys() == {*TABLES} - {"cancellations", "redrives"}
     assert "without limit" in caplog.text

@@ -9,9 +9,10 @@ import pytest
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
-from tests.fixtures.turning import SUSPECT_DELAY_S, Feeding
+from tests.fixtures.turning import Feeding
 from worker.engine import PreparedJob, Sampling
 from worker.publishing import RecordedGroup
+from worker.running import SUSPECT_DELAY_S
 
 
 def num_held_bytes(one: Feeding) -> int:

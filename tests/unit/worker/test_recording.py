@@ -12,8 +12,7 @@ import pytest
 
 from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
-from alphaloop.store.outbox import OutboxMessage
-from alphaloop.store.outcomes import Outcome
+from alphaloop.store.outcomes import OutboxMessage, Outcome
 from tests.fixtures.publishing import (
     NOW,
     FinishedDeliveries,

@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from scheduler.drift.memory import SIZES, Memory, empty_memory
-from scheduler.drift.statistics import find_noise, share, weigh
+from scheduler.drift.memory import SIZES, Memory, empty_memory, find_noise, share, weigh
 
 MARGIN = 0.05
 NEVER = 1e300

@@ -60,7 +60,7 @@ class TimedEngine(FakeEngine):
 
 
 def measure(engine: TimedEngine, wanted: Plan, budget_s: float, **more: Any) -> list[CostPoint]:
-    return calibrate(engine, wanted, num_samples=3, budget_s=budget_s, clock=lambda: engine.now_s, **more)
+    return calibrate(engine, wanted, budget_s=budget_s, clock=lambda: engine.now_s, **more)
 
 
 def test_of_kin_the_one_with_the_longest_drafts_is_measured() -> None:

@@ -30,9 +30,7 @@ from tests.fixtures.costs import Store
 from tests.fixtures.deciding import some_snapshot
 from tests.fixtures.simulated import Clock
 from worker.admission import lane_of
-from worker.deciding import keeping as module
-from worker.deciding.decider import conditions_of, facts_of, subject_of
-from worker.deciding.keeping import WRITE_EVERY_S, SnapshotJournal
+from worker.deciding.decider import WRITE_EVERY_S, SnapshotJournal, conditions_of, facts_of, subject_of
 from worker.engine import CacheMemory, PreparedJob, Sampling
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
@@ -146,7 +144,7 @@ def test_decisions_are_written_once_a_second() -> None:
 def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "MOST_WAITING", 3)
+    monkeypatch.setattr("worker.deciding.decider.MOST_WAITING", 3)
     journal = journal_of(store := Store(), clock := Clock())
     store.is_away = True
     noted = [decision() for _ in range(5)]

@@ -14,7 +14,6 @@ import pytest
 from alphaloop.errors import BrokerError, FatalBrokerError
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.messages.headers import RetryHeaders
-from alphaloop.settings import WorkerSettings
 from tests.fixtures.publishing import NOW
 from tests.fixtures.worker import until
 from worker.intake.polling import MAX_LIST_S, Intake
@@ -127,8 +126,8 @@ def source() -> ScriptedSource:
 def started(source: ScriptedSource, **given: Any) -> Intake:
     """An intake of a few small messages that commits at once, but for what is given."""
     given = {"first": ["^jobs"], "commit_interval_s": 0.0, "now": lambda: NOW, **given}
-    limits = WorkerSettings(max_buffered=4, max_buffered_bytes=1 << 20)
-    intake = Intake(source, limits=limits, max_distance=10, most_message_bytes=1 << 10, **given)  # type: ignore[arg-type]
+    limits = {"max_jobs": 4, "max_bytes": 1 << 20, "max_distance": 10, "most_message_bytes": 1 << 10}
+    intake = Intake(source, **limits, **given)  # type: ignore[arg-type]
     intake.start()
     return intake
 

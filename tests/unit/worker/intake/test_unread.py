@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.fixtures.publishing import delivery
+from worker.feed import Unread, segment_in
 from worker.intake.partitions import Delivery
-from worker.intake.unread import Unread, segment_in
 
 MB = 1 << 20
 

@@ -23,9 +23,8 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from tests.fixtures.simulated import Clock, server_of
-from worker.servers.fleet import Fleet
+from worker.servers.fleet import ASKS_AGAIN_S, Fleet
 from worker.servers.fleet_member import EndpointStatus, InferenceServer
-from worker.servers.health import ASKS_AGAIN_S
 from worker.servers.load import Flight
 
 PLAIN = server_of("plain", None, 0, 4)

@@ -30,9 +30,8 @@ from alphaloop.errors import (
 from alphaloop.server_identity import Answer, ServerIdentity
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers import testing
-from worker.servers.fleet import Fleet
+from worker.servers.fleet import FailureVerdict, Fleet
 from worker.servers.fleet_member import InferenceServer
-from worker.servers.health import FailureVerdict
 from worker.servers.http import endpoint_of
 
 GONE = ServerUnreachable("no connection")

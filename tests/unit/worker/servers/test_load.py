@@ -21,11 +21,11 @@ from tests.fixtures.inference_server import MetricsPage
 from tests.fixtures.simulated import Clock
 from worker.engine import ServerLoad
 from worker.servers.client import ServerClient
+from worker.servers.counters import LoadWatch, num_present_on
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
 from worker.servers.load import FRESH_S, Flight
-from worker.servers.load_watch import LoadWatch, num_present_on
 
 NAMES = ("plain", "ngram")
 Event: TypeAlias = tuple[str, str, int]  #: what happens where, and with how many
@@ -85,7 +85,7 @@ class World:
                 await asyncio.sleep(0)
             watching.cancel()
 
-        with patch("worker.servers.load_watch.EVERY_S", 0.0):
+        with patch("worker.servers.counters.EVERY_S", 0.0):
             asyncio.run(watch())
 
     def others(self) -> list[float | None]:
