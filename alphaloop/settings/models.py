@@ -195,7 +195,7 @@ class LookupDrafterSettings(Section):
 
 
 class DraftModelDrafterSettings(Section):
-    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+    """A smaller model, read token by token; `alphaloop check-pair` judges a pair, also one of two tokenizers."""
 
     method: Literal["draft_model"] = "draft_model"
     source: str  #: in the forms of models.target.source
