@@ -242,7 +242,7 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
     """
     from worker.decoding.device import TARGET_SETTING
     from worker.decoding.drafters.head_files import check_heads, find_heads
-    from worker.decoding.pairing import check_pair, facts_of
+    from worker.decoding.pairing import check_pair, facts_of, translation_between
 
     served = settings.models.target
     dtype = order.dtype or served.dtype
@@ -262,6 +262,7 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
             max_draft_tokens=order.max_draft_tokens,
             room=room,
             draft_room=draft_room,
+            translation=translation_between(target, draft),
         )
     found = PairCheck(order.target, order.draft, findings)
     tell(ReportEvent(data=found))

@@ -211,7 +211,7 @@ class WeightsDrafterSettings(FilesSettings):
 
 
 class DraftModelDrafterSettings(WeightsDrafterSettings):
-    """A smaller model with the target's vocabulary, read token by token; `alphaloop check-pair` judges a pair."""
+    """A smaller model, read token by token; `alphaloop check-pair` judges a pair, also one of two tokenizers."""
 
     method: Literal["draft_model"] = "draft_model"
     dtype: Dtype | None = None  #: unset: the target's

@@ -18,7 +18,7 @@ from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
 from tests.fixtures.heads import eagle3
-from tests.fixtures.models import small_llama
+from tests.fixtures.models import byte_fallback, small_llama
 from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
 from worker.decoding.pairing import facts_of
 
@@ -110,6 +110,23 @@ def test_a_pair_that_fits_is_printed_as_a_table(
     assert verdicts["context"] == "warning"
     assert set(verdicts.values()) == {"verdict", "ok", "warning"}
     assert "(384 and 400)" in " ".join(printed.out.split())
+
+
+def test_a_draft_with_another_tokenizer_shows_what_it_shares(
+    tiny_models: dict[str, Path], draft: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(draft, tmp_path / "other")
+    byte_fallback().save_pretrained(folder)
+    done = CarriedOut(check_pair_order(tiny_models["llama"], folder))
+    assert done.code == 0
+    said = {one.check: (one.verdict, one.sentence) for one in found_by(done).findings}
+    assert said["vocabulary"][0] == "warning"
+    assert "260 of the target's 384 tokens are the draft's too, 74% of those of a sample text" in said["vocabulary"][1]
+    assert "by intersection" in said["vocabulary"][1]
+    assert said["special tokens"] == (
+        "ok",
+        "The end is '<eos>' for the target and '</s>' for the draft: one is proposed as the other.",
+    )
 
 
 def test_a_refused_pair_is_an_exit_code(tiny_models: dict[str, Path]) -> None:

@@ -10,8 +10,9 @@ refused if it cannot run, or cannot pay at any acceptance. A fact that costs acc
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.settings.models import Dtype
 from worker.decoding.device import pass_bytes
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
+from worker.decoding.drafters.translation import Translation
 from worker.decoding.models import (
     as_unsupported,
     attention_of,
@@ -63,6 +65,9 @@ class ModelFacts:
     kv_bytes_per_token: int
     pass_bytes_per_row: int  #: logits and probabilities of one position
     context_length: int
+    num_head_rows: int = 0  #: tokens that it can propose
+    is_tied: bool = False  #: its head are its embeddings
+    tokenizer: Any = field(default=None, compare=False, repr=False)  #: None: texts cannot be compared
 
     @property
     def weight_bytes(self) -> int:
@@ -78,6 +83,16 @@ class ModelFacts:
     def kv_bytes_per_slot(self) -> int:
         """Bytes of keys and values of one sequence that fills the context."""
         return self.kv_bytes_per_token * self.context_length
+
+    def proposing(self, num_tokens: int) -> ModelFacts:
+        """The same with a head that is cut to so many tokens: of one that the embeddings lend, a copy."""
+        num_cut = max(0, self.num_head_rows - num_tokens) * self.hidden_size
+        copied = num_tokens * self.hidden_size
+        return replace(
+            self,
+            num_parameters=self.num_parameters + (copied if self.is_tied else -num_cut),
+            num_parameters_read=self.num_parameters_read - num_cut,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +126,9 @@ def facts_of(
         model = _shapes(config, None if path.is_file() else path)
     served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
     width: torch.dtype = getattr(torch, dtype)
-    num_rows = int(model.get_input_embeddings().weight.shape[0])
+    rows = model.get_input_embeddings().weight
+    head = rows if model.get_output_embeddings() is None else model.get_output_embeddings().weight
+    num_rows = int(rows.shape[0])
     return ModelFacts(
         source=source,
         family=config.model_type,
@@ -131,6 +148,9 @@ def facts_of(
         kv_bytes_per_token=KvShape.of(config, width).bytes_per_token,
         pass_bytes_per_row=pass_bytes(num_rows, 1),
         context_length=served,
+        num_head_rows=int(head.shape[0]),
+        is_tied=head is rows,
+        tokenizer=tokenizer,
     )
 
 
@@ -184,14 +204,23 @@ def check_pair(
     max_draft_tokens: int,
     room: DeviceRoom,
     draft_room: DeviceRoom | None = None,
+    translation: Translation | None = None,
 ) -> tuple[CheckFinding, ...]:
     """Every finding, in a fixed order.
 
     `room` is that of the target's device, `draft_room` that of the draft's; None, or of the same device: they share it.
+    `translation` is that of `translation_between`.
     """
-    found = {
-        "vocabulary": _vocabulary(target, draft),
-        "special tokens": _special_tokens(target, draft),
+    if translation is None:
+        of_tokens = {"vocabulary": _vocabulary(target, draft), "special tokens": _special_tokens(target, draft)}
+    else:
+        draft = draft.proposing(len(translation))
+        of_tokens = {
+            "vocabulary": _intersection(target, draft, translation),
+            "special tokens": _translated_ends(translation),
+        }
+        draft = replace(draft, kv_bytes_per_token=math.ceil(draft.kv_bytes_per_token * translation.length))
+    found = of_tokens | {
         "chat template": _chat_template(target, draft),
         "size": _size(target, draft),
         "architecture": _architecture(target, draft),
@@ -217,6 +246,51 @@ def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:
     return min(num_named, target.num_rows, draft.num_rows)
 
 
+def translation_between(target: ModelFacts, draft: ModelFacts) -> Translation | None:
+    """What a draft with another tokenizer needs; None where it reads the target's own ids, or can read nothing."""
+    if _vocabulary(target, draft)[0] != "refused" or target.tokenizer is None or draft.tokenizer is None:
+        return None
+    return Translation.between(
+        target.tokenizer,
+        draft.tokenizer,
+        num_target_rows=min(target.num_rows, target.num_head_rows),
+        num_draft_rows=min(draft.num_rows, draft.num_head_rows),
+    )
+
+
+def _intersection(target: ModelFacts, draft: ModelFacts, translation: Translation) -> _Found:
+    """Of a draft with another tokenizer: whether enough of what the target writes can be proposed."""
+    share, cost = translation.share, draft.bytes_read / target.bytes_read
+    said = (
+        f"Another tokenizer: {len(translation):,} of the target's {len(target.tokens):,} tokens are the draft's too, "
+        f"{share:.0%} of those of a sample text."
+    )
+    if share <= cost:
+        # k drafts cost k times `cost`, and even where the target agrees at most their number times `share` is accepted.
+        return (
+            "refused",
+            f"{said} Expected more than {cost:.0%}, because that is what a draft step reads of a target pass: the "
+            f"draft cannot pay even if all that it can say is accepted. What helps: a draft with a larger or more "
+            f"similar vocabulary.",
+        )
+    return (
+        "warning",
+        f"{said} It works by intersection: only those are proposed, and the draft reads texts in its own tokens, "
+        f"{translation.length:.2f} for one of the target's.",
+    )
+
+
+def _translated_ends(translation: Translation) -> _Found:
+    ends = [one.eos_token for one in (translation.target, translation.draft)]
+    if not translation.has_end:
+        return (
+            "warning",
+            f"A text ends with {ends[0]!r} for the target, with {ends[1]!r} for the draft: it never proposes the end, "
+            f"at the cost of one position a text.",
+        )
+    return ("ok", f"The end is {ends[0]!r} for the target and {ends[1]!r} for the draft: one is proposed as the other.")
+
+
 def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
     shared = target.tokens.keys() & draft.tokens.keys()
     differing = sorted(i for i in shared if target.tokens[i] != draft.tokens[i])
@@ -227,7 +301,10 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
             if shared
             else "They share no id."
         )
-        return ("refused", f"Expected the target's vocabulary, found another. {said}")
+        unmatched = (
+            " Nor can they be matched by their bytes: the tokens of one of the tokenizers have none of their own."
+        )
+        return ("refused", f"Expected the target's vocabulary, found another. {said}{unmatched}")
     only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
     # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
     if unreadable := sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows):

@@ -269,12 +269,13 @@ def score(
     that are almost equal, as in two real runs.
 
     `output` is what the target answered greedily, whole; `max_tokens` is the job's limit. Look-up uses this text alone,
-    no earlier results. None for a drafter whose drafts do not follow from the text: a draft model that proposes trees.
+    no earlier results. None for a drafter whose drafts do not follow from one pass: a draft model that proposes trees,
+    or reads the text in tokens of its own.
     """
     seen = list(prompt)
     if isinstance(drafter, LookupDrafter):
         propose = drafter.rereading(seen, "")
-    elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1:
+    elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1 and drafter.translation is None:
         propose = _rereading(drafter, seen, output, constrained and constrained.beginning())
     else:
         return None

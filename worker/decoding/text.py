@@ -57,7 +57,12 @@ def token_bytes(tokenizer: Any, token_id: int) -> bytes:
 def _of_tokens(tokenizer: Any) -> tuple[dict[int, str], dict[int, int], dict[str, int]]:
     """Special tokens, tokens that are one byte, and the letters in which a byte-level vocabulary is written."""
     letters = {letter: byte for byte, letter in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
-    is_byte_level = tokenizer.get_vocab().keys() >= letters.keys()
+    if tokenizer.is_fast:
+        # Its vocabulary may lack bytes that no text has, and that of another kind may have all letters.
+        decoder = tokenizer.backend_tokenizer.decoder
+        is_byte_level = decoder is not None and decoder.decode(["Ġ"]) == " "
+    else:
+        is_byte_level = tokenizer.get_vocab().keys() >= letters.keys()
     return special_tokens(tokenizer), byte_tokens(tokenizer), letters if is_byte_level else {}
 
 

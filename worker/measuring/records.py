@@ -14,7 +14,7 @@ from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from worker.decoding.device import Placement, available_bytes
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, translation_between
 from worker.engine import Engine
 from worker.measuring.report import DrafterRecords, HeldOut, peak_process_bytes
 
@@ -68,6 +68,7 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Dr
             max_draft_tokens=drafter.max_draft_tokens,
             room=room,
             draft_room=draft_room,
+            translation=translation_between(target, draft),
         )
         findings[name] = [(one.check, one.sentence) for one in found if one.verdict == "warning"]
         revision = next(state.revision for state in engine.drafters if state.name == name)

@@ -1,8 +1,9 @@
-"""A smaller model with the target's vocabulary drafts, all sequences together, in slots of its own.
+"""A smaller model drafts, all sequences together, in slots of its own.
 
 Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far as the draft has read it and the drafts
 it read behind it; of those, the ones that became text stay. So a round begins by reading one or two tokens, and every
-further draft is a pass of width 1 for all sequences that still want one.
+further draft is a pass of width 1 for all sequences that still want one. A draft whose tokenizer is not the target's
+reads texts as `translation` writes them: its slot stays right up to the first token that is written otherwise.
 
 `DraftModels` makes such drafters from their settings: checked against the target first, then loaded, each set of
 weights once.
@@ -11,6 +12,7 @@ weights once.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
@@ -26,11 +28,20 @@ from worker.decoding.constraint import ConstrainedText
 from worker.decoding.device import Placement, available_bytes
 from worker.decoding.drafters.draft_rows import DraftRow, choose, ends_draft
 from worker.decoding.drafters.draft_vocabulary import DraftTokens, read_draft_vocabulary, restrict_head
+from worker.decoding.drafters.translation import TranslatedText, Translation
 from worker.decoding.models import Target, load_weights
 from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.passes import Read
-from worker.decoding.network.slots import copy_beginnings
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, num_shared_tokens, refuse_incompatible
+from worker.decoding.network.slots import copy_beginnings, num_shared
+from worker.decoding.pairing import (
+    DeviceRoom,
+    ModelFacts,
+    check_pair,
+    facts_of,
+    num_shared_tokens,
+    refuse_incompatible,
+    translation_between,
+)
 from worker.decoding.proposal import NOTHING, Ask, Proposal, SharedWeightDrafter
 from worker.engine import Sampling
 
@@ -38,6 +49,8 @@ from worker.engine import Sampling
 CHUNK: Final = 512
 #: Tokens that a round leaves for the next one to read: the last draft, where all were accepted, and the target's own.
 _USUALLY_READ: Final = 2
+#: The same with another tokenizer, which writes the last word or two of a text anew.
+_USUALLY_READ_ANEW: Final = 16
 #: First tokens that are always read.
 NUM_FIRST: Final = 4
 log = logging.getLogger(__name__)
@@ -56,17 +69,19 @@ class DraftModelDrafter:
     min_probability: float = 0.0
     num_branches: int = 1  #: tokens beside each other at most, of jobs without a seed; 1: a chain
     shared_weights: Sequence[SharedWeightDrafter] = ()  #: with the same model, for which its rounds count too
+    translation: Translation | None = None  #: None: the draft has the target's tokenizer
 
     def __post_init__(self, num_slots: int) -> None:
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = self.min_probability > 0 or any(one.min_probability for one in self.shared_weights)
         self._cache = self.model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
+        self._usually_read = _USUALLY_READ if self.translation is None else _USUALLY_READ_ANEW
 
     @property
     def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text."""
-        return self.model.kv_shape.bytes_per_token
+        """Keys and values of one token of a text, as the target writes it."""
+        return _per_token(self.model, self.translation)
 
     @property
     def device(self) -> torch.device:
@@ -80,8 +95,9 @@ class DraftModelDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """Take a slot for a sequence; its text is read at its next proposal."""
-        read = excerpt(text, self.state.max_prompt_tokens)
-        self._held[job_id] = _Held(self._cache.acquire(), read, num_seen=len(text), highest=max(read))
+        most = self.state.max_prompt_tokens
+        own = None if self.translation is None else TranslatedText(self.translation)
+        self._held[job_id] = _Held(self._cache.acquire(), len(text), most, own)
 
     def close(self, job_id: str) -> None:
         """A sequence has ended; without any left the cache gives its memory back."""
@@ -124,7 +140,8 @@ class DraftModelDrafter:
 
         `constrained` restricts the choices, and reads the output; -1 where it allows none of the draft's tokens.
         The prompt is read as when the draft decodes: of a long one an excerpt. Where its context ends, the choices end.
-        Raises DecodeFailed for a text with a token that it has no embedding for.
+        Only of a draft with the target's tokenizer. Raises DecodeFailed for a text with a token that it has no
+        embedding for.
         """
         text = excerpt(prompt, self.state.max_prompt_tokens)
         first = len(text) - 1
@@ -168,8 +185,10 @@ class DraftModelDrafter:
 
     def _row(self, index: int, ask: Ask) -> _Row | None:
         held = self._held[ask.job_id]
+        if ask.is_timed and held.translated is not None and not held.num_seen:
+            held.translated = None  # a scratch text means nothing: it is read token by token
         held.take(ask.text)
-        if held.highest >= self.model.num_rows:
+        if not held.text or held.highest >= self.model.num_rows:
             return None
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, self._num_left(len(held.text)))
         num_branches = 1 if ask.choice.is_reproducible else self.num_branches
@@ -196,15 +215,18 @@ class DraftModelDrafter:
             logits = self._read(reads)
             for row, read in zip(rows, reads, strict=True):
                 row.held.num_text += len(read.token_ids)
-                if len(read.token_ids) > _USUALLY_READ:
+                if len(read.token_ids) > self._usually_read:
                     row.num_read += len(read.token_ids)
             ready = [number for number, row in enumerate(rows) if row.held.num_text == len(row.held.text)]
         return [rows[number] for number in ready], logits if len(ready) == len(rows) else logits[ready]
 
     def _read_drafts(self, rows: list[_Row]) -> Tensor:
-        logits = self._read([Read(row.held.slot, row.tokens[-1:]) for row in rows])
-        for row in rows:
-            row.held.drafts.append(row.tokens[-1])
+        last = [
+            row.tokens[-1] if self.translation is None else self.translation.draft_of[row.tokens[-1]] for row in rows
+        ]
+        logits = self._read([Read(row.held.slot, [token]) for row, token in zip(rows, last, strict=True)])
+        for row, token in zip(rows, last, strict=True):
+            row.held.drafts.append(token)
         return logits
 
     def _read(self, reads: Sequence[Read]) -> Tensor:
@@ -221,17 +243,34 @@ class _Held:
     """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
 
     slot: int
-    text: list[int]  #: what is read of the sequence's
-    num_seen: int  #: tokens of the sequence's text so far
-    highest: int  #: token of `text`
+    num_opened: int  #: tokens of the sequence's text when it was opened
+    most: int | None  #: of them that are read; None: all
+    translated: TranslatedText | None  #: writes the text in the draft's tokens; None: they are the target's
+    text: list[int] = field(default_factory=list)  #: what is read of the sequence's
+    num_seen: int = 0  #: tokens of the sequence's text so far
+    highest: int = -1  #: token of `text`
     num_text: int = 0
     drafts: list[int] = field(default_factory=list)
 
     def take(self, text: Sequence[int]) -> None:
         """Take in what was added to the sequence's text."""
-        fresh = text[self.num_seen :]
-        self.text += fresh
-        self.num_seen, self.highest = len(text), max((self.highest, *fresh))
+        if not self.num_seen:
+            self._append(text[: self.num_opened])
+            self.text = excerpt(self.text, self.most)
+        self._append(text[self.num_seen :])
+
+    def _append(self, added: Sequence[int]) -> None:
+        if not added:
+            return
+        self.num_seen += len(added)
+        num_gone, fresh = (0, added) if self.translated is None else self.translated.take(added)
+        begin = max(0, len(self.text) - num_gone)
+        same = begin + num_shared(self.text[begin:], fresh, num_gone)
+        if same < self.num_text:
+            # What the slot holds behind is another way to write the text, and so is what was drafted behind that.
+            self.num_text, self.drafts = same, []
+        self.text[begin:] = fresh
+        self.highest = max((self.highest, *fresh))
 
     def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
@@ -293,15 +332,18 @@ class DraftModels:
         device = self.placement.drafts.get(name, target.device)
         source = _Source(settings.source, settings.revision, settings.dtype or self.served.dtype, device)
         of_draft = self._facts(source)
-        self._check(name, source, of_draft)
-        weights = self._loaded.get(source) or self._loaded.setdefault(source, _load(source, of_draft))
+        translation = translation_between(self._of_target, of_draft)
+        self._check(name, source, of_draft, translation)
+        weights = self._loaded.get(source) or self._loaded.setdefault(source, _load(source, of_draft, translation))
         state = self._state(name, weights)
         return DraftModelDrafter(
             state,
             weights.model,
             DraftTokens(
                 vocabulary=target.model.vocabulary_size,
-                num_shared=num_shared_tokens(self._of_target, of_draft),
+                num_shared=target.model.vocabulary_size
+                if weights.translation
+                else num_shared_tokens(self._of_target, of_draft),
                 end_tokens=target.end_tokens,
                 token_ids=weights.token_ids,
             ),
@@ -314,6 +356,7 @@ class DraftModels:
                 for other, one in self.drafters.items()
                 if one.state(other, "").shares_weights_with(state)
             ],
+            translation=weights.translation,
         )
 
     @cached_property
@@ -336,12 +379,17 @@ class DraftModels:
         # These decide which positions are tried.
         gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
         branches = f"-b{settings.num_branches}w" if settings.num_branches > 1 else ""
+        # So do the tokens that the draft shares with the target, and it reads texts as its own tokenizer writes them.
+        translated = f"-i{weights.translation.revision}" if weights.translation else ""
+        state = settings.state(name, base + translated + gate + branches + read)
         return replace(
-            settings.state(name, base + gate + branches + read),
-            cache_bytes_per_token=weights.model.kv_shape.bytes_per_token,
+            state,
+            cache_bytes_per_token=_per_token(weights.model, weights.translation),
+            # What it would say behind each token of a text takes a pass of its own there.
+            is_scorable=state.is_scorable and weights.translation is None,
         )
 
-    def _check(self, name: str, source: _Source, draft: ModelFacts) -> None:
+    def _check(self, name: str, source: _Source, draft: ModelFacts, translation: Translation | None) -> None:
         """Refuse the pair, or log its warnings. Memory counts as before anything was loaded."""
         target, settings = self.target, self.drafters[name]
         rooms = [DeviceRoom(str(target.device), available_bytes(target.device) + self._of_target.weight_bytes)]
@@ -356,6 +404,7 @@ class DraftModels:
             max_draft_tokens=settings.max_draft_tokens,
             room=rooms[0],
             draft_room=rooms[-1],
+            translation=translation,
         )
         refuse_incompatible(draft, findings)
         for finding in findings:
@@ -383,14 +432,23 @@ class _LoadedDraft:
 
     model: LanguageModel
     revision: str
-    token_ids: Tensor | None
+    token_ids: Tensor | None  #: the target's, of each column of its logits; None: column i is token i
+    translation: Translation | None
 
 
-def _load(source: _Source, facts: ModelFacts) -> _LoadedDraft:
+def _load(source: _Source, facts: ModelFacts, translation: Translation | None) -> _LoadedDraft:
     loaded = load_weights(
         source.name, source.revision, source.dtype, source.device, context_length=facts.context_length
     )
-    if (token_ids := read_draft_vocabulary(loaded.folder)) is not None:
-        restrict_head(loaded.model, token_ids)
+    token_ids = rows = read_draft_vocabulary(loaded.folder)
+    if translation is not None:
+        rows, token_ids = translation.proposing(rows)
+    if rows is not None and token_ids is not None:
+        restrict_head(loaded.model, rows)
         token_ids = token_ids.to(source.device)
-    return _LoadedDraft(loaded.over_slots(facts.context_length), loaded.revision, token_ids)
+    return _LoadedDraft(loaded.over_slots(facts.context_length), loaded.revision, token_ids, translation)
+
+
+def _per_token(model: LanguageModel, translation: Translation | None) -> int:
+    """Bytes of keys and values of as much text as one token of the target stands for."""
+    return math.ceil(model.kv_shape.bytes_per_token * (translation.length if translation else 1))

@@ -53,10 +53,8 @@ def write_draft_vocabulary(folder: Path, token_ids: Tensor) -> None:
 def restrict_head(model: Any, token_ids: Tensor) -> None:
     """Cut the model's head to these rows, in place: its logits become [..., len(token_ids)]. Embeddings stay whole."""
     head = model.get_output_embeddings()
-    if int(token_ids[-1]) >= len(head.weight):
-        raise UnsupportedModel(
-            f"expected draft tokens below {len(head.weight)}, the rows of the head, found {token_ids[-1]}"
-        )
+    if (highest := int(token_ids.max())) >= len(head.weight):
+        raise UnsupportedModel(f"expected draft tokens below {len(head.weight)}, the rows of the head, found {highest}")
     rows = token_ids.to(head.weight.device)
     small = nn.Linear(head.weight.shape[1], len(rows), bias=head.bias is not None, device="meta")
     small.weight = nn.Parameter(head.weight.detach()[rows], requires_grad=False)

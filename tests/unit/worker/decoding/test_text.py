@@ -9,9 +9,11 @@ from typing import Any, Final
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from tests.fixtures.models import CJK, TOKENIZERS
-from worker.decoding.text import UNREADABLE, WINDOW, TextStream, byte_tokens, special_tokens
+from tests.fixtures.models import CJK, TOKENIZERS, byte_fallback, bytes_learnt
+from worker.decoding.text import UNREADABLE, WINDOW, TextStream, byte_tokens, special_tokens, token_bytes
 
 relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
@@ -245,3 +247,19 @@ def test_a_token_costs_the_same_in_a_long_text(tokenizers: dict[str, Any], name:
     pieces(text, token_ids, Random(9))
     assert text.text == decode(tokenizer, token_ids)
     assert num_decoded <= (WINDOW + 1) * len(token_ids)
+
+
+def test_the_bytes_of_tokens_are_known_where_a_vocabulary_lacks_bytes_that_no_text_has() -> None:
+    whole = bytes_learnt([CJK * 3], 30, alphabet=[])
+    assert len(whole.get_vocab()) < 256
+    tokens = whole(CJK)["input_ids"]
+    assert any(UNREADABLE in whole.decode([token]) for token in tokens), "a token ends within a character"
+    assert b"".join(token_bytes(whole, token) for token in tokens) == CJK.encode()
+
+
+def test_a_letter_of_a_byte_fallback_vocabulary_is_that_letter() -> None:
+    """Also where the vocabulary has every letter in which byte-level vocabularies are written."""
+    made = byte_fallback(is_prefixed=False)
+    added = [letter for letter in bytes_to_unicode().values() if letter not in made.get_vocab()]
+    made.add_tokens([AddedToken(letter, normalized=False) for letter in added])
+    assert token_bytes(made, made.convert_tokens_to_ids("é")) == "é".encode()

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from alphaloop.commands import CheckFinding
 from alphaloop.errors import IncompatiblePair
 from alphaloop.settings.models import ModelSettings
+from tests.fixtures.models import make_tiny_tokenizer
+from worker.decoding.drafters.translation import Translation
 from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
@@ -110,6 +113,38 @@ def test_a_fact_of_the_target_is_found(
     assert finding.verdict == verdict
     assert said in finding.sentence
     assert said not in findings(TARGET, DRAFT)[check].sentence or said == "All 5 ids"
+
+
+def translated(share: float, **more: Any) -> Translation:
+    """Of a pair in which the draft has three of the target's tokens."""
+    tokenizer = make_tiny_tokenizer()
+    ids = torch.tensor([0, 2, 4])
+    return Translation(tokenizer, tokenizer, ids, ids, share=share, length=1.5, **more)
+
+
+def test_another_tokenizer_works_where_it_shares_more_than_a_step_costs() -> None:
+    """The draft reads a tenth of the target's bytes, its head cut to three of five rows."""
+    other = replace(DRAFT, tokens={number: name.upper() for number, name in WORDS.items()}, num_head_rows=5)
+    for share, verdict, said in (
+        (0.9, "warning", "3 of the target's 5 tokens are the draft's too, 90% of those of a sample text."),
+        (0.11, "warning", "It works by intersection"),
+        (0.09, "refused", "9% of those of a sample text. Expected more than 10%"),
+        (0.05, "refused", "larger or more similar vocabulary"),
+    ):
+        found = check_pair(
+            TARGET, other, num_slots=4, max_draft_tokens=5, room=DeviceRoom("cpu", 10**9), translation=translated(share)
+        )
+        assert (found[0].check, found[0].verdict) == ("vocabulary", verdict), found[0].sentence
+        assert said in found[0].sentence
+        assert (found[1].check, found[1].verdict) == ("special tokens", "ok")
+        assert "15 bytes a token" in found[-1].sentence, "half as many tokens again"
+
+
+def test_a_cut_head_is_read_in_part_and_copied_where_the_embeddings_lend_it() -> None:
+    facts = replace(DRAFT, num_head_rows=5, hidden_size=10)
+    assert facts.proposing(3).num_parameters_read == facts.num_parameters_read - 20
+    assert facts.proposing(3).num_parameters == facts.num_parameters - 20
+    assert replace(facts, is_tied=True).proposing(3).num_parameters == facts.num_parameters + 30
 
 
 def test_memory_is_weights_and_slots_and_passes() -> None:

@@ -139,3 +139,30 @@ def test_a_tree_without_its_refused_tokens_is_exact(pair: tuple[Restricted, Rest
     parents = tuple(-1 if tree[i] < 0 else kept.index(tree[i]) for i in kept)
     pruned = Draft(1.0, tuple(draft.tokens[i] for i in kept), parents, draft.q[kept])
     assert bias(target, enumerate_round(target, [pruned], by_tree, rng), 3) < EXACT
+
+
+#: Tokens that a draft with another tokenizer shares with the target.
+SHARED = frozenset({0, 2})
+
+
+class Intersected(Restriction):
+    """A draft that has only some of the target's tokens, whatever stands before; the target has them all."""
+
+    def __call__(self, prefix: Text) -> set[int]:
+        return {*SHARED}
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_a_drafter_that_has_a_part_of_the_tokens_leaves_the_targets_distribution(
+    seed: int, k: int, rng: random.Random
+) -> None:
+    """Token-level intersection: q is renormalised over the shared tokens, p is not restricted."""
+    target, drafter = Language(f"target {seed}", 3), Restricted(Language(f"drafter {seed}", 3), Intersected())
+    assert bias(target, enumerate_blocks(target, drawn(drafter, k), rng), k + 1) < EXACT
+    (draft,) = likeliest(drafter, chain(k))
+    assert bias(target, enumerate_round(target, [draft], deterministic, rng), k + 1) < EXACT
+
+
+def test_a_drafter_that_drops_the_tokens_that_are_not_shared_is_caught(seed: int, rng: random.Random) -> None:
+    target, drafter = Language(f"target {seed}", 3), Language(f"drafter {seed}", 3)
+    assert bias(target, enumerate_blocks(target, cut(drawn(drafter, 2), Intersected()), rng), 3) > 1e-4
