@@ -18,8 +18,10 @@ from alphaloop.settings.models import (
     EndpointSettings as EndpointSettings,
     HeadsDrafterSettings as HeadsDrafterSettings,
     HybridDrafterSettings as HybridDrafterSettings,
+    LayerSkipDrafterSettings as LayerSkipDrafterSettings,
     LookupDrafterSettings as LookupDrafterSettings,
     ModelSettings as ModelSettings,
+    RecyclingDrafterSettings as RecyclingDrafterSettings,
     TargetSettings as TargetSettings,
 )
 from alphaloop.settings.processes import (
