@@ -286,7 +286,7 @@ class RecyclingDrafterSettings(Section):
 
     method: Literal["recycling"] = "recycling"
     max_draft_tokens: int = Field(7, ge=1, le=64)
-    num_branches: int = Field(3, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
+    num_branches: int = Field(2, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""

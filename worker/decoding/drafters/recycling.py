@@ -24,8 +24,8 @@ from worker.engine import Sampling
 _VERSION: Final = 1
 #: Tokens of a text whose followers are known at most: the latest ones.
 MOST_KNOWN: Final = 4096
-#: How often the target's choice is that one of its likeliest tokens of the time before, by rank.
-_RIGHT: Final = (0.42, 0.12, 0.06, 0.04, 0.03, 0.02, 0.02, 0.01)
+#: How often the target chooses the token that was its n-th likeliest the time before: SmolLM2, 13 tasks.
+_RIGHT: Final = (0.46, 0.11, 0.05, 0.04, 0.03, 0.02, 0.01, 0.01)
 
 _Followers = dict[int, list[int]]
 
