@@ -60,6 +60,9 @@ class RecyclingDrafter:
             known = self._known[ask.job_id]
             if ask.states is not None and SAID in ask.states.by_tap:
                 _take(known, ask.states.by_tap[SAID].tolist())
+            elif ask.is_timed:  # the target has read none of a scratch text
+                latest = ask.text[: -1 - NUM_SAID : -1]
+                _take(known, [[token, *latest] for token in ask.text[-1 - ask.num_tokens :]])
             found.append(self._tree(known, ask.text[-1], min(ask.num_tokens, self.state.max_draft_tokens)))
         return found
 

@@ -6,6 +6,7 @@ import copy
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
@@ -19,6 +20,7 @@ from tests.fixtures.models import VANILLA, Reference, decision, finish, make_job
 from worker.decoding.drafters.hybrid import HybridDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.recycling import MOST_KNOWN, RecyclingDrafter
+from worker.decoding.measuring import measure_draft_ms
 from worker.decoding.proposal import NOTHING, Ask, Proposal
 from worker.decoding.states import NUM_SAID, SAID, States
 from worker.engine import Sampling
@@ -85,6 +87,17 @@ def test_what_is_known_of_a_text_is_bounded_and_the_latest_stays() -> None:
     assert len(drafter._known["j"]) == MOST_KNOWN
     assert proposed(drafter, 10, 1).tokens == (3,), "said again in every round"
     assert proposed(drafter, 11, 1) == NOTHING
+
+
+@pytest.mark.parametrize("num", [1, 3, 7])
+def test_what_is_timed_has_as_many_tokens_as_are_asked_for(num: int) -> None:
+    drafter = made()
+    for text in ([5], [1, 2, 3, 4, 5, 6, 7, 8]):
+        drafter.open("j", text, GREEDY, "")
+        (found,) = drafter.propose([replace(ask(text, num), is_timed=True)])
+        assert len(found.tokens) == num
+        drafter.close("j")
+    assert measure_draft_ms(drafter, 2, 1 + num, 40, 1) > 0
 
 
 class Behind(Language):
