@@ -1,11 +1,12 @@
-"""Tokens a round and tokens a second of every configured drafter, beside look-up, over the tasks of a folder.
+"""α, cost, tokens a round and tokens a second of every configured drafter, beside look-up, over the tasks of a folder.
 
     python -m benchmarks.heads --prompts FOLDER --models configs/models.toml --k heads=4 --k lookup=12
 
 The drafters are those of `[models.drafters]` in the file, "lookup" among them. For each task and load the engine writes
 the same greedy texts with each drafter in turn, one right behind the other, in an order that changes from pass to pass.
 Ratios of tokens a second are paired, by task and pass. A round's tokens are those that it put out, without the first of
-a text; prefill is part of the seconds. Last line: JSON.
+a text; prefill is part of the seconds. α is that of the first position, of a tree that of all its tokens there. c is
+the time of a proposal, a token, over that of a pass of the target that is one token wide. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.settings.models import ModelSettings
 from benchmarks.jobs import forced, prompts_of, sample
 from benchmarks.paired import paired_ratio
@@ -26,6 +28,8 @@ from benchmarks.reporting import console, machine, table_of
 from worker.engine import PreparedJob, Sampling
 
 LOOKUP = "lookup"
+#: Tokens before a timed round, and how often it is timed.
+_CONTEXT, _NUM_TIMED = 256, 9
 
 
 def main() -> None:
@@ -55,6 +59,7 @@ def _measured(
     rng = random.Random(options.seed)
     speeds: defaultdict[str, list[float]] = defaultdict(list)
     rounds: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    tested: defaultdict[str, AcceptanceCounts] = defaultdict(AcceptanceCounts)
     by_task: dict[str, dict[str, float]] = {}
     texts: dict[str, dict[str, tuple[int, ...]]] = {}
     for task, of_task in sorted(prompts.items()):
@@ -64,18 +69,28 @@ def _measured(
             order = list(lengths)
             rng.shuffle(order)
             for name in order:
-                seconds, num_tokens, counted, texts[name] = _decoded(engine, jobs, name, lengths[name])
+                seconds, num_tokens, counts, counted, texts[name] = _decoded(engine, jobs, name, lengths[name])
+                tested[name] += counts
                 speeds[name].append(num_tokens / seconds)
                 rounds[name].append(counted)
         if len({tuple(sorted(one.items())) for one in texts.values()}) > 1:
             console.print(f"{task}: texts differ between drafters, by a near-tie or by a fault")
         by_task[task] = {name: _per_round(rounds[name][before[name] :]) for name in lengths}
-    table = table_of(f"load {load}", "", "tokens a round", "tokens/s over look-up's")
+    alpha = {name: one.accepts[0] / one.trials[0] if one.trials else 0.0 for name, one in tested.items()}
+    pass_ms = engine.measure_round_ms(None, load, 1, _CONTEXT, _NUM_TIMED)
+    cost = {
+        name: engine.measure_round_ms(name, load, 1 + k, _CONTEXT, _NUM_TIMED) / k / pass_ms
+        for name, k in lengths.items()
+    }
+    table = table_of(f"load {load}", "", "α", "c", "tokens a round", "tokens/s over look-up's")
     ratios = {name: paired_ratio(speeds[name], speeds[LOOKUP]) for name in lengths}
     for name in lengths:
-        table.add_row(name, f"{_per_round(rounds[name]):.2f}", str(ratios[name]))
+        row = (f"{alpha[name]:.2f}", f"{cost[name]:.3f}", f"{_per_round(rounds[name]):.2f}")
+        table.add_row(name, *row, str(ratios[name]))
     console.print(table)
     return {
+        "alpha": {name: round(one, 3) for name, one in alpha.items()},
+        "c": {name: round(one, 4) for name, one in cost.items()},
         "tokens_a_round": {name: round(_per_round(rounds[name]), 3) for name in lengths},
         "by_task": {task: {name: round(one, 3) for name, one in row.items()} for task, row in by_task.items()},
         "speed_over_lookup": {name: [one.median, one.low, one.high] for name, one in ratios.items()},
@@ -96,9 +111,9 @@ def _prepared(engine: Any, task: str, prompts: list[str], max_tokens: int) -> li
 
 def _decoded(
     engine: Any, jobs: list[PreparedJob], drafter: str, k: int
-) -> tuple[float, int, tuple[int, int], dict[str, tuple[int, ...]]]:
-    """Seconds, tokens, (tokens behind the first of each text, rounds that put them out), and the texts."""
-    waiting, texts = list(jobs), {}
+) -> tuple[float, int, AcceptanceCounts, tuple[int, int], dict[str, tuple[int, ...]]]:
+    """Seconds, tokens, trials, (tokens behind the first of each text, rounds that put them out), and the texts."""
+    waiting, texts, counts = list(jobs), {}, AcceptanceCounts()
     num_tokens = num_behind = num_rounds = 0
     began = time.perf_counter()
     while waiting or engine.load().num_running:
@@ -106,10 +121,11 @@ def _decoded(
             engine.admit(waiting.pop(0), forced(drafter, k))
         for one in engine.step().finished:
             texts[one.job_id] = one.token_ids
+            counts += one.counts
             num_tokens += len(one.token_ids)
             num_behind += len(one.token_ids) - 1
             num_rounds += one.counts.rounds + one.num_vanilla_rounds - 1
-    return time.perf_counter() - began, num_tokens, (num_behind, num_rounds), texts
+    return time.perf_counter() - began, num_tokens, counts, (num_behind, num_rounds), texts
 
 
 def _per_round(counted: list[tuple[int, int]]) -> float:

@@ -248,6 +248,51 @@ class HeadsDrafterSettings(WeightsDrafterSettings):
         return DrafterState(name, revision, self.max_draft_tokens, is_stale)
 
 
+class LayerSkipDrafterSettings(Section):
+    """The target's own network without some of its layers, their weights shared; docs/concepts/drafters.md."""
+
+    method: Literal["layer_skip"] = "layer_skip"
+    skip_layers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        min_length=1
+    )  #: numbers of the layers that the draft leaves out, from 0: the last ones (early exit), or some in the middle
+    max_draft_tokens: int = Field(4, ge=1, le=64)
+    min_probability: float = Field(
+        0.0, ge=0.0, lt=1.0
+    )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
+    num_branches: int = Field(
+        1, ge=1, le=8
+    )  #: likeliest tokens that are alternatives at each place of a draft, within the same number of tokens
+    max_prompt_tokens: int | None = Field(
+        None, ge=16
+    )  #: tokens of a prompt that it reads, the first few and the last ones; unset: all
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """The drafter as decisions take it, without its cache size, which is known when the target is loaded."""
+        return DrafterState(
+            name,
+            revision,
+            self.max_draft_tokens,
+            is_stale,
+            is_scorable=self.num_branches == 1,
+            max_prompt_tokens=self.max_prompt_tokens,
+        )
+
+
+class RecyclingDrafterSettings(Section):
+    """Recycling: proposes what the target held likely after the same tokens before; docs/concepts/drafters.md.
+
+    It has no weights and no device.
+    """
+
+    method: Literal["recycling"] = "recycling"
+    max_draft_tokens: int = Field(7, ge=1, le=64)
+    num_branches: int = Field(2, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """The drafter as decisions take it."""
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale)
+
+
 class HybridDrafterSettings(Section):
     """Several of the other drafters in one round; docs/concepts/drafters.md."""
 
@@ -281,11 +326,13 @@ DrafterSettings = Annotated[
     Annotated[LookupDrafterSettings, Tag("lookup")]
     | Annotated[DraftModelDrafterSettings, Tag("draft_model")]
     | Annotated[HeadsDrafterSettings, Tag("heads")]
+    | Annotated[LayerSkipDrafterSettings, Tag("layer_skip")]
+    | Annotated[RecyclingDrafterSettings, Tag("recycling")]
     | Annotated[HybridDrafterSettings, Tag("hybrid")],
     Discriminator(
         _method,
         custom_error_type="method",
-        custom_error_message="Expected method to be lookup, draft_model, heads, eagle3 or hybrid",
+        custom_error_message="Expected method to be lookup, draft_model, heads, eagle3, layer_skip, recycling, hybrid",
     ),
 ]
 
@@ -345,7 +392,8 @@ class ModelSettings(Section):
                     f"{where}.sources: expected look-up drafters before the last source of a switch, because only they "
                     'say how sure they are before anything is drawn; with rule = "tree" all sources draft'
                 )
-            given = [getattr(one, "device", AUTO) for one in of if not isinstance(one, LookupDrafterSettings)]
+            host = LookupDrafterSettings | RecyclingDrafterSettings
+            given = [getattr(one, "device", AUTO) for one in of if not isinstance(one, host)]
             if len(devices := {self.target.device if one == AUTO else one for one in given}) > 1:
                 raise ValueError(
                     f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; "

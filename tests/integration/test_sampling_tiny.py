@@ -18,11 +18,12 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.settings.models import HybridDrafterSettings
+from alphaloop.settings.models import HybridDrafterSettings, LayerSkipDrafterSettings
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, make_job
 from worker.decoding import verification
 from worker.decoding.drafters.hybrid import HybridDrafter
+from worker.decoding.drafters.layer_skip import load_layer_skip
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.proposal import Ask, DraftDistributions, Proposal
 from worker.decoding.sampling import probabilities
@@ -148,7 +149,9 @@ def expected(tiny_engine: Build, references: Callable[[str], Reference]) -> Dist
 
 @pytest.fixture(scope="module")
 def engine(tiny_engine: Build, tiny_models: dict[str, Path], expected: Distribution) -> TransformersEngine:
-    num_prompt = len(tiny_engine("llama").prepare(make_job(PROMPT), SAMPLED).token_ids)
+    plain = tiny_engine("llama")
+    num_prompt = len(plain.prepare(make_job(PROMPT), SAMPLED).token_ids)
+    skipping = LayerSkipDrafterSettings(skip_layers=(1,))
     guessing = {kind: GuessingDrafter(kind, num_prompt, expected) for kind in KINDS if kind != "hybrid"}
     return tiny_engine(
         "llama",
@@ -156,6 +159,7 @@ def engine(tiny_engine: Build, tiny_models: dict[str, Path], expected: Distribut
         drafters={
             "another model": draft_model("another model", tiny_models["qwen2"], num_slots=32),
             "the target itself": draft_model("the target itself", tiny_models["llama"], num_slots=32),
+            "one of its layers": load_layer_skip("one of its layers", skipping, plain._target, num_slots=32),
             **guessing,
             "hybrid": HybridDrafter("hybrid", HYBRID, {kind: guessing[kind] for kind in HYBRID.sources}),
         },
@@ -193,7 +197,14 @@ def sample(
 
 @pytest.mark.parametrize(
     ("drafter", "k"),
-    [("", 0), ("chain", 1), *((kind, 3) for kind in KINDS), ("another model", 3), ("the target itself", 2)],
+    [
+        ("", 0),
+        ("chain", 1),
+        *((kind, 3) for kind in KINDS),
+        ("another model", 3),
+        ("the target itself", 2),
+        ("one of its layers", 3),
+    ],
 )
 def test_sampled_texts_have_the_targets_distribution_whatever_is_drafted(
     engine: TransformersEngine, expected: Distribution, drafter: str, k: int, seed: int

@@ -28,8 +28,10 @@ from alphaloop.settings.models import (
     DraftModelDrafterSettings,
     HeadsDrafterSettings,
     HybridDrafterSettings,
+    LayerSkipDrafterSettings,
     LookupDrafterSettings,
     ModelSettings,
+    RecyclingDrafterSettings,
 )
 from worker.decoding.constraint import compute_masks
 from worker.decoding.device import Placement, available_bytes, is_out_of_memory, pass_bytes
@@ -37,7 +39,9 @@ from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
 from worker.decoding.drafters.eagle3 import Eagle3Drafter
 from worker.decoding.drafters.head_loading import load_heads
 from worker.decoding.drafters.hybrid import HybridDrafter
+from worker.decoding.drafters.layer_skip import load_layer_skip
 from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.drafters.recycling import RecyclingDrafter
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
 from worker.decoding.models import Target, load_target
 from worker.decoding.network.kv_layout import BLOCK
@@ -50,7 +54,7 @@ from worker.decoding.proposal import NOTHING, Ask, Drafter, Proposal
 from worker.decoding.resident import RESIDENT_SHARE, ResidentBeginnings
 from worker.decoding.scoring import Shadows, with_scores
 from worker.decoding.sequence import Sequence, UnfinishedJobs, by_owner, sequences_of
-from worker.decoding.states import PassStates
+from worker.decoding.states import SAID, PassStates
 from worker.decoding.verification import verify
 from worker.engine import (
     CacheMemory,
@@ -85,8 +89,8 @@ def load_engine(
 ) -> TransformersEngine:
     """Load the target and its drafters. Seconds, and 14 of a first GGUF. `beside`: drafters that no setting makes.
 
-    Raises ConfigError for a device that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair for a draft
-    model or heads that cannot draft for this target.
+    Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
+    for a draft model or heads that cannot draft for this target.
     """
     placement = Placement.of(models)
     target = load_target(models.target, placement)
@@ -99,6 +103,10 @@ def load_engine(
             return LookupDrafter(name, settings)
         if isinstance(settings, HeadsDrafterSettings):
             return load_heads(name, settings, target, num_slots=num_slots)
+        if isinstance(settings, LayerSkipDrafterSettings):
+            return load_layer_skip(name, settings, target, num_slots=num_slots)
+        if isinstance(settings, RecyclingDrafterSettings):
+            return RecyclingDrafter(name, settings, target.end_tokens)
         return draft_models.load(name)
 
     hybrids = {name: one for name, one in models.drafters.items() if isinstance(one, HybridDrafterSettings)}
@@ -376,8 +384,8 @@ class TransformersEngine:
         taps = tuple(sorted({tap for sequence in batch for tap in self._open_drafters.taps_of(sequence)}))
         if not taps:
             return self._target.model.read(self._cache, reads), None
-        logits, by_tap = self._target.model.read_tapped(self._cache, reads, taps)
-        return logits, PassStates(reads, by_tap)
+        logits, by_tap = self._target.model.read_tapped(self._cache, reads, [tap for tap in taps if tap != SAID])
+        return logits, PassStates(reads, by_tap | {SAID: logits})
 
     def _keep_states(
         self, states: PassStates | None, number: int, sequence: Sequence, columns: SequenceOf[int]

@@ -2,7 +2,7 @@
 
 A tap names a state: `i` is what layer i reads (0: the embeddings), FINAL is the state behind the last norm, which the
 head reads. A pass gives states of layers for every token that it reads, and final ones where logits are wanted, because
-elsewhere they are not computed.
+elsewhere they are not computed. SAID is what the head makes of all of them: tokens, not a state.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from worker.decoding.network.passes import Read
 
 #: The tap behind the last norm.
 FINAL: Final = -1
+#: The tap of the head: the likeliest tokens behind each token of the last passes, also behind drafts that it rejected.
+SAID: Final = -2
+NUM_SAID: Final = 8  #: of each
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +30,8 @@ class States:
 
     first: int  #: position of the first row of each layer
     end: int  #: positions that the target has read: the last row is at end - 1
-    by_tap: Mapping[int, Tensor]  #: [positions, hidden]; FINAL: [1, hidden]
+    #: [positions, hidden]; FINAL: [1, hidden]; SAID: [tokens, 1 + NUM_SAID], a token and those likeliest behind it
+    by_tap: Mapping[int, Tensor]
 
     def of(self, taps: Sequence[int]) -> Tensor:
         """States of several layers side by side: [positions, len(taps) * hidden]."""
@@ -42,7 +46,10 @@ def taps_of(drafter: Any) -> tuple[int, ...]:
 
 @dataclass(eq=False)
 class PassStates:
-    """The states that a pass over `reads` gave: of layers in the order of the reads, final ones as their logits."""
+    """The states that a pass over `reads` gave: of layers in the order of the reads, final ones as their logits.
+
+    For SAID `by_tap` has the logits.
+    """
 
     reads: Sequence[Read]
     by_tap: Mapping[int, Tensor]
@@ -57,7 +64,12 @@ class PassStates:
         found = {}
         for tap in taps:
             rows = self.by_tap[tap]
-            if tap != FINAL:
+            if tap == SAID:
+                said = rows[self._logits[number] : self._logits[number + 1]]
+                tokens = torch.tensor(read.token_ids[len(read.token_ids) - len(said) :], device=said.device)
+                likeliest = said.topk(min(NUM_SAID, said.shape[1]), dim=-1).indices
+                found[tap] = torch.cat((tokens.long()[:, None], likeliest), dim=1)
+            elif tap != FINAL:
                 begin = self._tokens[number]
                 if columns[-1] - columns[0] == len(columns) - 1:
                     # A copy, because a view would keep the states of the whole pass.

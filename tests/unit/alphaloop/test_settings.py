@@ -95,6 +95,7 @@ def test_the_environment_reaches_every_depth(
         ("models", "[models.drafters.s]\nmethod='draft_model'\nsourc='x'\n", "models.drafters.s.sourc:", "source"),
         ("models", "[models.drafters.s]\nmethod='draft_model'\n", "models.drafters.s.source", "configs/"),
         ("models", "[models.drafters.s]\nmethod='draft'\n", "models.drafters.s: Expected method", "configs/"),
+        ("models", "[models.drafters.s]\nmethod='layer_skip'\n", "models.drafters.s.skip_layers", "configs/"),
         ("tasks", "[tasks.code]\nmax_token = 2\n", "tasks.code.max_token", "max_tokens"),
         ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs/"),
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs/"),

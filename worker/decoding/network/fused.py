@@ -12,6 +12,8 @@ interleaved. The `operations` compute the rest: compiled kernels on a CPU, torch
 
 from __future__ import annotations
 
+from collections.abc import Container
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -90,6 +92,14 @@ class FusedDecoder:
         if FINAL in taps:
             states[FINAL] = normed
         return self._head(normed) if len(x) else x.new_empty((0, self.num_outputs)), states
+
+    def without(self, skipped: Container[int]) -> FusedDecoder:
+        """The same weights in memory, without these layers, numbered from 0. At least one has to stay."""
+        made = copy(self)
+        made._layers = [layer for index, layer in enumerate(self._layers) if index not in skipped]
+        made.kv_shape = replace(self.kv_shape, num_layers=len(made._layers))
+        made._program, made._tapped = made._make_program(), {}
+        return made
 
     def set_window(self, window: int | None) -> None:
         """The window of sliding layers from now on."""

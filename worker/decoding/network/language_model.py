@@ -8,8 +8,9 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Final
 
 import torch
@@ -18,7 +19,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from alphaloop.errors import UnsupportedModel
-from worker.decoding.network.fused import FusedDecoder, can_fuse
+from worker.decoding.network.fused import FAMILIES, FusedDecoder, can_fuse
 from worker.decoding.network.kv_layout import KvShape
 from worker.decoding.network.passes import Pass, Placed, Read, ReadGroup, plan_pass
 from worker.decoding.network.slots import SlotCache
@@ -55,7 +56,7 @@ class LanguageModel:
     @property
     def num_layers(self) -> int:
         """Layers, whose inputs can be tapped."""
-        return int(text_config(self.config).num_hidden_layers)
+        return self.kv_shape.num_layers
 
     @property
     def hidden_size(self) -> int:
@@ -71,6 +72,19 @@ class LanguageModel:
     def kv_shape(self) -> KvShape:
         """What it keeps of every token."""
         return self._network.kv_shape
+
+    def without(self, skipped: Container[int]) -> LanguageModel:
+        """The same weights in memory, without these layers, numbered from 0. At least one has to stay.
+
+        Raises UnsupportedModel for a family that transformers' own modules compute, which cannot leave layers out.
+        """
+        if not isinstance(self._network, FusedDecoder):
+            raise UnsupportedModel(
+                f"expected a model of {', '.join(sorted(FAMILIES))} to leave layers out, found {self.config.model_type}"
+            )
+        made = copy(self)
+        made._network = self._network.without(skipped)
+        return made
 
     def new_cache(self, num_slots: int, *, max_bytes: int | None = None) -> SlotCache:
         """An empty cache for this model."""

@@ -16,11 +16,12 @@ import transformers
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Purpose
-from alphaloop.settings.models import LookupDrafterSettings
+from alphaloop.settings.models import LookupDrafterSettings, RecyclingDrafterSettings
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.drafters.recycling import RecyclingDrafter
 from worker.decoding.engine import TransformersEngine
 from worker.decoding.measuring import measure_draft_ms, measure_draft_prefill_ms
 from worker.decoding.open_drafters import MOST_IN_A_ROW
@@ -128,12 +129,13 @@ def bench(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Bench:
     model = draft_model("model", tiny_models["qwen2"], num_slots=4)
-    drafters = {"model": model, "tree": ScriptedDrafter("tree", rng, is_tree=True)}
+    again = RecyclingDrafter("recycling", RecyclingDrafterSettings(), frozenset({0}))
+    drafters = {"model": model, "tree": ScriptedDrafter("tree", rng, is_tree=True), "recycling": again}
     return Bench(tiny_engine(num_slots=4, drafters=drafters), references("llama"), rng, monkeypatch)
 
 
 @pytest.mark.parametrize("method", ["open", "propose", "close"])
-@pytest.mark.parametrize("drafter", ["lookup", "model", "tree"])
+@pytest.mark.parametrize("drafter", ["lookup", "model", "tree", "recycling"])
 def test_a_drafter_that_raises_once_costs_no_text(
     bench: Bench, caplog: pytest.LogCaptureFixture, drafter: str, method: str
 ) -> None:
