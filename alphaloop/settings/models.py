@@ -199,8 +199,8 @@ class LookupDrafterSettings(Section):
         )
 
 
-class WeightsDrafterSettings(FilesSettings):
-    """What drafts with weights of its own."""
+class NetworkDrafterSettings(Section):
+    """What drafts with a network."""
 
     min_probability: float = Field(
         0.0, ge=0.0, lt=1.0
@@ -210,7 +210,7 @@ class WeightsDrafterSettings(FilesSettings):
     )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
 
 
-class DraftModelDrafterSettings(WeightsDrafterSettings):
+class DraftModelDrafterSettings(FilesSettings, NetworkDrafterSettings):
     """A smaller model, read token by token; `alphaloop check-pair` judges a pair, also one of two tokenizers."""
 
     method: Literal["draft_model"] = "draft_model"
@@ -237,7 +237,7 @@ class DraftModelDrafterSettings(WeightsDrafterSettings):
         )
 
 
-class HeadsDrafterSettings(WeightsDrafterSettings):
+class HeadsDrafterSettings(FilesSettings, NetworkDrafterSettings):
     """Heads over the target's hidden states, on its device and in its dtype; `alphaloop check-pair` judges a pair."""
 
     method: Literal["heads", "eagle3"] = "heads"  #: heads: Medusa's, or those of `alphaloop draft train --method heads`
@@ -248,7 +248,7 @@ class HeadsDrafterSettings(WeightsDrafterSettings):
         return DrafterState(name, revision, self.max_draft_tokens, is_stale)
 
 
-class LayerSkipDrafterSettings(Section):
+class LayerSkipDrafterSettings(NetworkDrafterSettings):
     """The target's own network without some of its layers, their weights shared; docs/concepts/drafters.md."""
 
     method: Literal["layer_skip"] = "layer_skip"
@@ -256,26 +256,10 @@ class LayerSkipDrafterSettings(Section):
         min_length=1
     )  #: numbers of the layers that the draft leaves out, from 0: the last ones (early exit), or some in the middle
     max_draft_tokens: int = Field(4, ge=1, le=64)
-    min_probability: float = Field(
-        0.0, ge=0.0, lt=1.0
-    )  #: a draft ends after the token at which the product of its probabilities falls below this; 0: never
-    num_branches: int = Field(
-        1, ge=1, le=8
-    )  #: likeliest tokens that are alternatives at each place of a draft, within the same number of tokens
-    max_prompt_tokens: int | None = Field(
-        None, ge=16
-    )  #: tokens of a prompt that it reads, the first few and the last ones; unset: all
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without its cache size, which is known when the target is loaded."""
-        return DrafterState(
-            name,
-            revision,
-            self.max_draft_tokens,
-            is_stale,
-            is_scorable=self.num_branches == 1,
-            max_prompt_tokens=self.max_prompt_tokens,
-        )
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_scorable=self.num_branches == 1)
 
 
 class RecyclingDrafterSettings(Section):

@@ -48,7 +48,7 @@ def engine(deep: Path) -> TransformersEngine:
     return loaded(
         deep,
         skip={"method": "layer_skip", "skip_layers": SKIPPED, "max_draft_tokens": 8},
-        branching={"method": "layer_skip", "skip_layers": SKIPPED, "num_branches": 2, "max_prompt_tokens": 32},
+        branching={"method": "layer_skip", "skip_layers": SKIPPED, "num_branches": 2},
         recycling={"method": "recycling"},
         all={"method": "hybrid", "sources": ["lookup", "recycling", "skip"], "rule": "tree", "max_draft_tokens": 8},
     )

@@ -35,10 +35,9 @@ def load_layer_skip(
         )
     with as_unsupported(f"models.drafters.{name}"):
         model = target.model.without(skipped)
-    read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
     gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
     branches = f"-b{settings.num_branches}w" if settings.num_branches > 1 else ""
-    revision = f"{target.identity.target_revision}-s{_spans(skipped)}{gate}{branches}{read}"
+    revision = f"{target.identity.target_revision}-s{_spans(skipped)}{gate}{branches}"
     state = replace(settings.state(name, revision), cache_bytes_per_token=model.kv_shape.bytes_per_token)
     return DraftModelDrafter(
         state,
