@@ -254,7 +254,7 @@ def translation_between(target: ModelFacts, draft: ModelFacts) -> Translation | 
         target.tokenizer,
         draft.tokenizer,
         num_target_rows=min(target.num_rows, target.num_head_rows),
-        num_draft_rows=min(draft.num_rows, draft.num_head_rows),
+        num_draft_rows=draft.num_rows,
     )
 
 

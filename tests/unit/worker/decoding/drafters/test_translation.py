@@ -10,18 +10,52 @@ from typing import Any, Final
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerFast
 
 from alphaloop.deciding.goodput import DrafterState
 from tests.fixtures.drafting import GREEDY, Model, ask, logits_behind
-from tests.fixtures.models import CJK, TOKENIZERS, make_tiny_tokenizer, other_tokenizer
+from tests.fixtures.models import CJK, LEARNT, TOKENIZERS, make_tiny_tokenizer, other_tokenizer
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.drafters.translation import SAMPLE, TranslatedText, Translation
 from worker.decoding.text import token_bytes
 
-MADE: Final = {**TOKENIZERS, "tiny": make_tiny_tokenizer, "other": other_tokenizer}
+LETTERS: Final = "thedfaurn()+=,:b#oirg3AZ{}\"'_é" + CJK
+#: As Llama 3, and with other numbers Qwen, cut texts before they merge bytes.
+LLAMA3: Final = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+
+
+def cut_by_expression() -> Any:
+    """Byte-level BPE with Llama 3's expression."""
+    made = other_tokenizer()
+    parts = [pre_tokenizers.Split(Regex(LLAMA3), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+    made.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    return made
+
+
+def unigrams() -> Any:
+    """SentencePiece's unigrams, with every letter of the texts here."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    alphabet = sorted({*SAMPLE, *LETTERS, "\t"})
+    trainer = trainers.UnigramTrainer(vocab_size=400, initial_alphabet=alphabet, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([SAMPLE, *LEARNT], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")  # type: ignore[no-untyped-call]
+
+
+MADE: Final = {
+    **TOKENIZERS,
+    "tiny": make_tiny_tokenizer,
+    "other": other_tokenizer,
+    "cut_by_expression": cut_by_expression,
+    "unigrams": unigrams,
+}
 #: Target and draft.
 PAIRS: Final = (
     ("tiny", "other"),
@@ -30,6 +64,9 @@ PAIRS: Final = (
     ("byte_fallback", "byte_fallback_as_it_stands"),
     ("byte_fallback_as_it_stands", "byte_fallback"),
     ("byte_level", "tiny"),
+    ("tiny", "cut_by_expression"),
+    ("tiny", "unigrams"),
+    ("unigrams", "tiny"),
 )
 
 
@@ -110,7 +147,7 @@ def test_the_share_is_that_of_the_sample_and_the_map_names_itself() -> None:
     assert len({between("tiny", draft).revision for draft in ("tiny", "other", "byte_fallback", "byte_level")}) == 4
 
 
-words = st.text("thedfaurn()+=,:b#oirg3AZ{}\"'_é" + CJK, min_size=1, max_size=12)
+words = st.text(LETTERS, min_size=1, max_size=12)
 gaps = st.sampled_from([" ", "  ", "\n", "\n    ", "\t", ", "])
 texts = st.lists(st.tuples(words, gaps), min_size=1, max_size=30).map(lambda parts: "".join(map("".join, parts)))
 
@@ -186,7 +223,10 @@ def test_each_tokenizers_own_beginning_stands_before_the_text() -> None:
 
 
 def test_a_slot_holds_the_text_as_it_is_written_now(rng: random.Random) -> None:
-    """Sequences join, grow by drafts and by other tokens, and leave; each proposal is that of a slot read anew."""
+    """Sequences join, grow by drafts and letter by letter, and leave; each proposal is that of a slot read anew.
+
+    Letters that came apart are merged by the draft's tokenizer, so that its last tokens become others.
+    """
     made = between("tiny", "other")
     model = Model(columns=len(made))
     model.num_rows = len(made.draft)
@@ -203,6 +243,7 @@ def test_a_slot_holds_the_text_as_it_is_written_now(rng: random.Random) -> None:
         return tuple(found)
 
     drafted: dict[str, list[int]] = {}
+    letters, num_changed = made.target.convert_tokens_to_ids([*"ĠtheĠtheory,ĠtheĠend"]), 0
     for number in range(80):
         if len(drafted) < 4 and rng.random() < 0.4:
             words = " ".join(rng.choice(["wrapping", "text,", "naïve", "encoders;", "a", "JSON"]) for _ in range(8))
@@ -213,12 +254,15 @@ def test_a_slot_holds_the_text_as_it_is_written_now(rng: random.Random) -> None:
         for job_id, proposal in zip(asked, proposals, strict=True):
             text = drafted[job_id]
             assert proposal.tokens == greedy(text, 3)
-            text += proposal.tokens[: rng.randint(0, 3)]
-            text += plain("tiny", rng.choice([" the", "s", " wrapped", "\n", "ed", " é"]))
+            before = in_steps(made, text, [])
+            text += proposal.tokens[: rng.choice([0, 0, 0, 3])]
+            text += letters[(begin := rng.randrange(8)) : begin + rng.randint(2, 8)]
+            num_changed += in_steps(made, text, [])[: len(before)] != before
         for job_id in list(drafted):
             if rng.random() < 0.1:
                 del drafted[job_id]
                 drafter.close(job_id)
+    assert num_changed > 10
     # Where nothing is written otherwise, a round reads what it added, and nothing twice.
     drafted = {"last": plain("tiny", "a text that is wrapped")}
     for job_id in list(drafter._held):
