@@ -29,6 +29,9 @@ from alphaloop.messages.body import SHORTHAND, UNSUPPORTED
 from alphaloop.messages.stream import ChunkBody
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV, Settings, sections_of
 
+REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NULL: Final[dict[str, Any]] = {"type": "null"}
 _HEAD: Final = """\
 # Settings
 
@@ -155,12 +158,6 @@ def _own_comments(model: type[BaseModel]) -> dict[str, str]:
             if match := re.search(r"#: ?(.+)$", text, re.MULTILINE):
                 found[node.target.id] = match[1].strip().replace("|", r"\|")
     return found
-
-
-_NULL: Final[dict[str, Any]] = {"type": "null"}
-REFERENCE: Final = Path(__file__).resolve().parents[1] / "docs" / "reference"
-
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
 def job_schema() -> dict[str, Any]:
