@@ -77,7 +77,7 @@ def test_weights_are_in_memory_once_and_keys_are_those_of_the_layers_that_stay(e
     assert state.cache_bytes_per_token == per_token
     assert engine.memory().drafts_per_token["skip"] == per_token
     assert state.revision == f"{engine.identity.target_revision}-s6-17"
-    assert engine._drafters["branching"].state.revision == f"{engine.identity.target_revision}-s6-17-b2w-t32"
+    assert engine._drafters["branching"].state.revision == f"{engine.identity.target_revision}-s6-17-b2w"
     assert draft._cache.shape.num_layers == draft.model.num_layers
 
 
