@@ -49,7 +49,7 @@ from benchmarks.engines.serve import (
     vllm,
 )
 from benchmarks.engines.setting_up import SHORT_CALIBRATION
-from benchmarks.engines.small_models import END_THINK_ID, TEMPLATE, adapter, with_thoughts
+from benchmarks.engines.small_models import END_THINK_ID, END_TURN_ID, TEMPLATE, adapter, with_thoughts
 from benchmarks.engines.totals import Sums, adds_up, counted_by
 from benchmarks.reporting import REPOSITORY, console, parser_of, print_found
 from benchmarks.servers import Servers, running_servers, wait_until_idle
@@ -126,19 +126,19 @@ def cases(name: str) -> list[Case]:
     chat: dict[str, Any] = {"messages": ASKED, "max_tokens": 96, "temperature": 0.0}
     named = {"type": "function", "function": {"name": "look_up"}}
     if name == "vllm-thinking":
-        # The bias ends the thought at some time.
+        # The bias ends the thought at some time, and keeps the turn from ending before.
         thinking = chat | {
             "temperature": 1.0,
-            "logit_bias": {str(END_THINK_ID): 7.0},
+            "logit_bias": {str(END_THINK_ID): 7.0, str(END_TURN_ID): -100.0},
             "chat_template_kwargs": {"enable_thinking": True},
         }
         return [
-            Case("reasoning", extraction, thinking, lambda said: bool(said[0]["message"].get("reasoning"))),
+            Case("reasoning", extraction, thinking, lambda said: bool(_thought(said))),
             Case(
                 "reasoning and schema",
                 extraction,
                 thinking | {"response_format": RESPONSE_FORMAT},
-                lambda said: bool(said[0]["message"].get("reasoning")) and _fits(said[0]["message"]["content"]),
+                lambda said: bool(_thought(said)) and _fits(_content(said)),
             ),
         ]
     calls = chat | {"messages": ASKED_AGAIN, "tools": TOOLS}
@@ -181,6 +181,11 @@ def cases(name: str) -> list[Case]:
             for model in ADAPTERS
         ]
     return found
+
+
+def _thought(choices: Sequence[Said]) -> str | None:
+    thought: str | None = choices[0]["message"].get("reasoning_content")
+    return thought
 
 
 def _content(said: Sequence[Said]) -> str | None:

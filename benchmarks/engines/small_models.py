@@ -12,6 +12,7 @@ from typing import Final
 
 THINK: Final = ("<issue_start>", "<think>")
 END_THINK: Final = ("<issue_closed>", "</think>")
+END_TURN_ID: Final = 2  #: of "<|im_end|>"
 END_THINK_ID: Final = 10  #: of "</think>", in place of "<issue_closed>"
 #: Hermes' form of tools, and a turn that begins with a thought where `enable_thinking` says so.
 TEMPLATE: Final = """\
