@@ -126,10 +126,18 @@ def cases(name: str) -> list[Case]:
     chat: dict[str, Any] = {"messages": ASKED, "max_tokens": 96, "temperature": 0.0}
     named = {"type": "function", "function": {"name": "look_up"}}
     if name == "vllm-thinking":
-        # The bias ends the thought at some time, and keeps the turn from ending before.
+        # A small model ends a thought where it saw others end; the bias keeps the turn from ending before.
+        seen = [
+            turn
+            for city in ("Rome", "Oslo", "Bern")
+            for turn in (
+                {"role": "user", "content": f"What is the weather in {city}?"},
+                {"role": "assistant", "content": f"<think>\nThe user asks for the weather.\n</think>\n{city} is warm."},
+            )
+        ]
         thinking = chat | {
-            "temperature": 1.0,
-            "logit_bias": {str(END_THINK_ID): 7.0, str(END_TURN_ID): -100.0},
+            "messages": [*seen, {"role": "user", "content": "What is the weather in Paris?"}],
+            "logit_bias": {str(END_THINK_ID): 3.0, str(END_TURN_ID): -100.0},
             "chat_template_kwargs": {"enable_thinking": True},
         }
         return [
