@@ -24,8 +24,10 @@ from alphaloop.messages import Constraint
 from alphaloop.settings.models import (
     HeadsDrafterSettings,
     HybridDrafterSettings,
+    LayerSkipDrafterSettings,
     LookupDrafterSettings,
     ModelSettings,
+    RecyclingDrafterSettings,
     TargetSettings,
 )
 from tests.fixtures import heads
@@ -174,8 +176,8 @@ def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[.
         assert float(error) < 1e-4, family
 
 
-def engine_with_heads(folder_of: Callable[..., Path], where: Path) -> TransformersEngine:
-    """In float64: heads of each kind, two hybrids over them, and the target's own weights as a draft model."""
+def engine_with_all(folder_of: Callable[..., Path], where: Path) -> TransformersEngine:
+    """In float64: all that drafts without a model of its own, two hybrids, and the target as its own draft."""
     folder = folder_of("llama")
     head = transformers.AutoModelForCausalLM.from_pretrained(folder).get_output_embeddings().weight.detach().double()
     drafters = {
@@ -183,6 +185,8 @@ def engine_with_heads(folder_of: Callable[..., Path], where: Path) -> Transforme
         "sequential": HeadsDrafterSettings(source=str(heads.sequential(where / "sequential", head)), num_branches=2),
         "medusa": HeadsDrafterSettings(source=str(heads.medusa(where / "medusa", head))),
         "eagle3": HeadsDrafterSettings(method="eagle3", source=str(heads.eagle3(where / "eagle3", len(head)))),
+        "recycling": RecyclingDrafterSettings(),
+        "skip": LayerSkipDrafterSettings(skip_layers=(1,)),
         "tree": HybridDrafterSettings(sources=("sequential", "lookup"), rule="tree"),
         "switch": HybridDrafterSettings(sources=("lookup", "eagle3")),
     }
@@ -205,14 +209,14 @@ CONSTRAINED: Final = Constraint("regex", "(abc|def|[0-9]+ )+", "body")
     ],
     ids=["greedy", "seeded", "constrained", "constrained, seeded"],
 )
-def test_heads_and_hybrids_on_a_gpu_leave_the_text_as_it_is(
+def test_every_other_drafter_on_a_gpu_leaves_the_text_as_it_is(
     folder_of: Callable[..., Path], tmp_path: Path, sampling: Sampling
 ) -> None:
-    engine = engine_with_heads(folder_of, tmp_path)
+    engine = engine_with_all(folder_of, tmp_path)
     rng = random.Random(11)
     jobs = [make_job(some_text(rng, length), number) for number, length in enumerate((3, 90, 40, 300, 17, 65))]
     alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
-    for name in ("sequential", "medusa", "eagle3", "tree", "switch"):
+    for name in ("sequential", "medusa", "eagle3", "recycling", "skip", "tree", "switch"):
         drafted = finish(engine, ((job, sampling, decision(name, 4)) for job in jobs))
         assert {one: its.token_ids for one, its in drafted.items()} == {
             one: its.token_ids for one, its in alone.items()
@@ -226,7 +230,7 @@ def test_drawn_drafts_on_a_gpu_are_judged_by_what_they_were_drawn_from(
     folder_of: Callable[..., Path], tmp_path: Path
 ) -> None:
     """A draft with the target's own weights is accepted nearly always, whole or cut to few tokens."""
-    engine = engine_with_heads(folder_of, tmp_path)
+    engine = engine_with_all(folder_of, tmp_path)
     jobs = [make_job(f"ab {number}", number) for number in range(6)]
     for cut in ({}, {"top_k": 20, "top_p": 0.9}, {"presence_penalty": 0.5}):
         sampling = Sampling(max_tokens=40, temperature=1.0, **cut)
