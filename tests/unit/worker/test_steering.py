@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -63,10 +64,36 @@ class World:
         # The fake tells what its parts would take; its own wall time is that of this test.
         self.slices += self.steering.observe(replace(step, wall_s=step.draft_s + step.verify_s))
 
-    def start(self, task: str, decision: Decision) -> None:
+    def start(self, task: str, decision: Decision, **body: Any) -> None:
         self.num_started += 1
-        claimed = claimed_job(f"{self.num_started}", task=task, max_tokens=200)
+        claimed = claimed_job(f"{self.num_started}", task=task, max_tokens=200, **body)
         self.running.start(RunningJob(claimed, decision, uuid4(), NOW, decision.setting))
+
+
+def test_the_first_tokens_of_a_stream_come_without_drafts_where_its_task_says_so() -> None:
+    world = World(share=0)
+    world.steering = RoundSteering(
+        RoundSchedule(replace(DESIGN, control_share=0), random.Random(1)),
+        LengthsTogether(lambda: CostTable(())),
+        lambda: NOW,
+        {"sql": 6, "code": 0}.__getitem__,
+    )
+    for task, is_streamed in (("sql", True), ("sql", False), ("code", True)):
+        world.start(task, LOOKUP, stream=is_streamed)
+    streamed, *others = world.running.by_id()
+    num_tokens = 0
+    settings: list[dict[str, DraftSetting]] = []
+    while num_tokens < 20:
+        world.steering.steer(world.running)
+        settings.append({name: job.setting for name, job in world.running.by_id().items()})
+        step = world.running.step().step
+        if num_tokens < 6:
+            assert settings[-1][streamed] == DraftSetting("lookup", 0)
+            assert step.tokens_by_job[streamed] <= 1
+        num_tokens += step.tokens_by_job[streamed]
+        world.steering.observe(step)
+    assert settings[-1][streamed] == DraftSetting("lookup", 3), "then it drafts"
+    assert {one[name] for one in settings for name in others} == {DraftSetting("lookup", 3)}
 
 
 def test_a_control_slice_pauses_all_free_sequences_of_all_tasks_and_nobody_else() -> None:
