@@ -126,7 +126,7 @@ def cases(name: str) -> list[Case]:
     chat: dict[str, Any] = {"messages": ASKED, "max_tokens": 96, "temperature": 0.0}
     named = {"type": "function", "function": {"name": "look_up"}}
     if name == "vllm-thinking":
-        # A small model ends a thought where it saw others end; the bias keeps the turn from ending before.
+        # A small model ends a thought where it saw others end: there alone the token lacks less than the bias.
         seen = [
             turn
             for city in ("Rome", "Oslo", "Bern")
@@ -137,7 +137,7 @@ def cases(name: str) -> list[Case]:
         ]
         thinking = chat | {
             "messages": [*seen, {"role": "user", "content": "What is the weather in Paris?"}],
-            "logit_bias": {str(END_THINK_ID): 3.0, str(END_TURN_ID): -100.0},
+            "logit_bias": {str(END_THINK_ID): 13.0, str(END_TURN_ID): -100.0},
             "chat_template_kwargs": {"enable_thinking": True},
         }
         return [
