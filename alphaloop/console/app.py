@@ -5,6 +5,7 @@ A page is a function of `tasks`, `jobs`, `batches` or `reports`; an action is a 
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import threading
@@ -12,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from importlib import resources
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -104,6 +105,8 @@ _PLACES: Final = (
 #: What the addresses below a place begin with, where that is not the place's own.
 _BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "/dead-letters": "/dead-letter"}
 _STOP_S: Final = 5.0
+#: Of the loop, in which connections become known that were accepted before.
+_LAST_TURNS: Final = 10
 
 
 class ConsoleServer:
@@ -134,10 +137,17 @@ class ConsoleServer:
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
-        run = partial(self._server.run, sockets=[self._socket])
-        self._thread = threading.Thread(target=run, name="console", daemon=True)
+        self._thread = threading.Thread(target=asyncio.run, args=(self._serve(),), name="console", daemon=True)
         self._thread.start()
         self._advancing.start()
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        # uvicorn leaves open who still reads when the time for that is over, and who was just accepted.
+        for _ in range(_LAST_TURNS):
+            for connection in set(self._server.server_state.connections):
+                connection.transport.abort()
+            await asyncio.sleep(0)
 
     def close(self) -> None:
         """Stop serving, and give the connections back."""
