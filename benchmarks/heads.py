@@ -22,7 +22,7 @@ from typing import Any
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.settings.models import ModelSettings
-from benchmarks.jobs import forced, prompts_of, sample
+from benchmarks.jobs import forced, prompts_of, sample, without_residents
 from benchmarks.paired import paired_ratio
 from benchmarks.reporting import console, machine, table_of
 from worker.engine import PreparedJob, Sampling
@@ -35,10 +35,7 @@ _CONTEXT, _NUM_TIMED = 256, 9
 def main() -> None:
     """Measure and print."""
     options = _options()
-    settings = ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"])
-    # Every drafter reads the same prompts: none may spare the next one's reading.
-    target = settings.target.model_copy(update={"max_resident_bytes": 0})
-    settings = settings.model_copy(update={"target": target})
+    settings = without_residents(ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"]))
     if LOOKUP not in settings.drafters:
         raise SystemExit(f"expected a drafter {LOOKUP} in {options.models}")
     prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from alphaloop.settings.models import ModelSettings
 from benchmarks.engines.serve import dense_folder
-from benchmarks.jobs import PromptJob, forced, prompts_of, sample
+from benchmarks.jobs import PromptJob, forced, prompts_of, sample, without_residents
 from benchmarks.reporting import console, machine, parser_of, table_of
 from worker.engine import Engine, Sampling
 
@@ -75,9 +75,8 @@ def _engine(options: argparse.Namespace, folder: Path) -> Engine:
         "switch": switch,
         "tree": both | {"rule": "tree"},
     }
-    target_of = {"source": target, "context_length": 4096, "max_resident_bytes": 0}  # every drafter reads the prompts
-    settings = {"target": target_of, "drafters": drafters}
-    return load_engine(ModelSettings.model_validate(settings), num_slots=1)
+    settings = {"target": {"source": target, "context_length": 4096}, "drafters": drafters}
+    return load_engine(without_residents(ModelSettings.model_validate(settings)), num_slots=1)
 
 
 def _stand_in(target: str, folder: Path, num_layers: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from alphaloop.cli.demo import harvest
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Job, Mode, Origin, encode_job, parse_job
+from alphaloop.settings.models import ModelSettings
 
 MIN_TOKENS, MAX_TOKENS = 16, 192
 #: A task of configs/tasks.toml without prompts in the folder: warm-up jobs are sent under its name.
@@ -43,6 +44,11 @@ class PromptJob:
     def encoded(self, *, decoding: str = "auto") -> bytes:
         """The message on Kafka."""
         return encode_job(self.as_job(decoding=decoding))
+
+
+def without_residents(models: ModelSettings) -> ModelSettings:
+    """The same models, but no beginning stays resident: where prompts come again, every run reads them."""
+    return models.model_copy(update={"target": models.target.model_copy(update={"max_resident_bytes": 0})})
 
 
 def forced(drafter: str | None = None, num_draft_tokens: int = 0, *, revision: str = "benchmark") -> Decision:

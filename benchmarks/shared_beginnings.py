@@ -32,8 +32,7 @@ from typing import Any, Final
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.messages import Job
 from alphaloop.settings import load_settings
-from alphaloop.settings.models import ModelSettings
-from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder
+from benchmarks.jobs import PromptJob, draw_jobs, forced, read_folder, without_residents
 from benchmarks.paired import paired_ratio
 from benchmarks.reporting import checkout, machine, parser_of
 from worker.admission import AdmissionQueue, Line, beginnings_of, lane_of
@@ -76,7 +75,7 @@ def main() -> None:
     if options.resident:
         _compare_resident(options.prompts, options.slots, options.rounds, options.tokens)
         return
-    engine = load_engine(_without_residents(load_settings(profile="local").models), num_slots=options.slots)
+    engine = load_engine(without_residents(load_settings(profile="local").models), num_slots=options.slots)
     points = (
         CostPoint(None, 1, length, engine.measure_prefill_ms(None, length, 5), 5, 0, CostKind.PREFILL)
         for length in PROMPT_LENGTHS
@@ -98,15 +97,10 @@ def main() -> None:
     print(json.dumps({str(slack_s): [asdict(run) for run in found] for slack_s, found in runs.items()}))
 
 
-def _without_residents(models: ModelSettings) -> ModelSettings:
-    """Nothing of one run may spare reading in the next."""
-    return models.model_copy(update={"target": models.target.model_copy(update={"max_resident_bytes": 0})})
-
-
 def _compare_resident(folder: Path, num_slots: int, num_rounds: int, num_tokens: int) -> None:
     models = load_settings(profile="local").models
     engines = {
-        "without": load_engine(_without_residents(models), num_slots=num_slots),
+        "without": load_engine(without_residents(models), num_slots=num_slots),
         "with": load_engine(models, num_slots=num_slots),
     }
     prompts = read_folder(folder)

@@ -19,7 +19,7 @@ from typing import Any
 from alphaloop.messages import Job
 from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.process import Run, serve
-from benchmarks.jobs import PromptJob, forced
+from benchmarks.jobs import PromptJob, forced, without_residents
 from benchmarks.whole.near_ties import Reference, explain
 from worker import decoding as _decoding  # noqa: F401  # before torch: it settles how threads wait
 from worker.engine import Generation, PreparedJob, Sampling, Step
@@ -49,16 +49,13 @@ class FedRun:
 
 
 class FedEngine:
-    """The engine of the settings. A free slot is refilled before the next step.
-
-    No beginning stays resident: the same prompts come again and again, and every run has to read them.
-    """
+    """The engine of the settings, without resident beginnings. A free slot is refilled before the next step."""
 
     def __init__(self, settings: ModelSettings, *, num_slots: int) -> None:
         from worker.decoding.engine import load_engine
 
-        self._target = settings.target.model_copy(update={"max_resident_bytes": 0})
-        self._engine = load_engine(settings.model_copy(update={"target": self._target}), num_slots=num_slots)
+        self._target = settings.target
+        self._engine = load_engine(without_residents(settings), num_slots=num_slots)
         self._end_tokens = self._engine._target.end_tokens
         gc.collect()
         gc.freeze()  # as the worker does

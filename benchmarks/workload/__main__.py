@@ -35,6 +35,7 @@ from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
+from benchmarks.jobs import without_residents
 from benchmarks.reporting import console, parser_of, table_of
 from benchmarks.workload.contest import (
     ADAPTIVE,
@@ -175,9 +176,8 @@ def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:
         drafters["gated"] = DraftModelDrafterSettings(
             source=options.draft, max_draft_tokens=8, min_probability=options.gate
         )
-    # The same prompts come again and again, and every run has to read them.
-    target = TargetSettings(source=options.target, context_length=4096, max_resident_bytes=0)
-    return load_engine(ModelSettings(target=target, drafters=drafters), num_slots=num_slots)
+    target = TargetSettings(source=options.target, context_length=4096)
+    return load_engine(without_residents(ModelSettings(target=target, drafters=drafters)), num_slots=num_slots)
 
 
 def _statics(options: argparse.Namespace) -> list[str]:

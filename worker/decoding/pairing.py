@@ -10,6 +10,7 @@ refused if it cannot run, or cannot pay at any acceptance. A fact that costs acc
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,8 @@ from worker.decoding.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, tex
 
 #: The draft's bytes read for a token over the target's. At .35 and k = 5 a round costs 2.75 passes: more than half must
 #: be accepted.
+log = logging.getLogger(__name__)
+
 _WARN_RATIO: Final = 0.35
 _NUM_EXAMPLES: Final = 3
 
@@ -231,13 +234,21 @@ def check_pair(
     return tuple(CheckFinding(check, *one) for check, one in found.items())
 
 
-def refuse_incompatible(draft: ModelFacts, findings: Sequence[CheckFinding]) -> None:
-    """Raise IncompatiblePair with the sentence of every refusal, if there is one."""
+def refuse_or_warn(drafter: str, source: str, findings: Sequence[CheckFinding]) -> None:
+    """Raise IncompatiblePair with the sentence of every refusal, or log each warning. `source`: of the draft."""
     refused = [f"{finding.check}: {finding.sentence}" for finding in findings if finding.verdict == "refused"]
     if refused:
         raise IncompatiblePair(
-            f"{draft.source} cannot draft: {' '.join(refused)}", hint="alphaloop check-pair shows every finding"
+            f"{source} cannot draft: {' '.join(refused)}", hint="alphaloop check-pair shows every finding"
         )
+    for finding in findings:
+        if finding.verdict == "warning":
+            log.warning(
+                "%s: %s",
+                finding.check,
+                finding.sentence,
+                extra={"action": "pair_warning", "drafter": drafter, "check": finding.check},
+            )
 
 
 def num_shared_tokens(target: ModelFacts, draft: ModelFacts) -> int:

@@ -11,7 +11,6 @@ weights once.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
@@ -26,7 +25,7 @@ from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import DraftModelDrafterSettings, Dtype, TargetSettings
 from worker.decoding.constraint import ConstrainedText
 from worker.decoding.device import Placement, available_bytes
-from worker.decoding.drafters.draft_rows import DraftRow, choose, ends_draft
+from worker.decoding.drafters.draft_rows import DraftRow, choose, ends_draft, tried_places
 from worker.decoding.drafters.draft_vocabulary import DraftTokens, read_draft_vocabulary, restrict_head
 from worker.decoding.drafters.translation import TranslatedText, Translation
 from worker.decoding.models import Target, load_weights
@@ -39,7 +38,7 @@ from worker.decoding.pairing import (
     check_pair,
     facts_of,
     num_shared_tokens,
-    refuse_incompatible,
+    refuse_or_warn,
     translation_between,
 )
 from worker.decoding.proposal import NOTHING, Ask, Proposal, SharedWeightDrafter
@@ -53,7 +52,6 @@ _USUALLY_READ: Final = 2
 _USUALLY_READ_ANEW: Final = 16
 #: First tokens that are always read.
 NUM_FIRST: Final = 4
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -377,11 +375,10 @@ class DraftModels:
         # What it has not read makes it guess worse.
         read = "" if settings.max_prompt_tokens is None else f"-t{settings.max_prompt_tokens}"
         # These decide which positions are tried.
-        gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
-        branches = f"-b{settings.num_branches}w" if settings.num_branches > 1 else ""
+        tried = tried_places(settings, siblings="w")
         # So do the tokens that the draft shares with the target, and it reads texts as its own tokenizer writes them.
         translated = f"-i{weights.translation.revision}" if weights.translation else ""
-        state = settings.state(name, base + translated + gate + branches + read)
+        state = settings.state(name, base + translated + tried + read)
         return replace(
             state,
             cache_bytes_per_token=_per_token(weights.model, weights.translation),
@@ -406,15 +403,7 @@ class DraftModels:
             draft_room=rooms[-1],
             translation=translation,
         )
-        refuse_incompatible(draft, findings)
-        for finding in findings:
-            if finding.verdict == "warning":
-                log.warning(
-                    "%s: %s",
-                    finding.check,
-                    finding.sentence,
-                    extra={"action": "pair_warning", "drafter": name, "check": finding.check},
-                )
+        refuse_or_warn(name, draft.source, findings)
 
 
 class _Source(NamedTuple):

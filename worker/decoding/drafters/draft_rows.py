@@ -14,9 +14,19 @@ import torch
 from torch import Tensor
 
 from alphaloop.errors import DecodeFailed
+from alphaloop.settings.models import NetworkDrafterSettings
 from worker.decoding.drafters.draft_vocabulary import DraftTokens, likeliest
 from worker.decoding.proposal import Ask, DraftDistributions, Proposal
 from worker.decoding.verification import draw_rows
+
+
+def tried_places(settings: NetworkDrafterSettings, *, siblings: str = "") -> str:
+    """What of the settings decides which places of a draft are tried, as a part of the drafter's revision.
+
+    `siblings`: a mark of how sampled jobs get siblings, where they get any.
+    """
+    gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
+    return f"{gate}-b{settings.num_branches}{siblings}" if settings.num_branches > 1 else gate
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ told.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -22,7 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from alphaloop.commands import CheckFinding, Verdict
-from alphaloop.errors import IncompatiblePair, UnsupportedModel
+from alphaloop.errors import UnsupportedModel
 from worker.decoding.models import find_description
 from worker.decoding.states import FINAL
 
@@ -139,15 +139,6 @@ def check_heads(facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabula
         "target": _made_for(facts, num_layers),
     }
     return tuple(CheckFinding(check, *one) for check, one in found.items())
-
-
-def refuse_heads(facts: HeadFacts, findings: Sequence[CheckFinding]) -> None:
-    """Raise IncompatiblePair with the sentence of every refusal, if there is one."""
-    refused = [f"{finding.check}: {finding.sentence}" for finding in findings if finding.verdict == "refused"]
-    if refused:
-        raise IncompatiblePair(
-            f"{facts.source} cannot draft: {' '.join(refused)}", hint="alphaloop check-pair shows every finding"
-        )
 
 
 _Found = tuple[Verdict, str]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import torch
 
 from alphaloop.errors import UnsupportedModel
 from alphaloop.settings.models import HeadsDrafterSettings
+from worker.decoding.drafters.draft_rows import tried_places
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.drafters.eagle3 import Eagle3Drafter, Eagle3Network
-from worker.decoding.drafters.head_files import check_heads, read_head_facts, read_heads, refuse_heads
+from worker.decoding.drafters.head_files import check_heads, read_head_facts, read_heads
 from worker.decoding.drafters.heads import DraftingHeads, HeadsDrafter, MedusaHeads, SequentialHeads
 from worker.decoding.models import Target, as_unsupported, find_weights
-
-log = logging.getLogger(__name__)
+from worker.decoding.pairing import refuse_or_warn
 
 
 def load_heads(
@@ -36,18 +35,12 @@ def load_heads(
         )
     sizes = {"hidden_size": model.hidden_size, "num_layers": model.num_layers, "vocabulary": model.vocabulary_size}
     findings = check_heads(facts, **sizes)
-    refuse_heads(facts, findings)
-    for finding in findings:
-        if finding.verdict == "warning":
-            said = {"action": "pair_warning", "drafter": name, "check": finding.check}
-            log.warning("%s: %s", finding.check, finding.sentence, extra=said)
+    refuse_or_warn(name, facts.source, findings)
     embeddings = model.embeddings
     tensors = read_heads(weights.path, embeddings.dtype, embeddings.device)
     taps = facts.taps_in(model.num_layers)
-    gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
-    branches = f"-b{settings.num_branches}" if settings.num_branches > 1 else ""
     layers = f"-l{'.'.join(map(str, taps))}" if facts.kind == "eagle3" else ""
-    state = settings.state(name, weights.revision + layers + gate + branches)
+    state = settings.state(name, weights.revision + layers + tried_places(settings))
     gate_at, num_branches = settings.min_probability, settings.num_branches
     with as_unsupported(source):
         if facts.kind == "eagle3":

@@ -14,6 +14,7 @@ from itertools import groupby
 from alphaloop.errors import ConfigError
 from alphaloop.settings.models import LayerSkipDrafterSettings
 from worker.decoding.drafters.draft_model import DraftModelDrafter
+from worker.decoding.drafters.draft_rows import tried_places
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
 from worker.decoding.models import Target, as_unsupported
 
@@ -35,9 +36,8 @@ def load_layer_skip(
         )
     with as_unsupported(f"models.drafters.{name}"):
         model = target.model.without(skipped)
-    gate = f"-p{settings.min_probability:g}" if settings.min_probability else ""
-    branches = f"-b{settings.num_branches}w" if settings.num_branches > 1 else ""
-    revision = f"{target.identity.target_revision}-s{_spans(skipped)}{gate}{branches}"
+    tried = tried_places(settings, siblings="w")
+    revision = f"{target.identity.target_revision}-s{_spans(skipped)}{tried}"
     state = replace(settings.state(name, revision), cache_bytes_per_token=model.kv_shape.bytes_per_token)
     return DraftModelDrafter(
         state,

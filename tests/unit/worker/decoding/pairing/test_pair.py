@@ -16,7 +16,7 @@ from alphaloop.errors import IncompatiblePair
 from alphaloop.settings.models import ModelSettings
 from tests.fixtures.models import make_tiny_tokenizer
 from worker.decoding.drafters.translation import Translation
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_incompatible
+from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, num_shared_tokens, refuse_or_warn
 
 WORDS = {0: "<eos>", 1: "<user>", 2: "a", 3: "b", 4: "c"}
 TARGET = ModelFacts(
@@ -58,7 +58,7 @@ def test_a_pair_that_fits_has_nothing_but_ok() -> None:
     assert "All 5 ids name the same tokens." in found["vocabulary"].sentence
     assert "0 '<eos>'" in found["special tokens"].sentence
     assert "ratio of 0.10" in found["size"].sentence
-    refuse_incompatible(DRAFT, tuple(found.values()))
+    refuse_or_warn("small", DRAFT.source, tuple(found.values()))
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_proposals_end_where_the_shared_tokens_end() -> None:
 def test_every_refusal_is_in_the_error() -> None:
     found = findings(TARGET, replace(DRAFT, tokens={}, num_parameters_read=10**6))
     with pytest.raises(IncompatiblePair, match=r"draft cannot draft: vocabulary: .* size: .*cannot pay") as caught:
-        refuse_incompatible(DRAFT, tuple(found.values()))
+        refuse_or_warn("small", DRAFT.source, tuple(found.values()))
     assert "check-pair" in (caught.value.hint or "")
 
 
