@@ -34,7 +34,7 @@ import alphaloop
 from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, reports, tasks
 from alphaloop.console.openai_api import OpenAIApi
-from alphaloop.console.page import NotFound, Page, WrongRequest, respond, wants_json
+from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
 from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable
@@ -397,11 +397,6 @@ def redrive(sources: Sources, session: Session, request: Request, fields: Fields
 def _write_down(sources: Sources, session: Session, request: Request, action: str, subject: str) -> None:
     """Before what cannot be undone is done, so that nothing is done of which the audit knows nothing."""
     write_down(sources.database, Deed("login", session.username, action, subject, address_of(request)))
-
-
-def address_of(request: Request) -> str | None:
-    """Where a request came from; behind a proxy, the proxy's address."""
-    return request.client.host if request.client else None
 
 
 def _log(session: Session, action: str, about: str) -> None:

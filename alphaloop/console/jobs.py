@@ -110,7 +110,10 @@ def job(sources: Sources, request: Request) -> Page:
         },
         {
             "result": result,
-            "not_served": found and not_served(sources.settings.bindings, found.task, sources.workers()),
+            "not_served": found is not None
+            and is_running
+            and not found.owner
+            and not_served(sources.settings.bindings, found.task, sources.workers()),
             "asked": text(request, "asked"),
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
@@ -144,8 +147,7 @@ def _result(sources: Sources, found: ListedJob) -> Result | None:
         result = Result.decode(known.outcome)
     except ValidationError:
         return None
-    hidden = {"text": None, "text_ref": None, "choices": (), "choices_ref": None}
-    return result if sources.shows_texts else result.model_copy(update=hidden)
+    return result if sources.shows_texts else result.without_texts()
 
 
 class Streams:

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alphaloop.batches.advancing import KEPT_FOR, Advancing
 from alphaloop.batches.contents import FileContents
 from alphaloop.batches.lines import ENDPOINTS
+from alphaloop.console.page import address_of
 from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, BrokerError, ContentMissing, ContentStoreUnavailable, StoreUnavailable
 from alphaloop.messages.fields import PlainText
@@ -523,7 +524,7 @@ def _named(request: Request, pattern: re.Pattern[str], what: str) -> str:
 
 
 def _deed(key: ApiKey, request: Request, action: str, subject: str) -> Deed:
-    return Deed("key", f"{key.name} ({key.prefix}…)", action, subject, request.client.host if request.client else None)
+    return Deed("key", f"{key.name} ({key.prefix}…)", action, subject, address_of(request))
 
 
 def _list(objects: list[dict[str, Any]], limit: int) -> Response:

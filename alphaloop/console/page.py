@@ -145,3 +145,8 @@ def past(asked: Mapping[str, str], name: str) -> datetime | None:
         return moment_ago(asked[name], datetime.now(UTC), name) if name in asked else None
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None
+
+
+def address_of(request: Request) -> str | None:
+    """Where a request came from; behind a proxy, the proxy's address."""
+    return request.client.host if request.client else None

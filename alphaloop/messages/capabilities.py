@@ -109,18 +109,21 @@ def served_by(kind: EngineKind, *, drafts: bool = False) -> EngineFeatures:
 def features_of(
     body: Body, *, top_k: int | None = None, min_p: float | None = None, repetition_penalty: float | None = None
 ) -> frozenset[Feature]:
-    """What a body asks for. The settings are those of its task, which count where the body says nothing."""
+    """What a body asks for. The settings are those that will be used, its task's included; without them, the body's."""
+    top_k = body.top_k if top_k is None else top_k
+    min_p = body.min_p if min_p is None else min_p
+    repetition_penalty = body.repetition_penalty if repetition_penalty is None else repetition_penalty
     found = {
         feature
         for name in body.model_fields_set
         for feature, is_asked_for in _ASKING.get(name, ())
         if is_asked_for(body)
     }
-    if (body.top_k or 0 if top_k is None else top_k) > 0:
+    if (top_k or 0) > 0:
         found.add(F.TOP_K)
-    if body.min_p if min_p is None else min_p:
+    if min_p:
         found.add(F.MIN_P)
-    if (body.repetition_penalty or 1 if repetition_penalty is None else repetition_penalty) != 1:
+    if (1 if repetition_penalty is None else repetition_penalty) != 1:
         found.add(F.REPETITION_PENALTY)
     return frozenset(found)
 

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from operator import not_
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic_core import to_json
@@ -282,6 +282,10 @@ class Result(_Part):
             "choices": [_chat_choice(one) if is_chat else _completion_choice(one) for one in choices],
             "usage": self.usage.model_dump(exclude_none=True) if self.usage else None,
         }
+
+    def without_texts(self) -> Self:
+        """The same result, but of its texts neither the words nor where they lie."""
+        return self.model_copy(update={"text": None, "choices": (), "text_ref": None, "choices_ref": None})
 
     def _all_choices(self) -> tuple[Choice, ...]:
         if self.status is not Status.SUCCEEDED or (self.text is None and not self.choices):

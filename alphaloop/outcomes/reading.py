@@ -43,6 +43,7 @@ from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, known_jobs
 from alphaloop.store.workers import SeenWorker, WorkerStore, not_served
+from alphaloop.wording import second
 
 
 def reason_of(result: Result) -> str | None:
@@ -389,7 +390,7 @@ class Whereabouts:
                 why = "" if self.not_served is None else f"; {self.not_served}"
                 return _waiting(self.message, self.claimed) + why
             case JobPlace.ENDED if (result := self.result) is not None and self.claimed is not None:
-                when = f" at {_time(self.claimed.finished_at)}" if self.claimed.finished_at else ""
+                when = f" at {second(self.claimed.finished_at)}" if self.claimed.finished_at else ""
                 tokens = f", {result.usage.completion_tokens} tokens" if result.usage else ""
                 return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
@@ -493,7 +494,7 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     again = f"; it has failed {_times(claimed.num_failures)}" if claimed and claimed.num_failures else ""
     if message is None:
         return f"waits in Kafka: a worker gave it back{again}"
-    sent = f", sent at {_time(at)}" if (at := _sent_at(message)) else ""
+    sent = f", sent at {second(at)}" if (at := _sent_at(message)) else ""
     place = f"{message.topic}, partition {message.partition}, offset {message.offset}"
     if delay_s := retry_delay_s(message.topic):
         return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
@@ -504,7 +505,9 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
 
 
 def _with_worker(place: JobPlace, claimed: KnownJob) -> str:
-    until = f"its lease runs until {_time(claimed.lease_expires_at)}" if claimed.lease_expires_at else "without a lease"
+    until = (
+        f"its lease runs until {second(claimed.lease_expires_at)}" if claimed.lease_expires_at else "without a lease"
+    )
     cancelling = "; its cancellation was asked for" if claimed.is_cancelling else ""
     attempt = f", attempt {claimed.attempt}" if claimed.attempt > 1 else ""
     if place is JobPlace.LEFT:
@@ -526,7 +529,3 @@ def _times(number: int) -> str:
 def _sent_at(message: Message) -> datetime | None:
     ms = message.timestamp_ms
     return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
-
-
-def _time(when: datetime | None) -> str:
-    return "-" if when is None else when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

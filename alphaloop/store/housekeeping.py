@@ -322,8 +322,7 @@ class EraseStore(Store):
 
 
 def _without_text(outcome: str, now: datetime) -> str:
-    fields = {"text": None, "choices": (), "text_ref": None, "choices_ref": None, "erased_at": now}
-    return Result.decode(outcome.encode()).model_copy(update=fields).encode().decode()
+    return Result.decode(outcome.encode()).without_texts().model_copy(update={"erased_at": now}).encode().decode()
 
 
 def _statements(erasure: Erasure, queries: Mapping[str, str]) -> dict[str, TextClause]:
