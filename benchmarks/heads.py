@@ -24,7 +24,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.settings.models import ModelSettings
 from benchmarks.jobs import forced, prompts_of, sample, without_residents
 from benchmarks.paired import paired_ratio
-from benchmarks.reporting import console, machine, table_of
+from benchmarks.reporting import console, machine, parser_of, table_of
 from worker.engine import PreparedJob, Sampling
 
 LOOKUP = "lookup"
@@ -131,7 +131,7 @@ def _per_round(counted: list[tuple[int, int]]) -> float:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--prompts", type=Path, required=True, help="a folder with a JSONL file a task")
     parser.add_argument("--models", type=Path, required=True, help="TOML with [models.target] and the drafters")
     parser.add_argument("--k", action="append", default=[], help="NAME=LENGTH, else its max_draft_tokens")

@@ -1,7 +1,7 @@
 """One measurement run, top to bottom: `Scheduler.run_once(now)`. It reads and writes; the other modules compute.
 
-At its end `Retention` deletes what is old: how long each kind of row and file is kept, and what keeps rows longer
-than the settings say.
+It begins with housekeeping: `Retention`, at the end of this module, says how long each kind of row and file is kept,
+and what keeps rows longer than the settings say.
 """
 
 from __future__ import annotations

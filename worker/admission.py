@@ -68,7 +68,6 @@ class AdmissionQueue(Generic[Item]):
         self._shares = FairShares(self.weight_of, self._mean_over_tasks_s)
         self._served_last: str | None = None
         self._mean_s: float | None = None  # device seconds of a job, over all tasks; None until needed
-        self._observed: set[str] = set()  # the tasks that may have running jobs
         self._alone: LaneKey | None = None  # the lane that has the device, or has it once the engine is empty
         self._num_alone_left = 0  # jobs that it may still admit
         self._num_traffic_first = 0  # jobs of traffic that go before the next such lane
@@ -207,7 +206,6 @@ class AdmissionQueue(Generic[Item]):
         self._shares.admit(task.name)
         self._shared.admit(job.beginnings)
         self._served_last = task.name
-        self._observed.add(task.name)
         self._count(job, -1)
         if not task.num_jobs:
             self._wait_no_more(task.name)
@@ -228,10 +226,8 @@ class AdmissionQueue(Generic[Item]):
             num_running[lane.task] += num_jobs
             if not lane.is_measured:
                 by_segment[lane.task][segment] += num_jobs
-        self._shares.observe(num_running)
-        for name in self._observed | by_segment.keys():
+        for name in self._shares.observe(num_running):
             self._task(name).shares.observe(by_segment[name])
-        self._observed = set(num_running)
         self._shared.observe(num_running.total())
         self._mean_s = None
 

@@ -7,7 +7,7 @@ over weight, is served. Who was idle begins at the least virtual time of those w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final
 
 NUM_REMEMBERED_JOBS: Final = 64  #: the mean device time of a job follows about this many ended jobs
@@ -69,13 +69,15 @@ class FairShares:
         self._finish_s[name] = share.finish_s
         self._most_charged_s = max(self._most_charged_s, share.virtual_s)
 
-    def observe(self, num_running: Mapping[str, int]) -> None:
-        """Take how many jobs of each still run."""
-        for name in self._running | num_running.keys():
+    def observe(self, num_running: Mapping[str, int]) -> Set[str]:
+        """Take how many jobs of each still run; returns of whom jobs ran or run."""
+        seen = self._running | num_running.keys()
+        for name in seen:
             share = self._of(name)
             share.observe(num_running.get(name, 0))
             self._finish_s[name] = share.finish_s
         self._running = set(num_running)
+        return seen
 
     def expected_job_s(self, name: str) -> float:
         """Device seconds that a job of this one is expected to need."""

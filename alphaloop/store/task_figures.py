@@ -245,7 +245,7 @@ def with_waiting(found: Sequence[TaskFigures], waiting: Mapping[str, int] | None
 def with_targets(
     found: Sequence[TaskFigures], bindings: Bindings, workers: Sequence[SeenWorker]
 ) -> Sequence[TaskFigures]:
-    """The same, each with its target and whether that has a worker, where there are several targets."""
+    """Sets in each its target, and whether that has a worker, where there are several targets; returns them."""
     if len(bindings.targets) > 1:
         for now in found:
             now.target, now.not_served = bindings.target_of(now.task), not_served(bindings, now.task, workers)

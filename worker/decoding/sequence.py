@@ -467,8 +467,6 @@ def joined(texts: SequenceOf[Generation]) -> Generation:
 
 def by_owner(by_sequence: Mapping[str, int], owners: Mapping[str, str]) -> dict[str, int]:
     """Sums by job; `owners` has the job of each sequence whose id is not the job's."""
-    if not owners:
-        return dict(by_sequence)
     found: Counter[str] = Counter()
     for sequence, num in by_sequence.items():
         found[owners.get(sequence, sequence)] += num

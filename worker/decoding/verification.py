@@ -98,16 +98,16 @@ def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
 
 def _verify_likeliest(best: list[int], scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One greedy sequence with its `scores` [1 + len(tokens), vocabulary] before its constraint, `best` in each row."""
-    constrained = sequence.choice.constrained
+    constrained, paths = sequence.choice.constrained, proposal.paths
     if constrained is not None:
-        best = constrained.best(best, scores, proposal.paths)
+        best = constrained.best(best, scores, paths)
     verdict = verify_followed(best, proposal)
     if not sequence.is_watched:
         return verdict
     rows = [0, *(index + 1 for index in verdict.path)]
     emitted = scores[rows].float()
     if constrained is not None:
-        constrained.restrict(emitted, [proposal.paths[row] for row in rows])
+        constrained.restrict(emitted, [paths[row] for row in rows])
     return _with_second_choices(verdict, emitted)
 
 

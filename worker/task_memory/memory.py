@@ -95,6 +95,8 @@ class RememberedTasks:
     def follow(self) -> None:
         """Take in what was remembered and let go of what was forgotten since the last look. Raises StoreError."""
         now = self.clock()
+        if not self._modes and all(one.memory == "off" for one in self.tasks().values()):
+            return
         if now - self._looked_at > _STALE_S:
             self.load()
             return

@@ -56,14 +56,11 @@ class HybridDrafter:
             cache_bytes_per_token=sum(state.cache_bytes_per_token for state in keeping),
             max_prompt_tokens=None if None in read else max((most for most in read if most is not None), default=None),
         )
+        #: Which states of the target its sources want.
+        self.taps = tuple(sorted({tap for source in sources.values() for tap in taps_of(source)}))
         #: By source, the seconds of the last proposals, and what it was asked for in them.
         self.seconds: dict[str, float] = {}
         self.shapes: dict[str, ProposalShape] = {}
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Which states of the target its sources want."""
-        return tuple(sorted({tap for source in self._sources.values() for tap in taps_of(source)}))
 
     @property
     def bytes_per_token(self) -> int:

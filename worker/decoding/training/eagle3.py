@@ -25,7 +25,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.draft_card import MeasuredDraft
 from worker.decoding.text_facts import text_config
 from worker.decoding.training.data import write_tensors
-from worker.decoding.training.distil import measured_draft
+from worker.decoding.training.distil import columns_of, measured_draft
 from worker.decoding.training.heads import DECAY, walk_drafts
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.recording import RecordedText
@@ -78,6 +78,7 @@ class Eagle3Training(torch.nn.Module):
         """The target's `embeddings`, `head` [columns, hidden] and last `norm`; the first two stay as they are."""
         super().__init__()
         self.config, self.token_ids = config, token_ids
+        self._columns = columns_of(token_ids, len(embeddings))
         hidden, inner = config.hidden_size, config.intermediate_size
         num_heads = config.num_attention_heads
         self._num_keys = config.num_key_value_heads or num_heads
@@ -140,10 +141,7 @@ class Eagle3Training(torch.nn.Module):
 
     def columns(self, tokens: Tensor) -> Tensor:
         """The column of each token, -1 where there is none."""
-        if self.token_ids is None:
-            return tokens
-        places = torch.searchsorted(self.token_ids, tokens).clamp(max=len(self.token_ids) - 1)
-        return torch.where(self.token_ids[places] == tokens, places, -1)
+        return tokens if self._columns is None else self._columns[tokens]
 
 
 def layer_config(target: Any) -> LlamaConfig:

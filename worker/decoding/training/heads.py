@@ -24,7 +24,7 @@ from worker.decoding.drafters.head_files import SEQUENTIAL
 from worker.decoding.drafters.heads import normed_inputs
 from worker.decoding.text_facts import text_config
 from worker.decoding.training.data import write_tensors
-from worker.decoding.training.distil import measured_draft
+from worker.decoding.training.distil import columns_of, measured_draft
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.recording import RecordedText
 
@@ -66,6 +66,7 @@ class SequentialNetwork(torch.nn.Module):
         # At first a state stays as it is.
         self.outer = Parameter(torch.zeros(hidden, _WIDTH * hidden))
         self.embeddings, self.head, self.token_ids = embeddings.float(), head.float(), token_ids
+        self._columns = columns_of(token_ids, len(embeddings))
 
     def behind(self, x: Tensor, tokens: Tensor) -> Tensor:
         """States [rows, hidden] behind one more token of each row."""
@@ -78,10 +79,7 @@ class SequentialNetwork(torch.nn.Module):
 
     def columns(self, tokens: Tensor) -> Tensor:
         """The column of each token, -1 where there is none."""
-        if self.token_ids is None:
-            return tokens
-        places = torch.searchsorted(self.token_ids, tokens).clamp(max=len(self.token_ids) - 1)
-        return torch.where(self.token_ids[places] == tokens, places, -1)
+        return tokens if self._columns is None else self._columns[tokens]
 
 
 def head_loss(network: SequentialNetwork, lessons: Sequence[HeadLesson], recipe: Recipe) -> Tensor:
