@@ -24,6 +24,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
+from alphaloop.experiment.wording import own_of
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
@@ -198,7 +199,7 @@ class Explanation:
     decision: Decision
     measured: Measured
     figures: TaskFigures  #: of the whole task in the day before, which every screen shows
-    explore_share: float  #: what exploration and control slices may cost together
+    explore_share: float  #: what exploration may cost
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
     fleet: WhatRuns | None = None  #: who would take it; None of a recorded decision
@@ -206,7 +207,12 @@ class Explanation:
     @property
     def next_job(self) -> NextJob:
         """The decision, as other screens show it."""
-        return _next_job(self.decision, self.request)
+        return _next_job(self.decision, self.request, self.engine.target_revision)
+
+    @property
+    def own_speedup(self) -> TaskSpeedup | None:
+        """The measured speed-up, if it is that of what the decision chose."""
+        return own_of(self.next_job, self.measured.speedup)
 
 
 class AsAWorker:
@@ -294,13 +300,15 @@ def next_jobs(
             continue
         for one in its:
             request = worker.asked(usual_request(one, at, is_now=True))
-            found[one.task] = _next_job(worker.decide(request).decisions[0], request)
+            made = worker.decide(request).decisions[0]
+            found[one.task] = _next_job(made, request, worker.fleet.engine.target_revision)
     return found
 
 
-def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
+def _next_job(made: Decision, request: ExplainRequest, target_revision: str) -> NextJob:
     its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
-    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket)
+    revisions = target_revision, made.draft_revision or ""
+    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket, revisions)
 
 
 def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:
