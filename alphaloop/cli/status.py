@@ -45,9 +45,10 @@ def status(
 
     Of jobs, `waiting` counts those that no worker has claimed; of more than 1000 in a partition it counts offsets,
     transactions' markers and ended jobs too. `oldest` is the age of the oldest job that has not ended. `held` counts
-    those that a worker has claimed; the others are traffic that ended. `rounds drafted` is the share of the traffic's
-    rounds in which a drafter was asked, by load where that made a difference. `next job` is what `alphaloop explain`
-    says: what would be decided now at the usual load of the last day.
+    those that a worker has claimed, `left` those that it gave back or died with, which wait for the next one; the
+    others are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked,
+    by load where that made a difference. `next job` is what `alphaloop explain` says: what would be decided now at the
+    usual load of the last day.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:

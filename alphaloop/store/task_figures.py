@@ -36,10 +36,11 @@ _HOUR: Final = timedelta(hours=1)
 _LEAST_HOURS: Final = 10
 
 _JOBS: Final = text("""
-    SELECT task, purpose, status, count(*) AS num_jobs FROM jobs
+    SELECT task, purpose, CASE WHEN status = 'running' AND (owner IS NULL OR lease_expires_at <= clock_timestamp())
+        THEN 'left' ELSE status END AS status, count(*) AS num_jobs FROM jobs
     WHERE created_at >= :since AND created_at <= :until AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
-    GROUP BY task, purpose, status
-    ORDER BY task, purpose, status
+    GROUP BY 1, 2, 3
+    ORDER BY 1, 2, 3
 """)
 # Of a task the traffic that may be compared with each other, where there is most of it: a row of task_alpha_now. Sums
 # of hours tell which it is, because they are few.
@@ -118,7 +119,7 @@ class TaskFigures:
     """
 
     task: str
-    jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status
+    jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status; left: its worker gave it back, or is gone
     probes: dict[str, int] = field(default_factory=dict)  #: by status
     controls: dict[str, int] = field(default_factory=dict)  #: of probes, by status
     num_alpha_jobs: int = 0  #: behind `alpha_1` and `alpha`

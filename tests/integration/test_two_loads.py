@@ -27,7 +27,7 @@ from alphaloop.store.workers import WorkerLoad, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.drift import scheduler_of
-from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, claim, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
@@ -134,10 +134,15 @@ def test_a_worker_that_is_gone_runs_on_no_screen(
     for owner, num_jobs in (("gone", 3), ("new", 2)):
         workers.say(WorkerLoad(owner, "cpu", "m", 4, 0, num_jobs, {f"{owner}-{n}": 5 for n in range(num_jobs)}, 10.0))
     database.change(text("UPDATE workers SET seen_at = now() - interval '5 minutes' WHERE owner = 'gone'"))
+    claim(database, "lost", "back", "held", owner="gone")
+    database.change(text("UPDATE jobs SET lease_expires_at = now() WHERE job_id = 'lost'"))
+    database.change(text("UPDATE jobs SET owner = NULL WHERE job_id = 'back'"))
     with console(database_url) as visitor:
         now, page = visitor.read("/now.json"), " ".join(visitor.get("/").text.split())
     assert (now["num_workers"], now["num_running"], now["num_slots"], now["tokens_per_s"]) == (1, 2, 4, 10.0)
     assert "heard of in the last half minute; 1 silent" in page
+    assert (now["num_held"], [one["num_held"] for one in now["tasks"]]) == (1, [1])
+    assert cli("status", "--json").json["tasks"][0]["jobs"] == {"left": 2, "running": 1}
     status = cli("status")
     assert "worker gone: silent for 5 min; said last: 3 running, slots: 4" in status.out
     assert "worker new: 2 running, slots: 4" in status.out
