@@ -5,6 +5,7 @@ Weights are random, so little is accepted in greedy texts; sampled ones at a hig
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from typing import Any, Final
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
@@ -24,6 +25,7 @@ from alphaloop.messages import Constraint
 from alphaloop.settings.models import HeadsDrafterSettings
 from tests.fixtures import heads
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job
+from worker.decoding.drafters.head_files import find_heads
 from worker.decoding.drafters.head_loading import load_heads
 from worker.decoding.models import Target
 from worker.decoding.proposal import Ask, Proposal
@@ -307,6 +309,48 @@ def test_heads_of_another_target_or_of_other_layers_are_refused(
     target = tiny_engine(num_slots=1)._target
     with pytest.raises(error, match=said):
         load(target, changed(folders[name], tmp_path / "changed", **fields), name)
+
+
+NONSENSE: Final[tuple[tuple[str, Any], ...]] = (
+    *(
+        (name, one)
+        for name in ("sequential", "medusa of vLLM", "eagle3 of vLLM")
+        for one in (b"{", b"[]", b"\xff\xfe{")
+    ),
+    *((name, {"hidden_size": "64"}) for name in ("sequential", "medusa of vLLM", "eagle3 of vLLM")),
+    ("sequential", {"architectures": 5}),
+    ("medusa of vLLM", {"num_heads": -1}),
+    ("medusa of vLLM", {"num_hidden_layers": 2}),
+    ("eagle3 of vLLM", {"eagle_config": "x"}),
+    ("eagle3 of vLLM", {"eagle_aux_hidden_state_layer_ids": 5}),
+    ("eagle3 of vLLM", {"vocab_size": []}),
+    ("eagle3 of vLLM", {"num_attention_heads": 0}),
+)
+
+
+@pytest.mark.parametrize(("name", "written"), NONSENSE, ids=str)
+def test_a_config_of_nonsense_is_refused_by_its_folder(
+    tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path, name: str, written: Any
+) -> None:
+    folder = changed(folders[name], tmp_path / "changed", **(written if isinstance(written, dict) else {}))
+    if isinstance(written, bytes):
+        (folder / "config.json").write_bytes(written)
+    with pytest.raises(UnsupportedModel, match=str(folder)):
+        load(tiny_engine(num_slots=1)._target, folder, name)
+    with contextlib.suppress(UnsupportedModel):
+        find_heads(str(folder))  # as check-pair does, which raises nothing else
+
+
+def test_a_head_of_medusa_without_its_block_is_refused(
+    tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    folder = changed(folders["medusa of vLLM"], tmp_path / "changed")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(
+        {one: its for one, its in tensors.items() if one != "blocks.1.layers.0.weight"}, folder / "model.safetensors"
+    )
+    with pytest.raises(UnsupportedModel, match="expected 1 blocks in head 1, found 0"):
+        load(tiny_engine(num_slots=1)._target, folder, "medusa of vLLM")
 
 
 def test_the_method_has_to_be_that_of_the_folder(tiny_engine: Callable[..., Any], folders: dict[str, Path]) -> None:

@@ -86,21 +86,16 @@ _UNUSED: Final = re.compile(r"(^|\.)(vision|visual|image|audio|speech|multi_moda
 _NUM_NAMES: Final = 3  #: tensors that a refusal names
 
 
-#: Fields of a generation config that would change texts beside those of TaskSettings.
-_UNSUPPORTED_DEFAULTS: Final = (
-    "no_repeat_ngram_size",
-    "min_new_tokens",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "bad_words_ids",
-    "sequence_bias",
-    "typical_p",
-    "epsilon_cutoff",
-    "eta_cutoff",
-    "num_beams",
-    "penalty_alpha",
-    "guidance_scale",
-)
+#: Fields of a generation config that would change texts beside those of TaskSettings, with the value that does not.
+_UNSUPPORTED_DEFAULTS: Final[Mapping[str, float | None]] = {
+    **dict.fromkeys(("min_length", "min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"), 0),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "epsilon_cutoff", "eta_cutoff", "penalty_alpha"), 0),
+    **dict.fromkeys(("num_beams", "typical_p", "top_h", "guidance_scale", "encoder_repetition_penalty"), 1),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "begin_suppress_tokens")),
+    **dict.fromkeys(("stop_strings", "bad_words_ids", "sequence_bias", "exponential_decay_length_penalty")),
+    **dict.fromkeys(("watermarking_config", "dola_layers")),
+    "token_healing": False,
+}
 
 
 @dataclass(eq=False)
@@ -296,12 +291,16 @@ def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """Every token that ends a text, as the generation config, both configs and the tokenizer name them."""
-    found: set[int] = set()
+    """Every token that ends a text, as the generation config, both configs and the tokenizer name them.
+
+    Without those that the model cannot write: -1 means none, and an added token may have no row.
+    """
+    found: set[Any] = set()
     for holder in (model.generation_config, model.config, text_config(model.config), tokenizer):
         named = getattr(holder, "eos_token_id", None)
-        found.update(named if isinstance(named, list) else [] if named is None else [named])
-    return frozenset(found)
+        found.update(named if isinstance(named, list) else [named])
+    num_rows = len(model.get_input_embeddings().weight)
+    return frozenset(token for token in found if isinstance(token, int) and 0 <= token < num_rows)
 
 
 def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
@@ -326,7 +325,11 @@ def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
             ) from error
     else:
         suggested = {name: getattr(checked, name) for name in suggested}
-    unsupported = tuple(name for name in _UNSUPPORTED_DEFAULTS if getattr(config, name, None) not in (None, 0, 1, []))
+    unsupported = tuple(
+        name
+        for name, neutral in _UNSUPPORTED_DEFAULTS.items()
+        if getattr(config, name, None) not in (None, [], {}, neutral)
+    )
     return SamplingDefaults(suggested, unsupported, are_used)
 
 
@@ -394,9 +397,14 @@ def as_unsupported(source: str) -> Iterator[None]:
 
 
 def attention_of(config: Any) -> str:
-    """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks)."""
+    """The implementation of attention that a model's class has: torch's, or the plain one (soft caps, sinks).
+
+    Raises UnsupportedModel where transformers has no class that continues texts.
+    """
     kind: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return "sdpa" if kind is None or kind._supports_sdpa else "eager"
+    if kind is None:
+        raise UnsupportedModel(f"expected a decoder-only language model, found {config.model_type}")
+    return "sdpa" if kind._supports_sdpa else "eager"
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,15 +423,15 @@ class Weights:
 
 def find_weights(source: str, hub_revision: str | None = None) -> Weights:
     """Locate `source` and name its revision; raises ModelNotFound or UnsupportedModel."""
-    path = _locate(source, hub_revision, [*_DESCRIPTION, *_WEIGHTS])
-    files = _weight_files(path)
-    if path.is_file():
-        # The file's own hash, so that it can be compared with what its publisher states.
-        return Weights(path, _sha256(path)[:12])
-    for file in files:
-        _refuse_cut(file)
-    deciding = {file for pattern in DECIDING for file in path.glob(pattern)}
-    return Weights(path, _revision(path, [*files, *deciding]))
+    with as_unsupported(source):
+        path = _locate(source, hub_revision, [*_DESCRIPTION, *_WEIGHTS])
+        files = _weight_files(path)
+        if path.is_file():
+            # The file's own hash, so that it can be compared with what its publisher states.
+            return Weights(path, _sha256(path)[:12])
+        for file in files:
+            _refuse_cut(file)
+        return Weights(path, _revision(path, [*files, *_deciding(path)]))
 
 
 def find_description(source: str, hub_revision: str | None = None) -> Path:
@@ -432,13 +440,15 @@ def find_description(source: str, hub_revision: str | None = None) -> Path:
     An older dense copy of a GGUF file stands in for it: it says the same and is read in a tenth of the time. Raises
     ModelNotFound or UnsupportedModel.
     """
-    path = _locate(source, hub_revision, _DESCRIPTION)
-    if path.is_file():
-        copies = converted_folder(find_weights(str(path)), "*")
-        return next((folder for folder in sorted(copies.parent.glob(copies.name)) if _is_finished(folder)), path)
-    if Path(source).expanduser().is_dir():
-        _weight_files(path)
-    return path
+    with as_unsupported(source):
+        path = _locate(source, hub_revision, _DESCRIPTION)
+        if path.is_file():
+            copies = converted_folder(find_weights(str(path)), "*")
+            return next((folder for folder in sorted(copies.parent.glob(copies.name)) if _is_finished(folder)), path)
+        if Path(source).expanduser().is_dir():
+            _weight_files(path)
+        _deciding(path)
+        return path
 
 
 def converted_folder(weights: Weights, dtype: str) -> Path:
@@ -472,6 +482,20 @@ def _weight_files(path: Path) -> list[Path]:
             f"expected *.safetensors in {path}, found none", hint="pickled weights (.bin, .pt) are never loaded"
         )
     return files
+
+
+def _deciding(folder: Path) -> set[Path]:
+    """The files beside the weights. Raises UnsupportedModel for JSON that cannot be read: transformers ignores some."""
+    found = {file for pattern in DECIDING for file in folder.glob(pattern)}
+    for file in sorted(found):
+        if file.suffix == ".json":
+            try:
+                content = json.loads(file.read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise UnsupportedModel(f"{file}: {error}", hint="is the download complete?") from error
+            if not isinstance(content, dict):
+                raise UnsupportedModel(f"{file}: expected an object, found {type(content).__name__}")
+    return found
 
 
 def _is_finished(folder: Path) -> bool:

@@ -148,11 +148,7 @@ class OpenDrafters:
             raise error
         if is_out_of_memory(error):
             self._give_back()
-            # Whatever shares slots with it has lost them too.
-            lost = {name for name in self._drafters if self._parts_of(name) & self._parts_of(drafter)}
-            for sequence in self._admitted():
-                if sequence.drafter is not None and sequence.drafter.name in lost:
-                    self.redraft(sequence, None, 0)
+            self._close_everywhere(drafter)
             log.warning(
                 "%s ran out of memory: its sequences go on vanilla", drafter, extra={"action": "draft_memory_short"}
             )
@@ -169,6 +165,13 @@ class OpenDrafters:
             self._give_up(sequence, drafter)
         if self._num_in_a_row[drafter] >= MOST_IN_A_ROW and drafter not in self.ended:
             self._end(drafter, doing, error)
+
+    def _close_everywhere(self, drafter: str) -> None:
+        """In every sequence, and with it whatever shares slots with it."""
+        lost = {name for name in self._drafters if self._parts_of(name) & self._parts_of(drafter)}
+        for sequence in self._admitted():
+            if sequence.drafter is not None and sequence.drafter.name in lost:
+                self.redraft(sequence, None, 0)
 
     def _parts_of(self, name: str) -> set[str]:
         """A drafter and, of a hybrid, its sources."""
@@ -223,6 +226,7 @@ class OpenDrafters:
         )
         for sequence in self._admitted():
             self._give_up(sequence, drafter)
+        self._close_everywhere(drafter)
         with self._guarding(drafter, "clear"):
             self._drafters[drafter].clear()
 

@@ -115,19 +115,24 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
 
 @lru_cache(maxsize=64)  # each text of a job asks for them, and a job may have 256 words
 def bad_word_tokens(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that write a word, at the beginning of a text and behind a space, as vLLM finds them.
+    """The token sequences that write a word: at the beginning of a text, behind a space, and behind a line break.
 
-    vLLM leaves out a spelling behind a space that has another number of tokens, which a third of the common words of
-    SmolLM2's tokenizer have. Here it is barred too: it is the usual one, and a bad word is never written. Raises
-    InvalidField for a word without a token.
+    vLLM leaves out the third, and a spelling behind a space that has another number of tokens, which a third of the
+    common words of SmolLM2's tokenizer have. Here both are barred too, because a bad word is never written. The third
+    differs where a tokenizer puts a space before every text, as SentencePiece's do. Raises InvalidField for a word
+    without a token.
     """
+
+    def tokens(text: str) -> tuple[int, ...]:
+        return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
+
     found: dict[tuple[int, ...], None] = {}
-    for number, word in enumerate(words):
-        for text in (word.lstrip(), f" {word.lstrip()}"):
-            if spelling := tuple(tokenizer(text, add_special_tokens=False)["input_ids"]):
-                found[spelling] = None
-            elif not text.startswith(" "):
-                raise InvalidField("expected a word that the target can write", field=f"body.bad_words.{number}")
+    for number, word in enumerate(word.lstrip() for word in words):
+        if not (first := tokens(word)):
+            raise InvalidField("expected a word that the target can write", field=f"body.bad_words.{number}")
+        line, behind = tokens("\n"), tokens(f"\n{word}")
+        third = behind[len(line) :] if behind[: len(line)] == line else ()
+        found |= dict.fromkeys(filter(None, (first, tokens(f" {word}"), third)))
     return tuple(found)
 
 
@@ -341,7 +346,7 @@ def apply_template(
     The template runs in transformers' sandbox. `continues`: the text ends where the last turn's content does.
     """
     try:
-        return str(
+        text = str(
             tokenizer.apply_chat_template(
                 turns,
                 tools=list(tools) or None,
@@ -351,6 +356,7 @@ def apply_template(
                 **arguments,
             )
         )
+        text.encode()  # a half of a surrogate pair is no text
     except jinja2.TemplateError as error:
         raise InvalidField(
             f"the target's chat template refuses this conversation: {error}", field="body.messages"
@@ -361,6 +367,7 @@ def apply_template(
             field="body.messages",
             hint="send other roles or contents, mend the template, or write the whole text as body.prompt",
         ) from error
+    return text
 
 
 def check_template(tokenizer: Any) -> None:
@@ -398,15 +405,21 @@ class _Control:
     normalized: re.Pattern[str]
     letters: frozenset[str]  #: every control token has one of them
     normalize: Callable[[str], str]
+    is_rewritten: bool  #: whether the chat template replaces something by such letters
 
     def found(self, text: str) -> tuple[list[str], list[str]]:
         """The control tokens in a text, in their order."""
         return self.pattern.findall(text), self.normalized.findall(self.normalize(text))
 
     def defused(self, content: str) -> str:
-        """The content with an x for each character from which the normalizer may make one of `letters`."""
+        """The content with an x for each character from which the normalizer may make one of `letters`.
+
+        For all that are no letters, where it or the template may make one of several.
+        """
         unsafe = [one for one in set(content) if not self.letters.isdisjoint(one + self.normalize(one))]
-        return content.translate({ord(one): "x" for one in unsafe}) if unsafe else content
+        safe = content.translate({ord(one): "x" for one in unsafe}) if unsafe else content
+        is_safe = not self.is_rewritten and self.letters.isdisjoint(self.normalize(safe))
+        return safe if is_safe else re.sub(r"[^\w\s]", "x", safe)
 
 
 @lru_cache(maxsize=4)
@@ -416,13 +429,17 @@ def _control_of(tokenizer: Any) -> _Control:
     normalize = normalizer.normalize_str if normalizer else str
     strings = tuple(special.values())
     normalized = tuple(map(normalize, strings))
+    letters = frozenset(map(_telling_letter, filter(None, (*strings, *normalized))))
     return _Control(
         token_ids=frozenset(special),
         strings=strings,
         pattern=_any_of(strings),
         normalized=_any_of(normalized),
-        letters=frozenset(map(_telling_letter, filter(None, (*strings, *normalized)))),
+        letters=letters,
         normalize=normalize,
+        is_rewritten=any(
+            not letters.isdisjoint(new) for new in re.findall(r"replace\([^),]*,([^)]*)", str(tokenizer.chat_template))
+        ),
     )
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from alphaloop.commands import CheckFinding, Verdict
 from alphaloop.errors import UnsupportedModel
-from worker.decoding.models import find_description
+from worker.decoding.models import as_unsupported, find_description
 from worker.decoding.states import FINAL
 
 HeadKind = Literal["medusa", "sequential", "eagle3"]
@@ -58,14 +58,12 @@ def find_heads(source: str, hub_revision: str | None = None) -> HeadFacts | None
 
     Raises ModelNotFound, or UnsupportedModel for heads that are not read.
     """
-    path = find_description(source, hub_revision)
-    try:
-        config = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError):
+    file = find_description(source, hub_revision) / "config.json"
+    if not file.is_file():
         return None  # whoever reads models says what is wrong
-    if not isinstance(config, dict) or (kind := _kind_of(config)) is None:
-        return None
-    return _facts_of(source, kind, config)
+    with as_unsupported(source):
+        config = json.loads(file.read_bytes())
+        return None if (kind := _kind_of(config)) is None else _facts_of(source, kind, config)
 
 
 def _kind_of(config: dict[str, Any]) -> HeadKind | None:
@@ -78,15 +76,9 @@ def _kind_of(config: dict[str, Any]) -> HeadKind | None:
     return "medusa" if is_medusa else None
 
 
-def read_head_facts(path: Path, source: str = "") -> HeadFacts:
-    """The facts of the heads in a folder. Raises UnsupportedModel for another model, or a config that is not read."""
-    source = source or str(path)
-    try:
-        config = json.loads((path / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise UnsupportedModel(f"{source}: expected config.json of heads: {error}") from error
-    if not isinstance(config, dict):
-        raise UnsupportedModel(f"{source}: expected an object in config.json")
+def read_head_facts(path: Path, source: str) -> HeadFacts:
+    """The facts of the heads in a folder. Raises UnsupportedModel for another model, OSError without a config.json."""
+    config = json.loads((path / "config.json").read_bytes())
     if (kind := _kind_of(config)) is None:
         found = config.get("speculators_model_type") or config.get("model_type")
         raise UnsupportedModel(
@@ -99,8 +91,8 @@ def read_head_facts(path: Path, source: str = "") -> HeadFacts:
 def _facts_of(source: str, kind: HeadKind, config: dict[str, Any]) -> HeadFacts:
     if kind == "eagle3":
         return _eagle3_facts(source, config)
-    num_heads = (config.get("num_heads") or config.get("medusa_num_heads")) if kind == "medusa" else None
-    sizes = config.get("hidden_size"), config.get("vocab_size")
+    num_heads = _whole(config, "num_heads", "medusa_num_heads") if kind == "medusa" else None
+    sizes = _whole(config, "hidden_size"), _whole(config, "vocab_size")
     return HeadFacts(source, kind, config, {}, *sizes, num_heads, (FINAL,))
 
 
@@ -112,7 +104,7 @@ def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
     if own.get("use_aux_hidden_state") is False:
         raise UnsupportedModel(f"{source}: expected heads that read states of several layers, found the last one's")
     wrong = [name for name in _NOT_COMPUTED if config.get(name) or own.get(name)]
-    if wrong or int(layers.get("num_hidden_layers") or 1) != 1:
+    if wrong or _whole(layers, "num_hidden_layers") not in (None, 1):
         wrong = wrong or [f"{layers['num_hidden_layers']} layers"]
         raise UnsupportedModel(f"{source}: expected EAGLE-3 heads of one layer, found {', '.join(wrong)}")
     return HeadFacts(
@@ -120,14 +112,24 @@ def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
         "eagle3",
         config,
         layers,
-        config.get("target_hidden_size") or layers.get("hidden_size"),
-        layers.get("vocab_size"),
+        _whole(config, "target_hidden_size") or _whole(layers, "hidden_size"),
+        _whole(layers, "vocab_size"),
         None,
         # As vLLM reads them: each once, in the order of the layers, whatever the config's order is.
         tuple(sorted({int(tap) for tap in taps})) if taps else None,
         # The libraries differ: a config of `speculators` that says nothing means true, any other means false.
         norm_before_residual=bool(config.get("norm_before_residual", nested is not None)),
     )
+
+
+def _whole(fields: Mapping[str, Any], *names: str) -> int | None:
+    """The first of these fields that is set. Raises UnsupportedModel where it is no whole number above 0."""
+    for name in names:
+        if (value := fields.get(name)) is not None:
+            if type(value) is not int or value < 1:
+                raise UnsupportedModel(f"expected a whole number as {name} in config.json, found {value!r}")
+            return value
+    return None
 
 
 def check_heads(facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabulary: int) -> tuple[CheckFinding, ...]:

@@ -25,6 +25,11 @@ def load_heads(
     What `alphaloop check-pair` warns of is logged. Raises IncompatiblePair for what it refuses, ModelNotFound, or
     UnsupportedModel.
     """
+    with as_unsupported(settings.source):
+        return _loaded(name, settings, target, num_slots)
+
+
+def _loaded(name: str, settings: HeadsDrafterSettings, target: Target, num_slots: int) -> HeadsDrafter | Eagle3Drafter:
     model, source = target.model, settings.source
     weights = find_weights(source, settings.revision)
     facts = read_head_facts(weights.path, source)
@@ -42,31 +47,30 @@ def load_heads(
     layers = f"-l{'.'.join(map(str, taps))}" if facts.kind == "eagle3" else ""
     state = settings.state(name, weights.revision + layers + tried_places(settings))
     gate_at, num_branches = settings.min_probability, settings.num_branches
-    with as_unsupported(source):
-        if facts.kind == "eagle3":
-            network = Eagle3Network(
-                facts, tensors, embeddings, num_taps=len(taps), num_positions=target.identity.context_length
-            )
-            known = _known(target, network.num_columns, network.token_ids)
-            state = replace(state, cache_bytes_per_token=network.kv_shape.bytes_per_token)
-            return Eagle3Drafter(
-                state, network, known, taps, num_slots=num_slots, min_probability=gate_at, num_branches=num_branches
-            )
-        heads: DraftingHeads = (
-            SequentialHeads(tensors, embeddings)
-            if facts.kind == "sequential"
-            else MedusaHeads(facts, tensors, model.hidden_size)
+    if facts.kind == "eagle3":
+        network = Eagle3Network(
+            facts, tensors, embeddings, num_taps=len(taps), num_positions=target.identity.context_length
         )
-        return HeadsDrafter(
-            state,
-            heads,
-            _known(target, heads.num_columns, heads.token_ids),
-            hidden_size=model.hidden_size,
-            dtype=embeddings.dtype,
-            device=embeddings.device,
-            min_probability=gate_at,
-            num_branches=num_branches,
+        known = _known(target, network.num_columns, network.token_ids)
+        state = replace(state, cache_bytes_per_token=network.kv_shape.bytes_per_token)
+        return Eagle3Drafter(
+            state, network, known, taps, num_slots=num_slots, min_probability=gate_at, num_branches=num_branches
         )
+    heads: DraftingHeads = (
+        SequentialHeads(tensors, embeddings)
+        if facts.kind == "sequential"
+        else MedusaHeads(facts, tensors, model.hidden_size)
+    )
+    return HeadsDrafter(
+        state,
+        heads,
+        _known(target, heads.num_columns, heads.token_ids),
+        hidden_size=model.hidden_size,
+        dtype=embeddings.dtype,
+        device=embeddings.device,
+        min_probability=gate_at,
+        num_branches=num_branches,
+    )
 
 
 def _known(target: Target, num_columns: int, token_ids: torch.Tensor | None) -> DraftTokens:

@@ -109,6 +109,9 @@ class MedusaHeads:
                 weight = take(tensors, f"{name}.weight", (hidden_size, hidden_size))
                 blocks.append(operations.linear(weight, tensors.pop(f"{name}.bias", None)))
             own = take(tensors, f"lm_heads.{head}.weight") if shared is None else shared
+            named = facts.config.get("medusa_num_layers") or facts.config.get("num_hidden_layers") or len(blocks)
+            if len(blocks) != named:
+                raise UnsupportedModel(f"expected {named} blocks in head {head}, found {len(blocks)}")
             if self.token_ids is not None and len(own) > len(self.token_ids):
                 own = own[self.token_ids]
             self._blocks.append(blocks)

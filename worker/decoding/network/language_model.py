@@ -34,7 +34,9 @@ class LanguageModel:
     """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own.
 
     The compared passes read a few tokens, with a window so short that these cross it. At the windows and boundaries
-    that the config names, where a pass would take too long, masks and rotations alone are compared.
+    that the config names, where a pass would take too long, masks and rotations alone are compared. Of a model that is
+    fused the first layers are compared, as many as it takes to have two, and one of each kind: all of a kind are
+    computed alike.
     """
 
     def __init__(self, model: Any, num_positions: int) -> None:
@@ -48,9 +50,12 @@ class LanguageModel:
         facts = text_facts(model.config)
         if (error := rotation_error(model, facts, num_positions)) is not None:
             raise UnsupportedModel(error)
-        expected = _reference(model, facts)
+        num_layers = _num_compared(facts) if self.is_fused else len(facts.kinds)
+        expected = _reference(model, facts, num_layers)
         self._network = FusedDecoder(model, num_positions) if self.is_fused else _UnfusedDecoder(model)
-        if (error := self._error(expected)) is not None:
+        behind = range(num_layers, len(facts.kinds))
+        compared = self.without(behind) if behind else self
+        if (error := compared._error(expected) or self._error_of_numbers()) is not None:
             raise UnsupportedModel(error)
 
     @property
@@ -140,6 +145,13 @@ class LanguageModel:
         finally:
             self._network.set_window(window)
 
+    @torch.inference_mode()
+    def _error_of_numbers(self) -> str | None:
+        """Why a pass over one token through all layers gives no numbers; None if it does."""
+        cache = self.new_cache(1)
+        logits = self.read(cache, [Read(cache.acquire(), [0])])
+        return None if bool(logits.isfinite().all()) else _NO_NUMBERS
+
     def _difference(self, expected: Tensor) -> str | None:
         token_ids = _some_tokens(self.num_rows).tolist()
         cache = self.new_cache(3)
@@ -158,6 +170,8 @@ class LanguageModel:
         limit = 0.05 if self.kv_shape.dtype in (torch.bfloat16, torch.float16) else 1e-3
         if error <= limit:
             return None
+        if not bool(expected.isfinite().all()):
+            return _NO_NUMBERS
         return (
             f"passes over the slot cache differ from the model's own by {error:.1e} of the logits' norm, "
             f"expected at most {limit}: its attention depends on more than the mask and the positions"
@@ -168,6 +182,7 @@ class LanguageModel:
 _SHORT_WINDOW: Final = 4
 NUM_HELD: Final = (5, 4)  #: tokens of each text that its slot holds before
 NUM_READ: Final = 4  #: tokens of each that the compared pass reads
+_NO_NUMBERS: Final = "expected weights that give logits, found some that give no numbers: is the download complete?"
 #: Positions before and behind a boundary that are compared.
 _REACH: Final = 2
 #: Of a rotation, whose numbers are at most about 1: above float32's rounding of an angle, below another frequency.
@@ -179,16 +194,20 @@ def _some_tokens(num_rows: int) -> Tensor:
     return torch.randint(0, num_rows, (2, max(NUM_HELD) + NUM_READ), generator=torch.Generator().manual_seed(0))
 
 
+def _num_compared(facts: TextFacts) -> int:
+    """The fewest first layers that are two, and one of each kind."""
+    return min(len(facts.kinds), max([2, *(facts.kinds.index(kind) + 1 for kind in facts.kinds)]))
+
+
 @torch.inference_mode()
-def _reference(model: Any, facts: TextFacts) -> tuple[int | None, Tensor]:
-    """A window, and the logits [2 * NUM_READ, vocabulary] of the model's own pass with it.
+def _reference(model: Any, facts: TextFacts, num_layers: int) -> tuple[int | None, Tensor]:
+    """A window, and the logits [2 * NUM_READ, vocabulary] of the first layers' own pass with it.
 
     The window is a short one if the model has any: what is within a longer one is seen by all layers.
     """
-    if facts.window is None:
-        return None, _logits(model)
-    with _shortened(model, _SHORT_WINDOW):
-        return _SHORT_WINDOW, _logits(model)
+    window = None if facts.window is None else _SHORT_WINDOW
+    with _shortened(model, window, num_layers):
+        return window, _logits(model)
 
 
 def mask_error(window: int) -> str | None:
@@ -242,19 +261,18 @@ def _logits(model: Any) -> Tensor:
 
 
 @contextmanager
-def _shortened(model: Any, window: int) -> Iterator[None]:
-    """The model's own modules with another window: they read it from the config in every pass."""
+def _shortened(model: Any, window: int | None, num_layers: int) -> Iterator[None]:
+    """The model's own modules with another window and fewer layers: they read both from the config in every pass."""
+    changed = {"num_hidden_layers": num_layers} | ({} if window is None else {"sliding_window": window})
     configs = [text_config(model.config), *layer_configs(model.config)]
-    before = [
-        (config, config.__dict__["sliding_window"]) for config in configs if config.__dict__.get("sliding_window")
-    ]
+    before = [(config, name, own) for config in configs for name in changed if (own := config.__dict__.get(name))]
     try:
-        for config, _ in before:
-            config.sliding_window = window
+        for config, name, _ in before:
+            setattr(config, name, changed[name])
         yield
     finally:
-        for config, own in before:
-            config.sliding_window = own
+        for config, name, own in before:
+            setattr(config, name, own)
 
 
 def _rotaries(model: Any, facts: TextFacts) -> Iterator[Any]:

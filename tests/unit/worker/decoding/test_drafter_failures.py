@@ -16,10 +16,11 @@ import transformers
 
 from alphaloop.errors import DecodeFailed
 from alphaloop.messages import Purpose
-from alphaloop.settings.models import LookupDrafterSettings, RecyclingDrafterSettings
+from alphaloop.settings.models import HybridDrafterSettings, LookupDrafterSettings, RecyclingDrafterSettings
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, right_outputs, steps
 from worker.decoding.drafters.draft_vocabulary import DraftTokens
+from worker.decoding.drafters.hybrid import HybridDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.drafters.recycling import RecyclingDrafter
 from worker.decoding.engine import TransformersEngine
@@ -166,6 +167,19 @@ def test_a_drafter_that_always_raises_ends_for_the_worker(bench: Bench, drafter:
     assert not failures
     assert raised["raised"] == num_before, "nobody asks it again"
     assert all(not one.drafted for one in finished.values())
+
+
+@pytest.mark.parametrize("failing", ["hybrid", "recycling"])
+def test_a_drafter_that_ends_fails_none_that_shares_its_texts(bench: Bench, failing: str) -> None:
+    """A hybrid's sources hold its sequences beside their own."""
+    sources = {name: bench.engine._drafters[name] for name in ("lookup", "recycling")}
+    hybrid = HybridDrafter("hybrid", HybridDrafterSettings(sources=tuple(sources), rule="tree"), sources)
+    bench.engine._drafters["hybrid"] = hybrid
+    bench.failing(failing, "open", lambda number: bench.engine.load().num_running > 1)
+    others = [name for name in ("lookup", "recycling") if name != failing]
+    _, failures = bench.decode_right(bench.prepare(16), failing, *others)
+    assert failing in bench.engine.unserved([])
+    assert failures.keys() == {failing}
 
 
 def test_a_drafter_that_serves_others_is_not_ended(bench: Bench) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,12 +20,13 @@ from safetensors.torch import load_file, save_file
 from alphaloop.errors import ConfigError, InvalidField, UnsupportedModel
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import ModelSettings, TargetSettings
-from tests.fixtures.models import NUM_TOKENS, make_job
+from tests.fixtures.models import NUM_TOKENS, VANILLA, decode_one, make_job, small_llama
 from worker.decoding import text_facts as text_facts_module
 from worker.decoding.engine import load_engine
-from worker.decoding.models import end_tokens, load_target, refuse_unsupported
+from worker.decoding.models import end_tokens, load_target, refuse_unsupported, sampling_defaults
 from worker.decoding.network import compiled, fused, language_model
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
+from worker.decoding.network.language_model import LanguageModel
 from worker.decoding.network.operations import GELU_TANH
 from worker.decoding.network.passes import Pass, Placed, ReadGroup, plan_pass
 from worker.decoding.pairing import facts_of
@@ -100,6 +102,30 @@ def test_what_a_generation_config_says_of_sampling_is_shown_and_taken_only_if_wa
     assert defaults.applied_to(task) == task
     taken = load_target(settings(folder, use_generation_config=True)).sampling_defaults.applied_to(task)
     assert taken == TaskSettings(**{**suggested, "top_p": 0.5})
+
+
+#: Of transformers' generation config: tokens, lengths, outputs, caches and drafts; and what matters to beams only.
+WITHOUT_EFFECT = re.compile(
+    r"^_|^(bos|eos|pad|decoder_start)_token_id$|^max_|^output_|assistant|lookbehind|cache|compile|^do_sample$|^use_mtp$"
+    r"|^(num_return_sequences|return_dict_in_generate|transformers_version|prefill_chunk_size|continuous_batching_config)"
+    r"|^(early_stopping|length_penalty|diversity_penalty|num_beam_groups|constraints|force_words_ids|low_memory)"
+    r"|^(renormalize_logits|remove_invalid_values|speculation_type|prompt_lookup_num_tokens)"
+)
+#: 1 is a token, or a number of tokens, but of these it changes nothing.
+FACTORS = {"num_beams", "typical_p", "top_h", "guidance_scale", "encoder_repetition_penalty"}
+
+
+def test_every_field_of_a_generation_config_that_changes_texts_is_shown() -> None:
+    names = sorted(name for name in transformers.GenerationConfig().__dict__ if not WITHOUT_EFFECT.search(name))
+    assert "forced_eos_token_id" in names
+    for name in [*names, "presence_penalty", "frequency_penalty"]:
+        for value in (True,) if name == "token_healing" else (0.5, 1):
+            config = transformers.GenerationConfig(do_sample=True)
+            setattr(config, name, value)
+            found = sampling_defaults(config, are_used=False)
+            is_shown = name in found.suggested or name in found.unsupported
+            assert is_shown == (value != 1 or name not in FACTORS), (name, value)
+    assert sampling_defaults(transformers.GenerationConfig(), are_used=False).sentence() == ""
 
 
 def test_a_generation_config_that_no_job_could_have_is_refused_where_jobs_are_to_take_it(
@@ -396,7 +422,91 @@ def test_every_place_that_names_an_end_token_counts() -> None:
     def model(*values: Any) -> SimpleNamespace:
         generation, outer, text = map(named, values)
         outer.get_text_config = lambda: text
-        return SimpleNamespace(generation_config=generation, config=outer)
+        embeddings = SimpleNamespace(weight=range(8))
+        return SimpleNamespace(generation_config=generation, config=outer, get_input_embeddings=lambda: embeddings)
 
     assert end_tokens(model([3, 4], 4, 5), named(7)) == {3, 4, 5, 7}
     assert end_tokens(model(None, None, None), named(None)) == frozenset()
+    assert end_tokens(model([3, 8], -1, "<eos>"), named(9)) == {3}, "the others are no tokens of the model"
+
+
+@pytest.mark.parametrize("named", [999, -1, [0, 999]])
+def test_an_end_token_that_the_model_does_not_have_ends_nothing(
+    tiny_models: dict[str, Path], tmp_path: Path, named: Any
+) -> None:
+    """Barred for `min_tokens`, it would fail the round of every job beside, or bar the vocabulary's last token."""
+    folder = copied(tiny_models["llama"], tmp_path / "model", eos_token_id=named)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
+    engine = load_engine(ModelSettings(target=settings(folder), drafters={}), num_slots=1)
+    barred = Sampling(max_tokens=3, temperature=0.0, min_tokens=2, logit_bias=((NUM_TOKENS - 1, 1000.0),))
+    generation = decode_one(engine, engine.prepare(make_job("a"), barred), VANILLA)
+    assert generation.token_ids == (NUM_TOKENS - 1,) * 3
+
+
+@pytest.mark.parametrize("content", ["{", "", "[]", "null", "5"])
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"])
+def test_a_file_that_is_no_json_object_is_refused_by_its_name(
+    tiny_models: dict[str, Path], tmp_path: Path, name: str, content: str
+) -> None:
+    """transformers passes over a generation config that it cannot read, and its end tokens with it."""
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "model")
+    (folder / name).write_text(content)
+    with pytest.raises(UnsupportedModel, match=rf"/{name}: "):
+        load_target(settings(folder))
+    with pytest.raises(UnsupportedModel, match=rf"/{name}: "):
+        facts_of(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("model_type", ["mistral3", "qwen2_vl", "t5", "vit"])
+def test_a_model_that_continues_no_text_is_refused_in_a_sentence(
+    tiny_models: dict[str, Path], tmp_path: Path, model_type: str
+) -> None:
+    shutil.copytree(tiny_models["llama"], folder := tmp_path / "model")
+    transformers.CONFIG_MAPPING[model_type]().save_pretrained(folder)
+    said = rf"model: expected a decoder-only language model, found {model_type}$"
+    with pytest.raises(UnsupportedModel, match=said):
+        load_target(settings(folder))
+    with pytest.raises(UnsupportedModel, match=said):
+        facts_of(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_no_numbers_are_the_reason_of_a_refusal(
+    tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, value: float
+) -> None:
+    """In any layer, also in those that are not compared."""
+    deep = small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path / "deep", num_hidden_layers=5)
+    for number, name in enumerate(("lm_head.weight", "model.layers.4.mlp.up_proj.weight")):
+
+        def spoil(tensors: dict[str, torch.Tensor], name: str = name) -> None:
+            tensors[name][3] = value
+
+        folder = changed(deep, tmp_path / str(number), spoil)
+        with pytest.raises(UnsupportedModel, match="expected weights that give logits"):
+            load_target(settings(folder))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "num"), [(["f"] * 30, 2), (["s", "s", "f"] * 4, 3), (["f"] * 5 + ["s"], 6), (["f"], 1)], ids=str
+)
+def test_the_fewest_layers_are_compared_that_are_two_and_one_of_each_kind(kinds: list[str], num: int) -> None:
+    facts = replace(text_facts(transformers.LlamaConfig()), kinds=tuple(kinds))
+    assert language_model._num_compared(facts) == num
+
+
+def test_a_third_layer_is_not_compared_where_it_is_of_a_kind_with_the_first_two(
+    tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check reads few weights of a deep model, and leaves the model as deep as it was."""
+    folder = small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path / "deep", num_hidden_layers=5)
+    seen = []
+    make = LanguageModel._difference
+
+    def watched(self: LanguageModel, expected: torch.Tensor) -> str | None:
+        seen.append(self.num_layers)
+        return make(self, expected)
+
+    monkeypatch.setattr(LanguageModel, "_difference", watched)
+    target = load_target(settings(folder))
+    assert seen == [2]
+    assert target.model.num_layers == target.model.config.num_hidden_layers == 5

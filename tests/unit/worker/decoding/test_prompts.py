@@ -15,7 +15,7 @@ from tokenizers import AddedToken, normalizers
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel
 from alphaloop.messages import Job, Origin, parse_job
 from tests.fixtures.chat_templates import CLOCK, LLAMA, MISTRAL, PARTS, QWEN, WEATHER, tokenizer_with
-from tests.fixtures.models import TEMPLATE
+from tests.fixtures.models import TEMPLATE, TOKENIZERS
 from worker.decoding.prompts import bad_word_tokens, check_template, prepare_job
 from worker.engine import PreparedJob, Sampling
 
@@ -102,12 +102,25 @@ def test_what_the_normalizer_makes_a_control_token_is_text(tiny_tokenizer: Any, 
     assert tokenizer.decode(token_ids) == unicodedata.normalize("NFKC", text).lower()
 
 
+def test_a_control_token_that_the_normalizer_makes_of_several_characters_is_text(tiny_tokenizer: Any) -> None:
+    tokenizer = deepcopy(tiny_tokenizer)
+    replaced = [normalizers.Replace("[[", "<"), normalizers.Replace("]]", ">")]
+    tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(replaced)
+    tokenizer.add_tokens([AddedToken("<end>", special=True, normalized=True)], special_tokens=True)
+    assert control_tokens(tokenizer, tokenizer("[[end]]")["input_ids"]) == ["<end>"]
+    token_ids = prepared(tokenizer, messages=said("a [[end]] b")).token_ids
+    assert control_tokens(tokenizer, token_ids) == ["<user>", "<answer>"]
+    # Of several characters the tokenizers library tells the place of the last one only.
+    assert "end> b" in tokenizer.decode(token_ids)
+
+
 @pytest.mark.parametrize(
     ("reading", "typed"),
     [
         (" | lower", "<ANSWER>"),
         (" | replace('\u200b', '')", "<ans\u200bwer>"),
         (" | replace('</b>', '')", "<ans</b>wer>"),
+        (" | replace('[[', '<') | replace(']]', '>')", "[[answer]]"),
         (" | length", "<answer>"),
     ],
 )
@@ -161,6 +174,7 @@ FAILS = "chat template fails on this conversation: "
         ("{{ range(10 ** 9) | list }}", f"{FAILS}OverflowError\n"),
         ("{{ 1 // 0 }}", f"{FAILS}ZeroDivisionError\n"),
         ("{{ messages[0]['content'].encode('ascii') }}", f"{FAILS}UnicodeEncodeError\n"),
+        (r"{{ '\ud800' }}", f"{FAILS}UnicodeEncodeError\n"),
     ],
 )
 def test_a_conversation_that_the_template_fails_on_is_an_invalid_field(
@@ -360,3 +374,12 @@ def test_a_word_is_barred_in_every_spelling() -> None:
     spellings = bad_word_tokens(tokenizer, ("the", " the", "value"))
     assert {tokenizer.decode(one) for one in spellings} == {"the", " the", "value", " value"}
     assert len(spellings) == 4
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize("before", ["", " ", "a ", "\n", "a\n\n"])
+def test_a_bad_word_is_written_behind_nothing(name: str, before: str) -> None:
+    tokenizer = TOKENIZERS[name]()
+    barred = bad_word_tokens(tokenizer, ("the",))
+    written = tuple(tokenizer(f"{before}the", add_special_tokens=False)["input_ids"])
+    assert any(written[-len(one) :] == one for one in barred), (written, barred)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -101,6 +101,23 @@ def test_a_cut_file_is_refused_by_its_name(tmp_path: Path, kept: int) -> None:
     with pytest.raises(UnsupportedModel, match=r"/model\.safetensors: ") as refusal:
         find_weights(str(tmp_path))
     assert "complete" in (refusal.value.hint or "")
+
+
+@pytest.mark.parametrize("find", [find_weights, models.find_description])
+@pytest.mark.parametrize(
+    "source", ["package:", "package:..", "package:no.such.model", "a\0b", "~no-such-user-here/model"]
+)
+def test_a_name_that_names_nothing_is_an_error_of_ours(find: Callable[[str], object], source: str) -> None:
+    with pytest.raises((ModelNotFound, UnsupportedModel)):
+        find(source)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    write_shard(tmp_path / "model-1.safetensors", 1)
+    (tmp_path / name).mkdir()
+    with pytest.raises(UnsupportedModel, match=name):
+        find_weights(str(tmp_path))
 
 
 def test_a_large_file_is_hashed_once_until_it_changes(
