@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
@@ -224,6 +225,67 @@ def test_null_is_left_out_within_fields_too() -> None:
     assert_same({"prompt": "x", "logit_bias": {"5": None, "6": 1}}, {"prompt": "x", "logit_bias": {"6": 1}})
     turn = {"role": "user", "content": "x", "name": None, "tool_calls": None}
     assert_same({"messages": [turn]}, {"messages": [TURN]})
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+}
+CHOSEN = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"name": "a", "description": "d", "schema": {"type": "object"}, "strict": True}
+PARTS = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "low"}}]
+#: Bodies with everything in them that has fields of its own.
+DEEP: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "user", "content": PARTS, "name": "n"},
+            {"role": "assistant", "content": "x", "tool_calls": [CALL], "reasoning": "r"},
+            {"role": "tool", "content": "x", "tool_call_id": "c"},
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHOSEN]}},
+    },
+    {"messages": [TURN], "tools": [TOOL], "tool_choice": CHOSEN, "chat_template_kwargs": {"enable_thinking": True}},
+    {"messages": [TURN], "response_format": {"type": "text"}},
+    {"messages": [TURN], "response_format": {"type": "json_object"}},
+    {"messages": [TURN], "response_format": {"type": "json_object", "schema": {}}},
+    {"messages": [TURN], "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    {"messages": [TURN], "structured_outputs": {"json": {"type": "object"}}},
+    {"messages": [TURN], "structured_outputs": {"regex": "a"}},
+]
+#: Values whose keys are their sender's: null says something there.
+FREE = ("parameters", "schema", "json")
+
+
+def places(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects within a value, itself among them."""
+    if isinstance(value, dict):
+        yield value
+        value = [inner for name, inner in value.items() if name not in FREE]
+    for inner in value if isinstance(value, list) else ():
+        yield from places(inner)
+
+
+@pytest.mark.parametrize("number", range(len(DEEP)))
+def test_null_is_left_out_wherever_a_field_may_be(number: int) -> None:
+    tried = 0
+    for place in range(len(list(places(DEEP[number])))):
+        for name in [*list(places(DEEP[number]))[place], "later", "schema", "json_schema", "refusal"]:
+            sent, without = copy.deepcopy(DEEP[number]), copy.deepcopy(DEEP[number])
+            list(places(sent))[place][name] = None
+            list(places(without))[place].pop(name, None)
+            if refusal_of(without, {}) is None:
+                assert_same(sent, without)
+                assert_same({"body": sent}, {"body": without})
+                tried += 1
+    assert tried > 4
+
+
+def test_text_as_the_form_of_an_answer_says_nothing_and_takes_nothing() -> None:
+    with pytest.raises(InvalidField, match="expected type, found 'schema'") as refused:
+        read(json.dumps({"prompt": "x", "response_format": {"type": "text", "schema": {}}}).encode())
+    assert refused.value.field == "response_format.schema"
 
 
 @pytest.mark.parametrize("model", [ContentReference])
