@@ -8,6 +8,7 @@ wrong option is reported at once.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -43,6 +44,7 @@ from alphaloop.commands import (
     StageEvent,
     Tell,
     TrainOrder,
+    line_of,
 )
 from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
@@ -71,16 +73,16 @@ NOBODY_LISTENS: Final = 141
 
 def main() -> int:
     """0 done, 1 after an error in words, 130 interrupted, 141 where the command line has gone."""
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What a library prints must not come between two events.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(event: CommandEvent) -> None:
-        events.write(f"{event.model_dump_json()}\n")
+        events.write(line_of(event))
         events.flush()
 
     try:
-        return carry_out(ORDER.validate_json(sys.stdin.buffer.readline()), tell)
+        return carry_out(ORDER.validate_python(json.loads(sys.stdin.buffer.readline())), tell)
     except BrokenPipeError:
         os._exit(NOBODY_LISTENS)
 

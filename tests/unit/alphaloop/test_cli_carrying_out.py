@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from alphaloop.cli import children
-from alphaloop.commands import ORDER, CheckPairOrder
+from alphaloop.commands import EVENT, ORDER, CheckPairOrder, FailedEvent, line_of
 from tests.fixtures.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -65,6 +66,18 @@ def test_prompts_on_standard_input_follow_the_order(cli: Cli, child: Callable[[s
     child("assert order['prompts'] == '-'\ntell('note', text=str(len(sys.stdin.read())))")
     content = b"x" * 300_000
     assert cli("measure", "--prompts", "-", stdin=content).err == "300000\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("measure", "--prompts"), ("check-server",), ("draft", "train"), ("check-pair", "x")]
+)
+def test_a_name_that_is_not_utf_8_is_taken_and_told(
+    cli: Cli, child: Callable[[str], None], command: tuple[str, ...]
+) -> None:
+    child("name = os.fsdecode(b'd\\xe4t')\nassert name in order.values()\ntell('failed', message=name)\nsys.exit(1)")
+    assert cli(*command, os.fsdecode(b"d\xe4t")).err == "error: d\\udce4t\n"
+    failed = FailedEvent(message=os.fsdecode(b"d\xe4t"))
+    assert EVENT.validate_python(json.loads(line_of(failed))) == failed
 
 
 def test_a_process_that_reads_no_prompts_is_still_heard(cli: Cli, child: Callable[[str], None]) -> None:
