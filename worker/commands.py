@@ -329,8 +329,9 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
-        if order.prompts is not None:  # they are read more than once
-            order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
+        given = {"prompts": order.prompts, "held_out": order.held_out}  # which are read more than once
+        inputs = {name: file and stack.enter_context(readable_again(file)) for name, file in given.items()}
+        order = order.model_copy(update=inputs)
         run = TrainingRun(order, settings, recipe, tell, stack.enter_context(_stopped_by_signals()))
         try:
             card = run.make()

@@ -32,12 +32,10 @@ from alphaloop.commands import (
     LOADING,
     AdvanceEvent,
     FailedEvent,
-    MeasureOrder,
     NoteEvent,
     Order,
     ReportEvent,
     StageEvent,
-    TrainOrder,
     line_of,
 )
 from alphaloop.embedded.process import ChildProcess
@@ -105,12 +103,13 @@ def carry_out(
 
 
 def _send(order: Order, stdin: IO[bytes]) -> None:
-    """Write the order, followed by the prompts if they come from standard input."""
+    """Write the order, followed by the prompts that come from standard input."""
     # If the process has ended, its events say why.
     with contextlib.suppress(BrokenPipeError), stdin:
         stdin.write(line_of(order))
         stdin.flush()
-        if isinstance(order, MeasureOrder | TrainOrder) and str(order.prompts) == STANDARD:
+        files = {name: str(file) for name, file in order if name in ("prompts", "held_out")}
+        if STANDARD in files.values():
             shutil.copyfileobj(sys.stdin.buffer, stdin)
 
 

@@ -144,7 +144,9 @@ def train(
         "target writes prompts.",
     ),
     held_out: Path | None = typer.Option(
-        None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."
+        None,
+        help="JSONL to measure with, by task, never to train on, - for standard input; without it some of the others "
+        "are held out.",
     ),
     task: str | None = typer.Option(None, help="Task of lines that name none."),
     recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),

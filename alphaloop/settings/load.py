@@ -390,8 +390,8 @@ def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
             raise ConfigError(f"expected a file, found nothing at {path}")
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from pydantic import SecretStr
 from safetensors.torch import load_file
 
 from alphaloop.cli.models import _show_card
-from alphaloop.commands import RegisterOrder
+from alphaloop.commands import RegisterOrder, TrainOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
@@ -264,3 +265,32 @@ def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_dr
     alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("heads", 3)))
     assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
     assert sum(its.counts.num_accepted for its in drafted.values()) > 0
+
+
+def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`--prompts <(zcat a.gz) --held-out <(zcat b.gz)`."""
+    given: dict[str, Path] = {}
+    for name in ("prompts", "held_out"):
+        read, write = os.pipe()
+        os.write(write, name.encode())
+        os.close(write)
+        given[name] = Path(f"/dev/fd/{read}")
+    read_twice: list[bytes] = []
+
+    class Run:
+        def __init__(self, order: TrainOrder, *_: object) -> None:
+            for file in (order.prompts, order.held_out) * 2:
+                assert file is not None
+                read_twice.append(file.read_bytes())
+
+        def make(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("worker.decoding.training.run.TrainingRun", Run)
+    assert CarriedOut(train_order(tmp_path, **given)).code == 130
+    assert read_twice == [b"prompts", b"held_out"] * 2
+    for file in given.values():
+        os.close(int(file.name))

@@ -62,10 +62,15 @@ def test_a_report_as_json_is_all_of_standard_output(cli: Cli, child: Callable[[s
     assert ran.err == ""
 
 
-def test_prompts_on_standard_input_follow_the_order(cli: Cli, child: Callable[[str], None]) -> None:
-    child("assert order['prompts'] == '-'\ntell('note', text=str(len(sys.stdin.read())))")
+@pytest.mark.parametrize(
+    "command", [("measure", "--prompts"), ("draft", "train", "f", "--prompts"), ("draft", "train", "f", "--held-out")]
+)
+def test_prompts_on_standard_input_follow_the_order(
+    cli: Cli, child: Callable[[str], None], command: tuple[str, ...]
+) -> None:
+    child("assert '-' in order.values()\ntell('note', text=str(len(sys.stdin.read())))")
     content = b"x" * 300_000
-    assert cli("measure", "--prompts", "-", stdin=content).err == "300000\n"
+    assert cli(*command, "-", stdin=content).err == "300000\n"
 
 
 @pytest.mark.parametrize(

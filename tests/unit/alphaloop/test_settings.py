@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import codecs
 import re
 import tomllib
 from dataclasses import fields
@@ -139,6 +140,17 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(path: str) -> Non
 def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml: expected TOML"):
         load_settings(add(configs, "worker", "batch_size 2"))
+
+
+def test_a_file_that_cannot_be_read_is_named_and_a_byte_order_mark_is_passed_over(configs: Path) -> None:
+    file = configs / "scheduler.toml"
+    file.unlink(missing_ok=True)
+    file.symlink_to("/proc/self/mem")  # root, too, reads nothing there
+    with pytest.raises(ConfigError, match=r"scheduler\.toml: expected TOML, found: .*error"):
+        load_settings(configs)
+    file.unlink()
+    file.write_bytes(codecs.BOM_UTF8 + b"[scheduler]\ninterval_s = 4321\n")
+    assert load_settings(configs).scheduler.interval_s == 4321
 
 
 def test_a_missing_folder_or_profile_is_named(configs: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
     if file is None:
         return Recipe(**given)
     try:
-        return Recipe(**{**tomllib.loads(file.read_text(encoding="utf-8")), **given})
+        return Recipe(**{**tomllib.loads(file.read_text(encoding="utf-8-sig")), **given})
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"{file}: {getattr(error, 'strerror', None) or error}", hint="--recipe takes a TOML file"

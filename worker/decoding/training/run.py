@@ -209,8 +209,12 @@ class TrainingRun:
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
         order = self._order
+
+        def say(text: str) -> None:
+            self._tell(NoteEvent(text=text))
+
         given = [
-            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task)
+            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task, say)
             for file in (order.prompts, order.held_out)
         ]
         requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
