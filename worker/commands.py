@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import signal
 import sys
 import threading
@@ -344,7 +345,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     try:
         card, status = register_folder(order.folder, settings)
     except (StoreError, ConfigError) as error:
-        told = f"not registered: {error.message}. Later: alphaloop draft register {order.folder}"
+        told = f"not registered: {error.message}. Later: alphaloop draft register {shlex.quote(str(order.folder))}"
     else:
         told = f"registered as {card.name} {card.draft_revision}, {status}"
     tell(NoteEvent(text=told))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -123,6 +124,10 @@ def test_a_folder_of_something_else_is_left_alone(
 ) -> None:
     with pytest.raises(ConfigError, match="another recipe"):
         train(settings, finished[0], recipe=RECIPE.model_copy(update={"num_layers": 2}))
+    for name in ("My draft", "small.v2"):
+        with pytest.raises(ConfigError, match="expected a drafter's name"):
+            TrainingRun(train_order(tmp_path / name), settings, RECIPE, lambda event: None, lambda: False)
+        assert not (tmp_path / name).exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="found something else"):
@@ -158,7 +163,8 @@ def environment(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     environment: Path, tmp_path: Path, finished: tuple[Path, DraftCard], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "small"
+    folder = tmp_path / "my drafts" / "small"
+    folder.parent.mkdir()
     command = [sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)]
     texts = folder / ".training" / "texts.jsonl"
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -176,12 +182,14 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     done = CarriedOut(train_order(folder, recipe=environment))
     assert done.code == 0
     assert "by an earlier run" in "".join(done.notes)
-    assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in done.notes
+    assert f"not registered: no database is configured. Later: alphaloop draft register '{folder}'" in done.notes
     (data,) = done.reports
-    _show_card(DraftCard.model_validate(data), folder)
+    odd = tmp_path / 'a "b" \\ c\nd\x7f' / "é🙂"
+    _show_card(DraftCard.model_validate(data), odd)
     told = capsys.readouterr()
     assert "all, untrained" in told.out
-    assert f'source = "{folder}"' in told.out
+    _, _, lines = told.out.partition("in configs/models.toml:")
+    assert tomllib.loads(lines)["models"]["drafters"][data["name"]]["source"] == str(odd)
     assert load_file(folder / "model.safetensors").keys() == load_file(finished[0] / "model.safetensors").keys()
     assert read_card(folder).draft_revision == finished[1].draft_revision
 

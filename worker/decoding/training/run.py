@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
@@ -22,6 +23,7 @@ from alphaloop.embedded.process import FolderLock
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
+from alphaloop.messages.job import TaskName
 from alphaloop.settings import Settings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
@@ -364,7 +366,7 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
         database.check_revision()
         status = DraftRegistry(database).register_trained(
-            name or card.name,
+            _checked(name or card.name),
             card.draft_revision,
             card.target_revision,
             parent_revision=card.target_revision,
@@ -408,7 +410,16 @@ def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callabl
 
 
 def _name(order: TrainOrder) -> str:
-    return order.name or order.folder.absolute().name
+    return _checked(order.name or order.folder.absolute().name)
+
+
+def _checked(name: str) -> str:
+    """The name as [models.drafters] takes it. Raises ConfigError."""
+    try:
+        return TypeAdapter(TaskName).validate_python(name)
+    except ValidationError:
+        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
+        raise ConfigError(told, hint="give one with --name") from None
 
 
 def _digest_of(file: Path | None) -> str | None:
