@@ -19,6 +19,7 @@ from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, ContentReference, Job, dead_letter, payload_digest
+from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.settings import Settings
 from tests.fixtures.messages import ORIGIN, job_validator, read
@@ -31,7 +32,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "max_tokens": ([0, "many", 1.5], 5),
     "max_completion_tokens": ([0, "many"], None),  # beside max_tokens only its value or null is right
     "seed": ([2**63, "x"], 1),
-    "stop": ([5, [1], ["a", ""], [""], ["a"] * 5, ""], "x"),
+    "stop": ([5, [1], ["a", ""], [""], ["a"] * 5, ""], "z"),  # of no choice
     "stop_token_ids": ([5, [-1, -2], [1, True]], [3]),
     "logit_bias": ([{"5": 101}, {"5": 101, "6": True}, {"x": 1}, 7], {"5": 1.0}),
     "stream": ([1, "yes"], True),
@@ -39,7 +40,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "best_of": ([2], 1),
     "logprobs": ([-1, "x"], None),
     "min_tokens": ([-1, 2_000_000], 0),
-    "bad_words": ([5, [1], [""]], ["x"]),
+    "bad_words": ([5, [1], [""]], ["z"]),
     "allowed_token_ids": ([[], [-1], 5], [3]),
     "reasoning_effort": (["x", 5], None),
     "response_format": ([{"type": "json"}, 5, {"type": "json_schema"}, {"type": "json_object", "schema": 5}], None),
@@ -50,6 +51,26 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "tool_choice": (["required", 5, ["x"]], None),
     "chat_template_kwargs": ([5, {"tools": 1}, {"a b": 1}], None),
     "tempreature": ([1, "x"], None),
+    "model": ([5, "x" * 201], None),
+    "top_k": ([-2, "x", 1.5], 1),
+    "min_p": ([2, "x"], 0.1),
+    "repetition_penalty": ([0, "x"], 1.0),
+    "frequency_penalty": ([9], 1.0),
+    "presence_penalty": (["x"], 1.0),
+    "parallel_tool_calls": ([5, "x"], None),
+    "top_logprobs": ([99, "x", True], None),
+    "ignore_eos": ([5], False),
+    "include_stop_str_in_output": (["x"], False),
+    "skip_special_tokens": ([1], True),
+    "continue_final_message": ([5], False),
+    "add_generation_prompt": ([5], True),
+    "truncate_prompt_tokens": ([-2, "x", 0], 3),
+    "guided_regex": ([5, ""], None),
+    "guided_grammar": ([5, ""], None),
+    "verbosity": (["high"], None),
+    "suffix": (["x"], None),
+    "echo": ([True], None),
+    "functions": ([[1]], None),
 }
 OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
     "priority": ([1000, "x"], 1),
@@ -62,12 +83,12 @@ OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
 }
 #: What is right in place of one item.
 ITEMS = {
-    "stop": "x",
+    "stop": "z",
     "stop_token_ids": 3,
     "logit_bias": 1.0,
     "scored_drafters": "d",
     "content": {"type": "text", "text": "y"},
-    "bad_words": "x",
+    "bad_words": "z",
     "allowed_token_ids": 3,
     "guided_choice": "x",
     "tools": {"type": "function", "function": {"name": "f"}},
@@ -120,6 +141,10 @@ def letter_of(fields: Mapping[str, Any], error: MessageError) -> Letter:
     value = json.dumps(fields).encode()
     letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=())
     return Letter(Record(letter.topic, 0, 0, letter.key, letter.value, tuple(letter.headers), None))
+
+
+def test_every_field_of_the_body_is_tried() -> None:
+    assert {*Body.model_fields, *GUIDED} - {"messages", "prompt", *IN_BODY} == set()
 
 
 @given(jobs())
