@@ -31,7 +31,8 @@ from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.engine import load_engine
-from worker.decoding.models import find_weights
+from worker.decoding.models import find_weights, load_weights
+from worker.decoding.training.data import read_prompts
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.run import TrainingRun
 from worker.engine import Sampling
@@ -273,6 +274,20 @@ def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_dr
     alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("heads", 3)))
     assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
     assert sum(its.counts.num_accepted for its in drafted.values()) > 0
+
+
+def test_a_wrong_field_of_a_prompt_is_named_as_in_its_line(settings: Settings, tmp_path: Path) -> None:
+    tokenizer = load_weights(settings.models.target.source, None, "float32", torch.device("cpu")).tokenizer
+    said: list[str] = []
+    wrong: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"nobody": 1}}
+    for fields, field in (
+        (wrong, "chat_template_kwargs.nobody"),
+        ({"body": wrong}, "body.chat_template_kwargs.nobody"),
+    ):
+        (tmp_path / "p.jsonl").write_text(json.dumps({"task": "code", **fields}), encoding="utf-16")
+        with pytest.raises(ConfigError, match=rf"p\.jsonl:1: {field}: expected"):
+            read_prompts(tmp_path / "p.jsonl", settings, tokenizer, None, said.append)
+    assert said == [f"{tmp_path / 'p.jsonl'} is read as UTF-16"] * 2
 
 
 def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(

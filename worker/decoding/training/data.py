@@ -79,7 +79,7 @@ def read_prompts(
         except PromptTooLong:
             continue
         except InvalidField as error:
-            wrong.append(f"{line.where}: {error.field}: {error.message}")
+            wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
             continue
         found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
     if wrong:
