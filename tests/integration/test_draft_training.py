@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -118,6 +119,17 @@ def test_a_finished_run_asked_again_does_nothing_anew(settings: Settings, finish
     assert again.draft_revision == card.draft_revision
     assert again.judgement.total == card.judgement.total
     assert {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")} == times
+
+
+def test_a_full_disk_at_the_end_is_told(
+    settings: Settings, finished: tuple[Path, DraftCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("worker.decoding.training.run.write_draft_vocabulary", full)
+    with pytest.raises(ConfigError, match=r"small cannot be written: .*No space left"):
+        train(settings, finished[0])
 
 
 def test_a_folder_of_something_else_is_left_alone(

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from torch import Tensor
 
 from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
@@ -112,9 +113,13 @@ class TrainingRun:
         """Carry out the order. None if stopped before the end: the same order continues from there."""
         if (written := self._write()) is None:
             return None
-        card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
-        if card is not None:
-            card.write(self._order.folder)
+        try:
+            card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
+            if card is not None:
+                card.write(self._order.folder)
+        except (SafetensorError, OSError) as error:
+            told = f"{self._order.folder} cannot be written: {error}"
+            raise ConfigError(told, hint="is the disk full?") from error
         return card
 
     def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
