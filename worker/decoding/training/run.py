@@ -215,11 +215,7 @@ class TrainingRun:
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
-        order = self._order
-
-        def say(text: str) -> None:
-            self._tell(NoteEvent(text=text))
-
+        order, say = self._order, lambda text: self._tell(NoteEvent(text=text))
         given = [
             None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task, say)
             for file in (order.prompts, order.held_out)
