@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 import re
 import tomllib
 from dataclasses import fields
@@ -21,6 +22,7 @@ from alphaloop.settings import (
 )
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
+from alphaloop.settings.section import Section
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -135,6 +137,20 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(path: str) -> Non
     with pytest.raises(ConfigError, match=re.escape(f"{path.replace('*', 'lookup')}: no such setting")) as caught:
         load_settings(overrides=given)
     assert caught.value.hint == f"leave it out: {_GONE[path]}"
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_no_setting_is_infinite(value: float) -> None:
+    """Such as `interval_s = inf` for never, of which no time can be reckoned."""
+    tried = 0
+    for section, found in Settings.model_fields.items():
+        if isinstance(default := found.default, Section):
+            for name, field in type(default).model_fields.items():
+                if field.annotation in (float, float | None):
+                    with pytest.raises(ConfigError, match=rf"{section}\.{name}: .*finite number"):
+                        load_settings(overrides={section: {name: value}})
+                    tried += 1
+    assert tried > 10
 
 
 def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
