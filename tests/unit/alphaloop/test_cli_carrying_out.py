@@ -92,6 +92,21 @@ def test_a_process_that_reads_no_prompts_is_still_heard(cli: Cli, child: Callabl
     assert ran.err == "error: too long\nhint: take a sample\n"
 
 
+def test_nothing_that_the_process_tells_acts_on_the_screen(cli: Cli, child: Callable[[str], None]) -> None:
+    """A server's answer in `check-server`, the name of a folder, the error of a library."""
+    hostile = "\x1b[2J\x9b31m\u202e[red]"
+    row = {"check": hostile, "verdict": "ok", "sentence": hostile}
+    found = {"url": hostile, "kind": "vllm", "model": hostile, "granularity": "sums", "findings": [row]}
+    told = [f"'stage', name={hostile!r}", f"'note', text={hostile!r}", f"'report', data={found!r}"]
+    told.append(f"'failed', message={hostile!r}, hint={hostile!r}")
+    child("".join(f"tell({one})\n" for one in told) + "sys.exit(1)")
+    for more in ((), ("--json",)):
+        ran = cli("check-server", "plain", *more)
+        assert not set("\x1b\x9b\u202e") & set(ran.out + ran.err)
+        assert "\\x1b[2J" in ran.err
+        assert "[red]" in ran.out
+
+
 def test_what_was_told_before_an_error_is_shown(cli: Cli, child: Callable[[str], None]) -> None:
     child(f"tell('report', data={REPORT!r})\ntell('failed', message='then it broke')\nsys.exit(1)")
     ran = cli("check-pair", "big", "small", "--json")

@@ -165,6 +165,10 @@ def test_a_file_that_cannot_be_read_is_named_and_a_byte_order_mark_is_passed_ove
     with pytest.raises(ConfigError, match=r"scheduler\.toml: expected TOML, found: .*error"):
         load_settings(configs)
     file.unlink()
+    file.mkdir()  # as Docker makes one where the file to be mounted is missing
+    with pytest.raises(ConfigError, match=r"scheduler\.toml: expected TOML, found: .*Is a directory"):
+        load_settings(configs)
+    file.rmdir()
     file.write_bytes(codecs.BOM_UTF8 + b"[scheduler]\ninterval_s = 4321\n")
     assert load_settings(configs).scheduler.interval_s == 4321
 
