@@ -417,7 +417,7 @@ def _name(order: TrainOrder) -> str:
 def _checked(name: str) -> str:
     """The name as [models.drafters] takes it. Raises ConfigError."""
     try:
-        return TypeAdapter(TaskName).validate_python(name)
+        return TypeAdapter[str](TaskName).validate_python(name)
     except ValidationError:
         told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
         raise ConfigError(told, hint="give one with --name") from None
