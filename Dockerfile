@@ -15,7 +15,7 @@ RUN useradd --create-home --uid 10001 alphaloop
 WORKDIR /app
 
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
-# empty as yet, so this layer stays while only code changes. Never the extra `vllm` here: it replaces this torch.
+# empty as yet, so this layer stays while only code changes. Never vLLM here: it pins another torch.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
 RUN mkdir alphaloop configs migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \

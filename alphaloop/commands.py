@@ -7,6 +7,7 @@ its command in `alphaloop.cli`, which alone declares defaults and bounds.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +155,13 @@ class FailedEvent(_Event):
 
 CommandEvent = StageEvent | AdvanceEvent | NoteEvent | ReportEvent | FailedEvent
 EVENT: Final[TypeAdapter[CommandEvent]] = TypeAdapter(Annotated[CommandEvent, Field(discriminator="event")])
+
+
+def line_of(said: BaseModel) -> bytes:
+    """An order or an event as a line, in ASCII, because names of files may be no UTF-8."""
+    return json.dumps(said.model_dump(mode="json")).encode() + b"\n"
+
+
 #: How work tells its events.
 Tell = Callable[[CommandEvent], None]
 

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from alphaloop.errors import ConfigError
+from alphaloop.wording import one_line
 
 STANDARD: Final = "-"
 _GZIP: Final = b"\x1f\x8b"
@@ -52,7 +53,7 @@ class Source:
 
 def shown_name(name: Path | str) -> str:
     """The name of an input in reports."""
-    return "standard input" if str(name) == STANDARD else str(name)
+    return "standard input" if str(name) == STANDARD else one_line(str(name))
 
 
 @contextmanager
@@ -121,7 +122,8 @@ class Destination:
     """Where a command writes what a person named. It is checked when it is made, before anything is done for it.
 
     A regular file is replaced in one step and keeps its rights; of a symbolic link, the file that it leads to.
-    Anything else (a device, a pipe, standard output under any of its names) is written through.
+    Anything else (a device, a pipe, standard output under any of its names, a file that has another owner, group or
+    further name, which a new one would not have) is written through.
     """
 
     name: str
@@ -144,15 +146,20 @@ class Destination:
             if found is None:
                 if not path.parent.is_dir():
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+                if not os.access(path.parent, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 return cls(str(name), option, path)
             if any(_is_same(found, one) for one in inputs):
-                raise ConfigError(f"{name}: is the input; {option} would destroy it", hint="name another file")
+                raise ConfigError(
+                    f"{one_line(str(name))}: is the input; {option} would destroy it", hint="name another file"
+                )
             if stat.S_ISDIR(found.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             is_regular = stat.S_ISREG(found.st_mode)
-            is_through = not is_regular or not os.access(path.parent, os.W_OK)
+            is_ours_alone = (found.st_uid, found.st_gid, found.st_nlink) == (os.geteuid(), os.getegid(), 1)
+            is_through = not (is_regular and is_ours_alone and os.access(path.parent, os.W_OK))
             mode = stat.S_IMODE(found.st_mode) if is_regular else None
             return cls(str(name), option, path, _mode=mode, _is_through=is_through)
         except OSError as error:
@@ -248,7 +255,7 @@ def _opened(name: Path | str, stack: ExitStack) -> IO[bytes]:
     try:
         return stack.enter_context(open(name, "rb"))
     except OSError as error:
-        raise ConfigError(f"{name}: {error.strerror or error}", hint=_HINT) from None
+        raise ConfigError(f"{shown_name(name)}: {error.strerror or error}", hint=_HINT) from None
 
 
 def _head(file: IO[bytes]) -> bytes:
@@ -312,4 +319,6 @@ def _let_go(text: io.TextIOWrapper) -> None:
 
 
 def _unwritable(name: str, option: str, error: OSError) -> ConfigError:
-    return ConfigError(f"{name}: {error.strerror or error}", hint=f"{option} takes a file that can be written")
+    return ConfigError(
+        f"{one_line(name)}: {error.strerror or error}", hint=f"{option} takes a file that can be written"
+    )

@@ -8,8 +8,10 @@ wrong option is reported at once.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
+import shlex
 import signal
 import sys
 import threading
@@ -43,6 +45,7 @@ from alphaloop.commands import (
     StageEvent,
     Tell,
     TrainOrder,
+    line_of,
 )
 from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
@@ -71,16 +74,16 @@ NOBODY_LISTENS: Final = 141
 
 def main() -> int:
     """0 done, 1 after an error in words, 130 interrupted, 141 where the command line has gone."""
-    events = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    events = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     # What a library prints must not come between two events.
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def tell(event: CommandEvent) -> None:
-        events.write(f"{event.model_dump_json()}\n")
+        events.write(line_of(event))
         events.flush()
 
     try:
-        return carry_out(ORDER.validate_json(sys.stdin.buffer.readline()), tell)
+        return carry_out(ORDER.validate_python(json.loads(sys.stdin.buffer.readline())), tell)
     except BrokenPipeError:
         os._exit(NOBODY_LISTENS)
 
@@ -327,8 +330,9 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
-        if order.prompts is not None:  # they are read more than once
-            order = order.model_copy(update={"prompts": stack.enter_context(readable_again(order.prompts))})
+        given = {"prompts": order.prompts, "held_out": order.held_out}  # which are read more than once
+        inputs = {name: file and stack.enter_context(readable_again(file)) for name, file in given.items()}
+        order = order.model_copy(update=inputs)
         run = TrainingRun(order, settings, recipe, tell, stack.enter_context(_stopped_by_signals()))
         try:
             card = run.make()
@@ -341,7 +345,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     try:
         card, status = register_folder(order.folder, settings)
     except (StoreError, ConfigError) as error:
-        told = f"not registered: {error.message}. Later: alphaloop draft register {order.folder}"
+        told = f"not registered: {error.message}. Later: alphaloop draft register {shlex.quote(str(order.folder))}"
     else:
         told = f"registered as {card.name} {card.draft_revision}, {status}"
     tell(NoteEvent(text=told))

@@ -35,7 +35,7 @@ from alphaloop.errors import (
     StoreUnavailable,
     reason_of,
 )
-from alphaloop.files import reading
+from alphaloop.files import reading, shown_name
 from alphaloop.messages import Status
 from alphaloop.settings import Settings, settings_of_segment
 from alphaloop.store.api import ApiBatch, ApiBatchStore, ApiFile, ApiFileStore, backlog_of_segment
@@ -252,7 +252,7 @@ class _Turn:
                         self._fail("too_many_requests", told)
         except ConfigError as error:
             # The error names the file by where it lies here.
-            self._fail("invalid_file", error.message.removeprefix(f"{path}: "))
+            self._fail("invalid_file", error.message.removeprefix(f"{shown_name(path)}: "))
         if not num_lines:
             self._fail("empty_file", "expected one request a line, found no line with text")
         self._changed("in_progress", num_total=num_lines)

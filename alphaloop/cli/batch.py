@@ -133,7 +133,9 @@ def _tell_status(
         told = row.row or {}
         error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
         where = ", ".join(names + ([told["custom_id"]] if told.get("custom_id") else [])) or row.job_id
-        note(one_line(f"{where}: {row.status}, {error.get('code')}: {error.get('message')}"))
+        answered = ((told.get("response") or {}).get("body") or {}).get("error") or {}
+        field = f"{answered['param']}: " if answered.get("param") else ""
+        note(one_line(f"{where}: {row.status}, {error.get('code')}: {field}{error.get('message')}"))
     if says_why and num_failed > len(found.wrong):
         note(f"… and {num_failed - len(found.wrong)} more; `alphaloop batch errors` has them all")
     if as_json:

@@ -32,12 +32,11 @@ from alphaloop.commands import (
     LOADING,
     AdvanceEvent,
     FailedEvent,
-    MeasureOrder,
     NoteEvent,
     Order,
     ReportEvent,
     StageEvent,
-    TrainOrder,
+    line_of,
 )
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
@@ -104,12 +103,13 @@ def carry_out(
 
 
 def _send(order: Order, stdin: IO[bytes]) -> None:
-    """Write the order, followed by the prompts if they come from standard input."""
+    """Write the order, followed by the prompts that come from standard input."""
     # If the process has ended, its events say why.
     with contextlib.suppress(BrokenPipeError), stdin:
-        stdin.write(order.model_dump_json().encode() + b"\n")
+        stdin.write(line_of(order))
         stdin.flush()
-        if isinstance(order, MeasureOrder | TrainOrder) and str(order.prompts) == STANDARD:
+        files = {name: str(file) for name, file in order if name in ("prompts", "held_out")}
+        if STANDARD in files.values():
             shutil.copyfileobj(sys.stdin.buffer, stdin)
 
 
@@ -120,7 +120,7 @@ def _show_events(lines: IO[bytes], show: Callable[[Any], None], on_stage: Callab
     with progress() as bar:
         task = bar.add_task("starting", total=None, note="")
         for line in lines:
-            match event := EVENT.validate_json(line):
+            match event := EVENT.validate_python(json.loads(line)):
                 case StageEvent():
                     on_stage(event.name)
                     # The total of a task cannot be set to unknown, so another task replaces it.

@@ -25,7 +25,7 @@ from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
 from alphaloop.files import STANDARD, Destination, reading, shown_name
 from alphaloop.kafka.backlog import search
-from alphaloop.messages import Job, Result, Status
+from alphaloop.messages import Job, Result, Status, fields_of
 from alphaloop.outcomes.reading import (
     Ended,
     Event,
@@ -292,12 +292,15 @@ def say_they_go_on(num_jobs: int, again: str) -> None:
 def _job_ids(file: Path | None) -> list[str]:
     if file is None:
         return []
+    found: list[str] = []
     with reading(file, say=note) as source:
-        try:
-            rows = [json.loads(line.decode()) for line in source.lines if line.strip()]
-        except ValueError as error:
-            raise ConfigError(f"{source.name}: {error}", hint="expected JSONL with a job_id a line") from None
-    return [row["job_id"] for row in rows if isinstance(row, dict) and isinstance(row.get("job_id"), str)]
+        for number, line in enumerate(source.lines, 1):
+            if (fields := fields_of(line)) is None and line.strip():
+                told = f"{source.name}:{number}: expected one JSON object a line, found something else"
+                raise ConfigError(told, hint="name a file of JSONL with a job_id a line")
+            if isinstance(job_id := (fields or {}).get("job_id"), str):
+                found.append(job_id)
+    return found
 
 
 def _show_result(result: Result, *, is_single: bool, as_json: bool) -> None:
@@ -479,7 +482,8 @@ def erase(
         found = store.count(erasure)
         for row in _rows(found):
             note(row)
-        is_done = not dry_run and (yes or typer.confirm(f"erase the texts of {erasure.subject}?", err=True))
+        asked = f"erase the texts of {one_line(erasure.subject)}?"
+        is_done = not dry_run and (yes or typer.confirm(asked, err=True))
         if is_done:
             contents = ContentStore.of(settings.claim_check)
             deed = Deed("command", account(), "texts_erased", erasure.subject)

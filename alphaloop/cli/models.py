@@ -30,7 +30,7 @@ from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
-from alphaloop.wording import share
+from alphaloop.wording import json_text, share
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "refused": "bold red"}
 
@@ -144,7 +144,9 @@ def train(
         "target writes prompts.",
     ),
     held_out: Path | None = typer.Option(
-        None, help="JSONL to measure with, by task, never to train on; without it some of the others are held out."
+        None,
+        help="JSONL to measure with, by task, never to train on, - for standard input; without it some of the others "
+        "are held out.",
     ),
     task: str | None = typer.Option(None, help="Task of lines that name none."),
     recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),
@@ -280,7 +282,7 @@ def _show_card(card: DraftCard, folder: Path) -> None:
     screen.print(f"{worth} `alphaloop calibrate` measures it on the engine.", markup=False)
     screen.print(
         f'\nTo serve it, in configs/models.toml:\n\n[models.drafters.{card.name}]\nmethod = "{card.method}"\n'
-        f'source = "{folder.absolute()}"\nmax_draft_tokens = {max(1, length)}',
+        f"source = {json_text(str(folder.absolute()))}\nmax_draft_tokens = {max(1, length)}",
         markup=False,
         soft_wrap=True,
     )

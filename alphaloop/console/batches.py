@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ def file(sources: Sources, request: Request) -> Response:
         raise WrongRequest("part: expected output or error")
     parts = _chunks(_rows(sources, batch_id, with_texts=True), part)
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
-    name = "".join(one if one.isalnum() or one in "-_" else "_" for one in batch_id)
+    name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{part}.jsonl"'}
     return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
 

@@ -98,8 +98,8 @@ def _compact(value: object) -> str:
     return as_json(value, max_bytes=2 * (MAX_CONSTRAINT_BYTES + MAX_TOOLS_BYTES))
 
 
-def read_response_format(value: object) -> dict[str, Any]:
-    """OpenAI's response_format. `{"type": "json_object", "schema": …}`, as several servers take it, is a json_schema.
+def read_response_format(value: object) -> dict[str, Any] | None:
+    """OpenAI's response_format; None of any text. `{"type": "json_object", "schema": …}` is a json_schema.
 
     Raises ValueError, or `wrong_within`.
     """
@@ -107,6 +107,9 @@ def read_response_format(value: object) -> dict[str, Any]:
         raise ValueError('expected {"type": "json_schema", "json_schema": {…}}, found another value')
     value = without_nulls(value)
     match value.get("type"):
+        case "text":
+            refuse_other_keys(value, ("type",))
+            return None
         case "json_object":
             refuse_other_keys(value, ("type", "schema"))
             if "schema" not in value:
@@ -169,7 +172,7 @@ def read_tools(value: object) -> tuple[dict[str, Any], ...]:
             raise wrong_within(f"{number}.function.name", "expected another name than an earlier tool's")
         names.add(name)
     as_json(list(value), max_bytes=MAX_TOOLS_BYTES)
-    return tuple(value)
+    return tuple(without_nulls({**tool, "function": without_nulls(tool["function"])}) for tool in value)
 
 
 def _name_of_tool(field: str, tool: object) -> str:
@@ -314,7 +317,7 @@ RESPONSE_FORMAT_SCHEMA: Final[dict[str, Any]] = {
         {
             "properties": {"type": {"const": "json_object"}, "schema": {"type": ["object", "string", "null"]}},
             "required": ["type"],
-            "additionalProperties": False,
+            "additionalProperties": {"type": "null"},
         },
         {
             "properties": {

@@ -74,16 +74,17 @@ def _token_ids_as_keys(value: object) -> object:
     return dict(sorted(without_nulls(value).items())) if isinstance(value, dict) else value
 
 
-def _arguments(value: object) -> dict[str, Any]:
-    """Arguments of the chat template."""
+def _arguments(value: object) -> dict[str, Any] | None:
+    """Arguments of the chat template, None without any."""
     if not isinstance(value, dict):
         raise ValueError("expected an object, the names and values of the chat template's arguments")
+    value = without_nulls(value)
     if not all(isinstance(name, str) and _ARGUMENT.fullmatch(name) for name in value):
         raise ValueError("expected names of the chat template's arguments, such as enable_thinking, found another key")
     if taken := sorted(_TEMPLATES_OWN & value.keys()):
         raise wrong_within(taken[0], "expected an argument of the template's own, found one that the body gives it")
     as_json(value, max_bytes=MAX_TEMPLATE_BYTES)
-    return value
+    return value or None
 
 
 def _whether_or_how_many(value: object) -> bool | int:
@@ -134,8 +135,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tools": ([],),
     "bad_words": ([],),
     "structured_outputs": ({},),
-    "chat_template_kwargs": ({},),
-    "response_format": ({"type": "text"},),
 }
 #: Fields of a conversation, which a prompt that is continued as it stands has not.
 _OF_CONVERSATIONS: Final = (
@@ -215,7 +214,8 @@ class Body(BaseModel):
     ) = None
     parallel_tool_calls: bool | None = Field(None, description="false: one call at most.")
     response_format: (
-        Annotated[dict[str, Any], BeforeValidator(read_response_format), WithJsonSchema(RESPONSE_FORMAT_SCHEMA)] | None
+        Annotated[dict[str, Any] | None, BeforeValidator(read_response_format), WithJsonSchema(RESPONSE_FORMAT_SCHEMA)]
+        | None
     ) = None
     structured_outputs: (
         Annotated[
@@ -251,7 +251,7 @@ class Body(BaseModel):
     include_stop_str_in_output: bool = Field(False, description="The stop string is part of the text.")
     skip_special_tokens: bool = Field(True, description="Special tokens are no part of the text.")
     chat_template_kwargs: (
-        Annotated[dict[str, Any], BeforeValidator(_arguments), WithJsonSchema({"type": "object"})] | None
+        Annotated[dict[str, Any] | None, BeforeValidator(_arguments), WithJsonSchema({"type": "object"})] | None
     ) = Field(None, description="Arguments of the chat template, such as enable_thinking.")
     continue_final_message: bool = Field(
         False, description="The last message, the assistant's, is gone on with; no answer begins."

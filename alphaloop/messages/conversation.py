@@ -128,7 +128,11 @@ class PastToolCall(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     id: PlainText = Field(min_length=1, max_length=200)
-    type: Literal["function"] = "function"
+    type: Annotated[
+        Literal["function"],
+        BeforeValidator(lambda value: "function" if value is None else value),
+        WithJsonSchema({"enum": ["function", None]}),
+    ] = "function"
     function: CalledFunction
 
 

@@ -243,7 +243,7 @@ def load_settings(
     merged: dict[str, Any] = {}
     if folder is not None:
         for name in (*FILES, *([profile] if profile else ())):
-            _merge(merged, _read_toml(folder / f"{name}.toml", required=name == profile))
+            _merge(merged, read_toml(folder / f"{name}.toml", required=name == profile))
     for variable, (section, key) in PLAIN_ENV.items():
         if os.environ.get(variable):
             _merge(merged, {section: {key: os.environ[variable]}})
@@ -384,14 +384,15 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
     return [section for part in typing.get_args(annotation) for section in sections_of(part)]
 
 
-def _read_toml(path: Path, *, required: bool) -> dict[str, Any]:
-    if not path.is_file():
+def read_toml(path: Path, *, required: bool) -> dict[str, Any]:
+    """A file of TOML; empty without one where none is `required`. Raises ConfigError."""
+    if not path.exists():
         if required:
             raise ConfigError(f"expected a file, found nothing at {path}")
         return {}
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
 
 

@@ -367,6 +367,6 @@ class ReportSettings(Section):
     """What a device costs. The same price holds for every device."""
 
     device_cost_per_hour: float | None = Field(
-        None, gt=0, allow_inf_nan=False
+        None, gt=0
     )  #: of one device; unset: the report shows device time and no cost
     currency: str = Field("", max_length=12)  #: written behind amounts: EUR

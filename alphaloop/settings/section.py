@@ -12,4 +12,4 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 class Section(BaseModel):
     """A table of a TOML file."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -18,7 +21,7 @@ from pydantic import SecretStr
 from safetensors.torch import load_file
 
 from alphaloop.cli.models import _show_card
-from alphaloop.commands import RegisterOrder
+from alphaloop.commands import RegisterOrder, TrainOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
@@ -29,7 +32,8 @@ from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
 from worker.decoding.engine import load_engine
-from worker.decoding.models import find_weights
+from worker.decoding.models import find_weights, load_weights
+from worker.decoding.training.data import read_prompts
 from worker.decoding.training.recipe import Recipe
 from worker.decoding.training.run import TrainingRun
 from worker.engine import Sampling
@@ -117,11 +121,26 @@ def test_a_finished_run_asked_again_does_nothing_anew(settings: Settings, finish
     assert {path: path.stat().st_mtime_ns for path in (folder / ".training").rglob("*.safetensors")} == times
 
 
+def test_a_full_disk_at_the_end_is_told(
+    settings: Settings, finished: tuple[Path, DraftCard], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("worker.decoding.training.run.write_draft_vocabulary", full)
+    with pytest.raises(ConfigError, match=r"small cannot be written: .*No space left"):
+        train(settings, finished[0])
+
+
 def test_a_folder_of_something_else_is_left_alone(
     settings: Settings, finished: tuple[Path, DraftCard], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="another recipe"):
         train(settings, finished[0], recipe=RECIPE.model_copy(update={"num_layers": 2}))
+    for name in ("My draft", "small.v2"):
+        with pytest.raises(ConfigError, match="expected a drafter's name"):
+            TrainingRun(train_order(tmp_path / name), settings, RECIPE, lambda event: None, lambda: False)
+        assert not (tmp_path / name).exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="found something else"):
@@ -157,7 +176,8 @@ def environment(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     environment: Path, tmp_path: Path, finished: tuple[Path, DraftCard], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = tmp_path / "small"
+    folder = tmp_path / "my drafts" / "small"
+    folder.parent.mkdir()
     command = [sys.executable, "-m", "alphaloop.cli", "draft", "train", str(folder), "--recipe", str(environment)]
     texts = folder / ".training" / "texts.jsonl"
     child = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -175,12 +195,14 @@ def test_ctrl_c_keeps_what_is_done_and_the_same_command_goes_on(
     done = CarriedOut(train_order(folder, recipe=environment))
     assert done.code == 0
     assert "by an earlier run" in "".join(done.notes)
-    assert f"not registered: no database is configured. Later: alphaloop draft register {folder}" in done.notes
+    assert f"not registered: no database is configured. Later: alphaloop draft register '{folder}'" in done.notes
     (data,) = done.reports
-    _show_card(DraftCard.model_validate(data), folder)
+    odd = tmp_path / 'a "b" \\ c\nd\x7f' / "é🙂"
+    _show_card(DraftCard.model_validate(data), odd)
     told = capsys.readouterr()
     assert "all, untrained" in told.out
-    assert f'source = "{folder}"' in told.out
+    _, _, lines = told.out.partition("in configs/models.toml:")
+    assert tomllib.loads(lines)["models"]["drafters"][data["name"]]["source"] == str(odd)
     assert load_file(folder / "model.safetensors").keys() == load_file(finished[0] / "model.safetensors").keys()
     assert read_card(folder).draft_revision == finished[1].draft_revision
 
@@ -264,3 +286,46 @@ def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_dr
     alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("heads", 3)))
     assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
     assert sum(its.counts.num_accepted for its in drafted.values()) > 0
+
+
+def test_a_wrong_field_of_a_prompt_is_named_as_in_its_line(settings: Settings, tmp_path: Path) -> None:
+    tokenizer = load_weights(settings.models.target.source, None, "float32", torch.device("cpu")).tokenizer
+    said: list[str] = []
+    wrong: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"nobody": 1}}
+    for fields, field in (
+        (wrong, "chat_template_kwargs.nobody"),
+        ({"body": wrong}, "body.chat_template_kwargs.nobody"),
+    ):
+        (tmp_path / "p.jsonl").write_text(json.dumps({"task": "code", **fields}), encoding="utf-16")
+        with pytest.raises(ConfigError, match=rf"p\.jsonl:1: {field}: expected"):
+            read_prompts(tmp_path / "p.jsonl", settings, tokenizer, None, said.append)
+    assert said == [f"{tmp_path / 'p.jsonl'} is read as UTF-16"] * 2
+
+
+def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`--prompts <(zcat a.gz) --held-out <(zcat b.gz)`."""
+    given: dict[str, Path] = {}
+    for name in ("prompts", "held_out"):
+        read, write = os.pipe()
+        os.write(write, name.encode())
+        os.close(write)
+        given[name] = Path(f"/dev/fd/{read}")
+    read_twice: list[bytes] = []
+
+    class Run:
+        def __init__(self, order: TrainOrder, *_: object) -> None:
+            for file in (order.prompts, order.held_out) * 2:
+                assert file is not None
+                read_twice.append(file.read_bytes())
+
+        def make(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr("worker.decoding.training.run.TrainingRun", Run)
+    assert CarriedOut(train_order(tmp_path, **given)).code == 130
+    assert read_twice == [b"prompts", b"held_out"] * 2
+    for file in given.values():
+        os.close(int(file.name))

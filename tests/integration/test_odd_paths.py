@@ -23,6 +23,7 @@ NAMES: Final = (
     "-dash=!:;&|<>?*[]()",
     " 日本語 🦜 ",
     "~",
+    "${env:HOME} {{x}} a=b, ends\\",
 )
 JOB: Final = '{"job_id": "one-that-waits", "task": "code", "prompt": "x"}\n'
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from alphaloop.cli import children
-from alphaloop.commands import ORDER, CheckPairOrder
+from alphaloop.commands import EVENT, ORDER, CheckPairOrder, FailedEvent, line_of
 from tests.fixtures.cli import Cli
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -61,10 +62,27 @@ def test_a_report_as_json_is_all_of_standard_output(cli: Cli, child: Callable[[s
     assert ran.err == ""
 
 
-def test_prompts_on_standard_input_follow_the_order(cli: Cli, child: Callable[[str], None]) -> None:
-    child("assert order['prompts'] == '-'\ntell('note', text=str(len(sys.stdin.read())))")
+@pytest.mark.parametrize(
+    "command", [("measure", "--prompts"), ("draft", "train", "f", "--prompts"), ("draft", "train", "f", "--held-out")]
+)
+def test_prompts_on_standard_input_follow_the_order(
+    cli: Cli, child: Callable[[str], None], command: tuple[str, ...]
+) -> None:
+    child("assert '-' in order.values()\ntell('note', text=str(len(sys.stdin.read())))")
     content = b"x" * 300_000
-    assert cli("measure", "--prompts", "-", stdin=content).err == "300000\n"
+    assert cli(*command, "-", stdin=content).err == "300000\n"
+
+
+@pytest.mark.parametrize(
+    "command", [("measure", "--prompts"), ("check-server",), ("draft", "train"), ("check-pair", "x")]
+)
+def test_a_name_that_is_not_utf_8_is_taken_and_told(
+    cli: Cli, child: Callable[[str], None], command: tuple[str, ...]
+) -> None:
+    child("name = os.fsdecode(b'd\\xe4t')\nassert name in order.values()\ntell('failed', message=name)\nsys.exit(1)")
+    assert cli(*command, os.fsdecode(b"d\xe4t")).err == "error: d\\udce4t\n"
+    failed = FailedEvent(message=os.fsdecode(b"d\xe4t"))
+    assert EVENT.validate_python(json.loads(line_of(failed))) == failed
 
 
 def test_a_process_that_reads_no_prompts_is_still_heard(cli: Cli, child: Callable[[str], None]) -> None:
@@ -72,6 +90,21 @@ def test_a_process_that_reads_no_prompts_is_still_heard(cli: Cli, child: Callabl
     ran = cli("measure", "--prompts", "-", stdin=b"x" * 300_000)
     assert (ran.code, ran.out) == (1, "")
     assert ran.err == "error: too long\nhint: take a sample\n"
+
+
+def test_nothing_that_the_process_tells_acts_on_the_screen(cli: Cli, child: Callable[[str], None]) -> None:
+    """A server's answer in `check-server`, the name of a folder, the error of a library."""
+    hostile = "\x1b[2J\x9b31m\u202e[red]"
+    row = {"check": hostile, "verdict": "ok", "sentence": hostile}
+    found = {"url": hostile, "kind": "vllm", "model": hostile, "granularity": "sums", "findings": [row]}
+    told = [f"'stage', name={hostile!r}", f"'note', text={hostile!r}", f"'report', data={found!r}"]
+    told.append(f"'failed', message={hostile!r}, hint={hostile!r}")
+    child("".join(f"tell({one})\n" for one in told) + "sys.exit(1)")
+    for more in ((), ("--json",)):
+        ran = cli("check-server", "plain", *more)
+        assert not set("\x1b\x9b\u202e") & set(ran.out + ran.err)
+        assert "\\x1b[2J" in ran.err
+        assert "[red]" in ran.out
 
 
 def test_what_was_told_before_an_error_is_shown(cli: Cli, child: Callable[[str], None]) -> None:

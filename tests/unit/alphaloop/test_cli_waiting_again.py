@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.cli.jobs import say_they_go_on, wait_again
+from alphaloop.cli.jobs import _job_ids, say_they_go_on, wait_again
 from alphaloop.cli.options import GlobalOptions
+from alphaloop.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +35,22 @@ def test_the_ids_of_many_jobs_are_in_a_file(tmp_path: Path, monkeypatch: pytest.
     assert command == ["alphaloop", "wait", "--file"]
     assert [json.loads(line)["job_id"] for line in Path(name).read_text().splitlines()] == job_ids
     assert wait_again(GlobalOptions(), job_ids[1:]).endswith("'job 20'")
+
+
+@pytest.mark.parametrize("form", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_ids_are_read_in_every_encoding_from_lines_of_any_kind(tmp_path: Path, form: str) -> None:
+    lines = ['{"job_id": "a", "status": "missing"}', "", '{"line": "f:3", "status": "invalid"}', '{"job_id": "b"}']
+    (tmp_path / "f").write_text("\r\n".join(lines), encoding=form, newline="")
+    assert _job_ids(tmp_path / "f") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, "1" * 5000, '{"job_id": "a"}\r{"job_id": "b"}', "nothing", "[]", "\udce4"]
+)
+def test_a_line_that_is_no_object_is_named(tmp_path: Path, line: str) -> None:
+    (tmp_path / "f").write_text(f'{{"job_id": "a"}}\n{line}\n', encoding="utf-8", errors="surrogateescape", newline="")
+    with pytest.raises(ConfigError, match="f:2: expected one JSON object a line, found something else"):
+        _job_ids(tmp_path / "f")
 
 
 def test_one_job_goes_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jsonschema
@@ -18,6 +19,7 @@ from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, ContentReference, Job, dead_letter, payload_digest
+from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.settings import Settings
 from tests.fixtures.messages import ORIGIN, job_validator, read
@@ -30,7 +32,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "max_tokens": ([0, "many", 1.5], 5),
     "max_completion_tokens": ([0, "many"], None),  # beside max_tokens only its value or null is right
     "seed": ([2**63, "x"], 1),
-    "stop": ([5, [1], ["a", ""], [""], ["a"] * 5, ""], "x"),
+    "stop": ([5, [1], ["a", ""], [""], ["a"] * 5, ""], "z"),  # of no choice
     "stop_token_ids": ([5, [-1, -2], [1, True]], [3]),
     "logit_bias": ([{"5": 101}, {"5": 101, "6": True}, {"x": 1}, 7], {"5": 1.0}),
     "stream": ([1, "yes"], True),
@@ -38,7 +40,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "best_of": ([2], 1),
     "logprobs": ([-1, "x"], None),
     "min_tokens": ([-1, 2_000_000], 0),
-    "bad_words": ([5, [1], [""]], ["x"]),
+    "bad_words": ([5, [1], [""]], ["z"]),
     "allowed_token_ids": ([[], [-1], 5], [3]),
     "reasoning_effort": (["x", 5], None),
     "response_format": ([{"type": "json"}, 5, {"type": "json_schema"}, {"type": "json_object", "schema": 5}], None),
@@ -49,6 +51,26 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "tool_choice": (["required", 5, ["x"]], None),
     "chat_template_kwargs": ([5, {"tools": 1}, {"a b": 1}], None),
     "tempreature": ([1, "x"], None),
+    "model": ([5, "x" * 201], None),
+    "top_k": ([-2, "x", 1.5], 1),
+    "min_p": ([2, "x"], 0.1),
+    "repetition_penalty": ([0, "x"], 1.0),
+    "frequency_penalty": ([9], 1.0),
+    "presence_penalty": (["x"], 1.0),
+    "parallel_tool_calls": ([5, "x"], None),
+    "top_logprobs": ([99, "x", True], None),
+    "ignore_eos": ([5], False),
+    "include_stop_str_in_output": (["x"], False),
+    "skip_special_tokens": ([1], True),
+    "continue_final_message": ([5], False),
+    "add_generation_prompt": ([5], True),
+    "truncate_prompt_tokens": ([-2, "x", 0], 3),
+    "guided_regex": ([5, ""], None),
+    "guided_grammar": ([5, ""], None),
+    "verbosity": (["high"], None),
+    "suffix": (["x"], None),
+    "echo": ([True], None),
+    "functions": ([[1]], None),
 }
 OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
     "priority": ([1000, "x"], 1),
@@ -61,12 +83,12 @@ OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
 }
 #: What is right in place of one item.
 ITEMS = {
-    "stop": "x",
+    "stop": "z",
     "stop_token_ids": 3,
     "logit_bias": 1.0,
     "scored_drafters": "d",
     "content": {"type": "text", "text": "y"},
-    "bad_words": "x",
+    "bad_words": "z",
     "allowed_token_ids": 3,
     "guided_choice": "x",
     "tools": {"type": "function", "function": {"name": "f"}},
@@ -119,6 +141,10 @@ def letter_of(fields: Mapping[str, Any], error: MessageError) -> Letter:
     value = json.dumps(fields).encode()
     letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=())
     return Letter(Record(letter.topic, 0, 0, letter.key, letter.value, tuple(letter.headers), None))
+
+
+def test_every_field_of_the_body_is_tried() -> None:
+    assert {*Body.model_fields, *GUIDED} - {"messages", "prompt", *IN_BODY} == set()
 
 
 @given(jobs())
@@ -224,6 +250,67 @@ def test_null_is_left_out_within_fields_too() -> None:
     assert_same({"prompt": "x", "logit_bias": {"5": None, "6": 1}}, {"prompt": "x", "logit_bias": {"6": 1}})
     turn = {"role": "user", "content": "x", "name": None, "tool_calls": None}
     assert_same({"messages": [turn]}, {"messages": [TURN]})
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object"}, "strict": True},
+}
+CHOSEN = {"type": "function", "function": {"name": "f"}}
+SCHEMA = {"name": "a", "description": "d", "schema": {"type": "object"}, "strict": True}
+PARTS = [{"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "https://a/b.png", "detail": "low"}}]
+#: Bodies with everything in them that has fields of its own.
+DEEP: list[dict[str, Any]] = [
+    {
+        "messages": [
+            {"role": "user", "content": PARTS, "name": "n"},
+            {"role": "assistant", "content": "x", "tool_calls": [CALL], "reasoning": "r"},
+            {"role": "tool", "content": "x", "tool_call_id": "c"},
+        ],
+        "tools": [TOOL],
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CHOSEN]}},
+    },
+    {"messages": [TURN], "tools": [TOOL], "tool_choice": CHOSEN, "chat_template_kwargs": {"enable_thinking": True}},
+    {"messages": [TURN], "response_format": {"type": "text"}},
+    {"messages": [TURN], "response_format": {"type": "json_object"}},
+    {"messages": [TURN], "response_format": {"type": "json_object", "schema": {}}},
+    {"messages": [TURN], "response_format": {"type": "json_schema", "json_schema": SCHEMA}},
+    {"messages": [TURN], "structured_outputs": {"json": {"type": "object"}}},
+    {"messages": [TURN], "structured_outputs": {"regex": "a"}},
+]
+#: Values whose keys are their sender's: null says something there.
+FREE = ("parameters", "schema", "json")
+
+
+def places(value: Any) -> Iterator[dict[str, Any]]:
+    """The objects within a value, itself among them."""
+    if isinstance(value, dict):
+        yield value
+        value = [inner for name, inner in value.items() if name not in FREE]
+    for inner in value if isinstance(value, list) else ():
+        yield from places(inner)
+
+
+@pytest.mark.parametrize("number", range(len(DEEP)))
+def test_null_is_left_out_wherever_a_field_may_be(number: int) -> None:
+    tried = 0
+    for place in range(len(list(places(DEEP[number])))):
+        for name in [*list(places(DEEP[number]))[place], "later", "schema", "json_schema", "refusal"]:
+            sent, without = copy.deepcopy(DEEP[number]), copy.deepcopy(DEEP[number])
+            list(places(sent))[place][name] = None
+            list(places(without))[place].pop(name, None)
+            if refusal_of(without, {}) is None:
+                assert_same(sent, without)
+                assert_same({"body": sent}, {"body": without})
+                tried += 1
+    assert tried > 4
+
+
+def test_text_as_the_form_of_an_answer_says_nothing_and_takes_nothing() -> None:
+    with pytest.raises(InvalidField, match="expected type, found 'schema'") as refused:
+        read(json.dumps({"prompt": "x", "response_format": {"type": "text", "schema": {}}}).encode())
+    assert refused.value.field == "response_format.schema"
 
 
 @pytest.mark.parametrize("model", [ContentReference])

@@ -81,6 +81,47 @@ def test_of_a_link_the_target_is_replaced_and_the_link_stays(tmp_path: Path, is_
     assert (target.read_text(), mode(target), link.is_symlink(), outer.is_symlink()) == ("again", 0o600, True, True)
 
 
+def test_a_file_with_another_owner_group_or_name_stays_the_file_that_it_is(tmp_path: Path) -> None:
+    there, other = tmp_path / "there", tmp_path / "other"
+    there.write_text("longer than what comes after")
+    other.hardlink_to(there)
+    write(there, "after")
+    assert (there.read_text(), other.read_text(), there.stat().st_nlink) == ("after", "after", 2)
+    if os.geteuid() != 0:
+        pytest.skip("only root gives a file to somebody else")
+    other.unlink()
+    for owner, group in ((12345, 0), (0, 12345)):
+        os.chown(there, owner, group)
+        there.chmod(0o640)
+        write(there, "again")
+        found = there.stat()
+        assert (there.read_text(), mode(there), found.st_uid, found.st_gid) == ("again", 0o640, owner, group)
+
+
+def test_a_folder_that_takes_no_file_is_said_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder := tmp_path / "folder").mkdir(0o500)
+    if os.geteuid() == 0:  # who may write everywhere but on a disk that is mounted read-only
+        monkeypatch.setattr(os, "access", lambda path, mode: path != folder)
+    with pytest.raises(ConfigError, match="new: Permission denied"):
+        Destination.of(folder / "new", option="--to")
+
+
+def test_a_name_stays_in_its_line_of_an_error(tmp_path: Path) -> None:
+    name = tmp_path / "a\nerror: all is lost\x1b[2J"
+    shown = "a\\nerror: all is lost\\x1b[2J"
+    with pytest.raises(ConfigError) as unread, reading(name):
+        pass
+    with pytest.raises(ConfigError) as unwritten:
+        Destination.of(name / "file", option="--to")
+    name.write_text("")
+    with pytest.raises(ConfigError) as is_input:
+        Destination.of(name, option="--to", inputs=[name])
+    for refused in (unread, unwritten, is_input):
+        assert shown in refused.value.message
+    with reading(name) as source:
+        assert source.name.endswith(shown)
+
+
 def test_a_pipe_is_written_through(tmp_path: Path) -> None:
     pipe, found = tmp_path / "pipe", list[str]()
     os.mkfifo(pipe, 0o600)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import codecs
+import math
 import re
 import tomllib
 from dataclasses import fields
@@ -20,6 +22,7 @@ from alphaloop.settings import (
 )
 from alphaloop.settings.load import _GONE, PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
+from alphaloop.settings.section import Section
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
@@ -136,9 +139,38 @@ def test_a_setting_that_is_gone_is_refused_with_what_holds_now(path: str) -> Non
     assert caught.value.hint == f"leave it out: {_GONE[path]}"
 
 
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_no_setting_is_infinite(value: float) -> None:
+    """Such as `interval_s = inf` for never, of which no time can be reckoned."""
+    tried = 0
+    for section, found in Settings.model_fields.items():
+        if isinstance(default := found.default, Section):
+            for name, field in type(default).model_fields.items():
+                if field.annotation in (float, float | None):
+                    with pytest.raises(ConfigError, match=rf"{section}\.{name}: .*finite number"):
+                        load_settings(overrides={section: {name: value}})
+                    tried += 1
+    assert tried > 10
+
+
 def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
     with pytest.raises(ConfigError, match=r"worker\.toml: expected TOML"):
         load_settings(add(configs, "worker", "batch_size 2"))
+
+
+def test_a_file_that_cannot_be_read_is_named_and_a_byte_order_mark_is_passed_over(configs: Path) -> None:
+    file = configs / "scheduler.toml"
+    file.unlink(missing_ok=True)
+    file.symlink_to("/proc/self/mem")  # root, too, reads nothing there
+    with pytest.raises(ConfigError, match=r"scheduler\.toml: expected TOML, found: .*error"):
+        load_settings(configs)
+    file.unlink()
+    file.mkdir()  # as Docker makes one where the file to be mounted is missing
+    with pytest.raises(ConfigError, match=r"scheduler\.toml: expected TOML, found: .*Is a directory"):
+        load_settings(configs)
+    file.rmdir()
+    file.write_bytes(codecs.BOM_UTF8 + b"[scheduler]\ninterval_s = 4321\n")
+    assert load_settings(configs).scheduler.interval_s == 4321
 
 
 def test_a_missing_folder_or_profile_is_named(configs: Path, tmp_path: Path) -> None:

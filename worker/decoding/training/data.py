@@ -55,12 +55,16 @@ class TextRequest:
     opening: tuple[int, ...] = ()
 
 
-def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | None) -> list[TextRequest]:
+def read_prompts(
+    file: Path, settings: Settings, tokenizer: Any, task: str | None, say: Callable[[str], object]
+) -> list[TextRequest]:
     """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
+
+    `say` is told of any other encoding than plain UTF-8.
 
     Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
     """
-    with reading(file) as source:
+    with reading(file, say=say) as source:
         lines = list(JobReader(settings, task=task).read(source.lines, source.name))
     found: list[TextRequest] = []
     wrong: list[str] = []
@@ -75,7 +79,7 @@ def read_prompts(file: Path, settings: Settings, tokenizer: Any, task: str | Non
         except PromptTooLong:
             continue
         except InvalidField as error:
-            wrong.append(f"{line.where}: {error.field}: {error.message}")
+            wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
             continue
         found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
     if wrong:

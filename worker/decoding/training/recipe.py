@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from alphaloop.errors import ConfigError
+from alphaloop.settings.load import read_toml
+from alphaloop.settings.section import Section
 
 
-class Recipe(BaseModel):
+class Recipe(Section):
     """A TOML file of configs/drafts/ holds these names at its top level."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     num_layers: int = Field(2, ge=1)  #: number of layers: the target's first ones
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all
@@ -40,17 +39,9 @@ class Recipe(BaseModel):
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
     """The recipe in a TOML file, or the defaults; `seed` overrides its seed. Raises ConfigError."""
-    given = {} if seed is None else {"seed": seed}
-    if file is None:
-        return Recipe(**given)
+    given = {} if file is None else read_toml(file, required=True)
     try:
-        return Recipe(**{**tomllib.loads(file.read_text(encoding="utf-8")), **given})
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"{file}: {getattr(error, 'strerror', None) or error}", hint="--recipe takes a TOML file"
-        ) from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{file}: {error}") from None
+        return Recipe(**given | ({} if seed is None else {"seed": seed}))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
 from torch import Tensor
 
 from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
@@ -22,6 +24,7 @@ from alphaloop.embedded.process import FolderLock
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import replace_file
+from alphaloop.messages.job import TaskName
 from alphaloop.settings import Settings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
@@ -110,9 +113,13 @@ class TrainingRun:
         """Carry out the order. None if stopped before the end: the same order continues from there."""
         if (written := self._write()) is None:
             return None
-        card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
-        if card is not None:
-            card.write(self._order.folder)
+        try:
+            card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
+            if card is not None:
+                card.write(self._order.folder)
+        except (SafetensorError, OSError) as error:
+            told = f"{self._order.folder} cannot be written: {error}"
+            raise ConfigError(told, hint="is the disk full?") from error
         return card
 
     def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
@@ -208,9 +215,9 @@ class TrainingRun:
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
-        order = self._order
+        order, say = self._order, lambda text: self._tell(NoteEvent(text=text))
         given = [
-            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task)
+            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task, say)
             for file in (order.prompts, order.held_out)
         ]
         requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
@@ -360,7 +367,7 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
     with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
         database.check_revision()
         status = DraftRegistry(database).register_trained(
-            name or card.name,
+            _checked(name or card.name),
             card.draft_revision,
             card.target_revision,
             parent_revision=card.target_revision,
@@ -404,7 +411,16 @@ def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callabl
 
 
 def _name(order: TrainOrder) -> str:
-    return order.name or order.folder.absolute().name
+    return _checked(order.name or order.folder.absolute().name)
+
+
+def _checked(name: str) -> str:
+    """The name as [models.drafters] takes it. Raises ConfigError."""
+    try:
+        return TypeAdapter[str](TaskName).validate_python(name)
+    except ValidationError:
+        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
+        raise ConfigError(told, hint="give one with --name") from None
 
 
 def _digest_of(file: Path | None) -> str | None:
