@@ -144,6 +144,7 @@ def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     begin = minute(begin_of(datetime.now(UTC), window))
     told = (
         f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
+        "k: the longest draft that a round was allowed. "
         "Next job: what would be decided now at the usual load of the last day."
     )
     return f"{told} {computed(now.measured for now in tasks)}".strip()
