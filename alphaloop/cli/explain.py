@@ -236,7 +236,7 @@ def _show_alternatives(found: Explanation) -> None:
     out().print(shown_table)
     left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
     if left > 0:
-        paragraph(f"{left} more are expected to be slower; --json has them.")
+        paragraph(f"{left} more {'is' if left == 1 else 'are'} expected to be slower; --json has the rest.")
 
 
 def _listed(found: Explanation) -> list[Alternative]:
