@@ -42,7 +42,7 @@ class Decoded:
     num_jobs: int
     by_load: tuple[AtLoad, ...]  #: bands of load that double, lowest first
     drafters: tuple[str, ...]
-    num_draft_tokens: tuple[int, int] | None  #: smallest and largest k of the jobs that drafted; None without any
+    num_draft_tokens: tuple[int, int] | None  #: smallest and largest of the jobs' longest k; None without any
     running: int  #: the usual load: half of the rounds had at most so many sequences
     sampling_bucket: str  #: that of most jobs
     form_bucket: str = ""  #: likewise
@@ -129,6 +129,7 @@ class NextJob:
     sampling_bucket: str = ""
     form_bucket: str = ""
     revisions: tuple[str, str] | None = None  #: of target and draft; None where they are not known
+    expected_low: float | None = None  #: lower bound of the speed-up that was expected; None where nothing was weighed
 
 
 def percent(share: float | None) -> str:

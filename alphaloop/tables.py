@@ -254,7 +254,7 @@ decode_runs: Final = _table(
     "decode_runs",
     ["decoded_at", "ledger_id"],
     _counted(),
-    _columns(Integer, "attempt", "batch_size"),
+    _columns(Integer, "attempt", "batch_size", "num_texts"),
     _columns(Text, "purpose", "mode", "reason", "device"),
     _columns(Boolean, "is_evidence", "is_cut"),
     # Of jobs whose rounds several proposers shared: by proposer, its trials and accepts. No sum of the counts above.

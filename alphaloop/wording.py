@@ -73,7 +73,7 @@ def counted_apart(num_probes: int, num_controls: int) -> str:
 
 
 def acceptance_of(drafter: str | None, in_force: str | None, lengths: str, form: str | None = "") -> str:
-    """`k 3-5`: what acceptance was measured with; `lookup, k 3-5, json` where another is in force, and of a form."""
+    """`k up to 5`: what acceptance was measured with; `lookup, k up to 5, json` if another is in force, of a form."""
     return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths, form)))
 
 

@@ -209,7 +209,8 @@ class Scheduler:
                 found[task] = used
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
-                found[task] = NextJob(made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation)
+                its = made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
+                found[task] = NextJob(*its, expected_low=change.expected_low)
         asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
         return found | next_jobs(self._database, self._settings, asked, counts.now)
 

@@ -411,6 +411,7 @@ def _run_of(
         decoded_at=now,
         is_counted=generation.is_counted,
         is_cut="length" in (generation.finish_reason, *(choice.finish_reason for choice in generation.choices)),
+        num_texts=sampling.n,
         proposers=generation.proposers,
     )
 

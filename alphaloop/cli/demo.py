@@ -238,8 +238,8 @@ class _Demo:
         out().print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
         out().print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
-            "α₁: acceptance of the first drafted token. Speed-up: over vanilla, by control rounds among the "
-            "speculative ones. Next job: what would be decided now.",
+            "k: the longest draft that a round was allowed. α₁: acceptance of the first drafted token. Speed-up: over "
+            "vanilla, by control rounds among the speculative ones. Next job: what would be decided now.",
             style="dim",
         )
         _conclude(report.summary)

@@ -22,7 +22,7 @@ from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
 from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why, why_then
+from alphaloop.experiment.wording import draft_lengths, expectations, reason_word, sentence, why
 from alphaloop.explaining.explanation import (
     HISTORY,
     Evidence,
@@ -236,7 +236,7 @@ def _show_alternatives(found: Explanation) -> None:
     out().print(shown_table)
     left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
     if left > 0:
-        paragraph(f"{left} more are expected to be slower; --json has them.")
+        paragraph(f"{left} more {'is' if left == 1 else 'are'} expected to be slower; --json has the rest.")
 
 
 def _listed(found: Explanation) -> list[Alternative]:
@@ -339,7 +339,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        reason = why_then(change.reason, change.figures.chosen.speedup_low if change.figures is not None else None)
+        reason = reason_word(change.reason, change.expected_low)
         paragraph(f"{second(change.decided_at)}  {step} ({reason}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:

@@ -44,11 +44,12 @@ def status(
     Of each task: its jobs, how they were decoded, the measured speed-up, and what the next job would do.
 
     Of jobs, `waiting` counts those that no worker has claimed; of more than 1000 in a partition it counts offsets,
-    transactions' markers and ended jobs too. `oldest` is the age of the oldest job that has not ended. `held` counts
+    transactions' markers and ended jobs too. A refused message counts until what is before it in its partition has
+    ended: only the dead letters know of it. `oldest` is the age of the oldest job that has not ended. `held` counts
     those that a worker has claimed, `left` those that it gave back or died with, which wait for the next one; the
     others are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked,
-    by load where that made a difference. `next job` is what `alphaloop explain` says: what would be decided now at the
-    usual load of the last day.
+    by load where that made a difference; k is the longest draft that a round was allowed. `next job` is what
+    `alphaloop explain` says: what would be decided now at the usual load of the last day.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
@@ -144,6 +145,7 @@ def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
     begin = minute(begin_of(datetime.now(UTC), window))
     told = (
         f"Jobs, rounds and acceptance: traffic since {begin}; by the sequences that ran where that made a difference. "
+        "k: the longest draft that a round was allowed. "
         "Next job: what would be decided now at the usual load of the last day."
     )
     return f"{told} {computed(now.measured for now in tasks)}".strip()

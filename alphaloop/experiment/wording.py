@@ -14,12 +14,10 @@ NO_VERDICT: Final = "no verdict yet"
 
 
 class LoadShown(Protocol):
-    """A figure of a drafter, with the draft lengths and the load at which it was measured."""
+    """A figure of a drafter, with the longest draft and the load at which it was measured."""
 
     @property
     def drafter(self) -> str: ...
-    @property
-    def min_num_draft_tokens(self) -> int: ...
     @property
     def max_num_draft_tokens(self) -> int: ...
     @property
@@ -61,19 +59,18 @@ def figure(measured: SpeedupShown | None) -> str:
 
 
 def load(measured: LoadShown | None) -> str:
-    """`k 3-5, 6.2 running`: the draft lengths of the treatment, and the mean number of sequences in a round."""
+    """`k up to 5, 6.2 running`: the longest draft of the treatment, and the mean number of sequences in a round."""
     if measured is None:
         return ""
-    lengths = draft_lengths((measured.min_num_draft_tokens, measured.max_num_draft_tokens))
-    return f"{lengths}, {measured.mean_running:.1f} running"
+    return f"{draft_lengths((measured.max_num_draft_tokens,))}, {measured.mean_running:.1f} running"
 
 
 def draft_lengths(found: Collection[int]) -> str:
-    """`k 3-5`: the k behind a figure that moves with k; empty without any."""
-    if not found:
-        return ""
-    least, most = min(found), max(found)
-    return f"k {least}" if least == most else f"k {least}-{most}"
+    """`k up to 5`: the longest draft that a round behind a figure was allowed; empty without any.
+
+    Of a job that is all that is kept, so nothing else is said of rounds whose every k is known.
+    """
+    return f"k up to {max(found)}" if found else ""
 
 
 def control(measured: SpeedupShown | None) -> str:
@@ -130,21 +127,27 @@ def expectations_of_all(compared: Sequence[ExpectationsShown]) -> str:
     return f"Expected speed-ups of the last 7 days: {held} of {num} intervals held the measured one ({each})."
 
 
-def reason_word(reason: str | None, verdict: str | None) -> str:
-    """Why a task is decoded as it is. The policy's `faster` is an expectation until that verdict was measured."""
-    word = (reason or "-").replace("_", " ")
+def reason_word(reason: str, expected_low: float | None, verdict: str | None = None) -> str:
+    """Why a task is decoded as it is, now or at an earlier choice.
+
+    The policy's `faster` is an expectation until that verdict was measured, and not a sure one where its bounds hold 1.
+    """
+    word = reason.replace("_", " ")
     if reason != Verdict.FASTER or verdict == Verdict.FASTER:
         return word
-    return {
-        Verdict.SLOWER: "expected faster, measured slower",
-        Verdict.NO_DIFFERENCE: "expected faster, measured no difference",
-    }.get(Verdict(verdict or Verdict.NO_VERDICT_YET), "expected faster")
+    expected = "not surely faster" if expected_low is not None and expected_low <= 1 else "expected faster"
+    measured = (
+        {Verdict.SLOWER: "slower", Verdict.NO_DIFFERENCE: "no difference"}.get(Verdict(verdict)) if verdict else None
+    )
+    return f"{expected}, measured {measured}" if measured else expected
 
 
 def why(chosen: NextJob | None, measured: SpeedupShown | None) -> str:
     """The reason of a choice. What was measured counts for it where its own drafter was measured, and not another."""
+    if chosen is None:
+        return "-"
     own = own_of(chosen, measured)
-    return reason_word(chosen.reason if chosen else None, own.verdict if own else None)
+    return reason_word(chosen.reason, chosen.expected_low, own.verdict if own else None)
 
 
 def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
@@ -153,13 +156,6 @@ def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
         return None
     is_known = None not in (chosen.revisions, measured.revisions)
     return None if is_known and chosen.revisions != measured.revisions else measured
-
-
-def why_then(reason: str, expected_low: float | None) -> str:
-    """The reason of an earlier choice, by what was expected then: not surely faster, where the bounds held 1."""
-    if reason == Verdict.FASTER and expected_low is not None and expected_low <= 1:
-        return "not surely faster"
-    return reason_word(reason, None)
 
 
 def sentence(drafter: str, measured: SpeedupShown) -> str:

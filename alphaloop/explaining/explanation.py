@@ -292,8 +292,8 @@ def next_jobs(
 
 def _next_job(made: Decision, request: ExplainRequest, target_revision: str) -> NextJob:
     its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
-    revisions = target_revision, made.draft_revision or ""
-    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket, revisions)
+    revisions, low = (target_revision, made.draft_revision or ""), made.chosen.speedup_low if made.chosen else None
+    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket, revisions, low)
 
 
 def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:

@@ -143,7 +143,7 @@ class OffsetQueries:
         since_ms = int(since.timestamp() * 1000)
         asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
         found = self._with_retries(
-            "asking for offsets by time", lambda: self._client.offsets_for_times(asked, timeout=self._timeout_s)
+            "asking for offsets by time", lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s))
         )
         offsets = {TopicPartition(one.topic, one.partition): one.offset for one in found}
         return {one: offset if offset >= 0 else ends[one] for one, offset in offsets.items()}
@@ -152,11 +152,8 @@ class OffsetQueries:
         """The group's committed offsets, the next to read; None if nothing was committed."""
         wanted = theirs(partitions)
         answers = self._with_retries(
-            "asking for committed offsets", lambda: self._client.committed(wanted, timeout=self._timeout_s)
+            "asking for committed offsets", lambda: _whole(self._client.committed(wanted, timeout=self._timeout_s))
         )
-        for answer in answers:
-            if answer.error is not None:
-                raise broker_error(answer.error, f"asking for {answer.topic}[{answer.partition}]")
         return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -174,15 +171,11 @@ class OffsetQueries:
         asked = [ck.TopicPartition(one.topic, one.partition, which) for one in partitions]
         first = f"{partitions[0].topic}[{partitions[0].partition}]"
         others = f" and {len(partitions) - 1} more" if len(partitions) > 1 else ""
-
-        def ask() -> list[ck.TopicPartition]:
-            answers = self._client.offsets_for_times(asked, timeout=self._timeout_s)
-            for answer in answers:
-                if answer.error is not None:
-                    raise KafkaException(answer.error)
-            return answers
-
-        answers = self._with_retries(f"asking for the watermarks of {first}{others}", ask, unknown_s=self._new_topic_s)
+        answers = self._with_retries(
+            f"asking for the watermarks of {first}{others}",
+            lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s)),
+            unknown_s=self._new_topic_s,
+        )
         return {TopicPartition(one.topic, one.partition): one.offset for one in answers}
 
     def _with_retries(self, doing: str, ask: Callable[[], Answer], *, unknown_s: float = 0.0) -> Answer:
@@ -200,3 +193,11 @@ class OffsetQueries:
                 if time.monotonic() - began >= wait_s:
                     raise broker_error(error, doing) from error
                 time.sleep(_PASSING_S)
+
+
+def _whole(answers: list[ck.TopicPartition]) -> list[ck.TopicPartition]:
+    """The answers of all partitions. Raises KafkaException for the first that has none."""
+    for answer in answers:
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+    return answers

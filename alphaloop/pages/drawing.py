@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
-from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
+from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, reason_word, why
 from alphaloop.store.task_figures import AcceptanceHour
 from alphaloop.wording import (
     acceptance_of,
@@ -324,13 +324,13 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
         percent,
         rate,
         ratio,
+        reason_word,
         sentence,
         setting,
         share,
         share_with_interval,
         sparkline,
         why,
-        why_then,
         words,
     )
 }

@@ -113,6 +113,11 @@ class DecisionChange:
     owner: str
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
+    @property
+    def expected_low(self) -> float | None:
+        """Lower bound of the speed-up that was expected of it."""
+        return None if self.figures is None else self.figures.chosen.speedup_low
+
 
 _SETTING: Final = tuple(LoggedSetting.__slots__)
 

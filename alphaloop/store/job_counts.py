@@ -42,11 +42,11 @@ from alphaloop.tables import acceptance_daily, acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
-#: SQL of a row of decode_runs: its rounds in which a drafter was asked for a token, without the prefill. Without
-#: `chances`, k never changed.
-DRAFTED_ROUNDS: Final = """
-    CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], rounds - 1)
-        ELSE greatest(rounds - 1, 0) END
+#: SQL of a row of decode_runs: its rounds that could draft, which are those behind the prefill of each of its texts.
+ROUNDS: Final = "greatest(rounds - num_texts, 0)"
+#: The same of those in which a drafter was asked for a token. Without `chances`, k never changed.
+DRAFTED_ROUNDS: Final = f"""
+    CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], {ROUNDS}) ELSE {ROUNDS} END
 """
 #: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
@@ -88,6 +88,7 @@ class DecodeRun:
     #: text has.
     is_counted: bool = True
     is_cut: bool = False  #: whether a limit ended the text
+    num_texts: int = 1  #: each with a prefill
     proposers: tuple[ProposerCounts, ...] = ()  #: as a generation's
 
     @property

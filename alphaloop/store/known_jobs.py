@@ -25,7 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
-from alphaloop.store.job_counts import DRAFTED_ROUNDS
+from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
 from alphaloop.tables import decode_runs, jobs, redrives
 
 
@@ -231,9 +231,7 @@ class JobPages:
             return found
         runs = decode_runs.c
         columns = (runs.job_id, runs.attempt, runs.mode, func.nullif(runs.drafter, ""), runs.num_draft_tokens)
-        drafted_share: ColumnElement[float | None] = literal_column(
-            f"({DRAFTED_ROUNDS}) / nullif(greatest(rounds - 1, 0), 0)::float8"
-        )
+        drafted_share: ColumnElement[float | None] = literal_column(f"({DRAFTED_ROUNDS}) / nullif({ROUNDS}, 0)::float8")
         query = select(*columns, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
             runs.job_id.in_([job.job_id for job in ended]),
             # So that older days need not be looked at.

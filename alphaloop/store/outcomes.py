@@ -241,7 +241,7 @@ _RUN_COLUMNS: Final = (
     *_COUNTED,
     *("attempt", "is_evidence", "decode_batch_id"),
     *("purpose", "mode", "reason", "device", "proposers"),
-    *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "is_cut", "batch_size"),
+    *("num_draft_tokens", "num_prompt_tokens", "num_tokens", "is_cut", "batch_size", "num_texts"),
     *("queue_s", "time_to_first_token_s", "wall_s", "device_s"),
 )
 _EVIDENCE_COLUMNS: Final = (
@@ -280,6 +280,7 @@ class _Rows:
                 f"\t{job.attempt}\t{job.is_run_evidence}\t{self._text_of(run.decode_batch_id)}"
                 f"\t{self._how_of(run.purpose, run.mode, run.reason, run.device)}\t{_proposers_field(run)}"
                 f"\t{run.num_draft_tokens}\t{run.num_prompt_tokens}\t{run.num_tokens}\t{run.is_cut}\t{run.batch_size}"
+                f"\t{run.num_texts}"
                 f"\t{run.queue_s}\t{first_s}\t{run.wall_s}\t{run.device_s}\n"
             )
         for shadow in job.shadows:

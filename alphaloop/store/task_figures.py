@@ -23,7 +23,7 @@ from alphaloop.messages import Mode, Purpose
 from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Database, Store
 from alphaloop.store.decisions import DecisionChange, change_of
-from alphaloop.store.job_counts import DRAFTED_ROUNDS
+from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import SeenWorker, not_served
@@ -96,7 +96,7 @@ _RUNS: Final = text(
 _DECODED: Final = text(
     f"""
     SELECT task, batch_size AS running, sampling_bucket, form_bucket, count(*) AS num_jobs,
-        sum(greatest(rounds - 1, 0))::bigint AS num_rounds,
+        sum({ROUNDS})::bigint AS num_rounds,
         sum({DRAFTED_ROUNDS})::bigint AS num_drafted,
         coalesce(array_agg(DISTINCT drafter) FILTER (WHERE mode = 'speculative'), '{{}}') AS drafters,
         min(num_draft_tokens) FILTER (WHERE mode = 'speculative') AS least_k,
@@ -130,7 +130,9 @@ class TaskFigures:
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
     alpha_form_bucket: str | None = None
-    alpha_num_draft_tokens: tuple[int, int] | None = None  #: smallest and largest k of the jobs behind `alpha`
+    alpha_num_draft_tokens: tuple[int, int] | None = (
+        None  #: of the jobs behind `alpha`, smallest and largest of their longest k
+    )
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
     #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
     next_job: NextJob | None = None

@@ -120,7 +120,11 @@ def _task_line(
     if choice is None:
         seen |= {"mode": None, "num_draft_tokens": 0, "reason": ""}
     else:
-        seen |= {"next_running": choice.running, "next_revisions": choice.revisions}
+        seen |= {
+            "next_running": choice.running,
+            "next_revisions": choice.revisions,
+            "next_expected_low": choice.expected_low,
+        }
     return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
 

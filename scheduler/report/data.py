@@ -108,7 +108,9 @@ class DecodedLine(ReportPart):
     drafted_share: float | None = Field(description="Share of the rounds that drafted; null without a round.")
     by_load: tuple[AtLoad, ...] = Field(description="By the most sequences that ran beside a job.")
     drafters: tuple[str, ...] = Field(description="Drafters that were asked.")
-    num_draft_tokens: tuple[int, int] | None = Field(description="Smallest and largest k; null where none drafted.")
+    num_draft_tokens: tuple[int, int] | None = Field(
+        description="Smallest and largest of the jobs' k, each the longest of its rounds; null where none drafted."
+    )
     running: int = Field(description="The usual load: half of the rounds had at most so many sequences.")
     sampling_bucket: str = Field(description="Sampling settings of most of the jobs.")
     form_bucket: str = Field("", description="What their texts had to match, tools, images; empty for plain text.")
@@ -144,6 +146,9 @@ class TaskLine(ReportPart):
         None, description="The usual load of the last day; null: mode is the last choice logged, at whatever load."
     )
     next_revisions: tuple[str, str] | None = Field(None, description="Of its target and its draft; null likewise.")
+    next_expected_low: float | None = Field(
+        None, description="Lower bound of the speed-up expected of it; null where nothing was weighed."
+    )
     drafter: str | None = Field(description="The next job's drafter, else the one with most evidence.")
     num_draft_tokens: int = Field(description="The next job's k; 0 is vanilla.")
     reason: str = Field(description="alphaloop.deciding.policy.Reason of the next job, one word.")
@@ -155,7 +160,9 @@ class TaskLine(ReportPart):
     form_bucket: str = Field("", description="Form of the jobs behind the acceptance figures; empty for plain text.")
     alpha_1: Interval | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Interval | None = Field(None, description="Pooled over positions; read it with its k.")
-    alpha_num_draft_tokens: tuple[int, ...] = Field((), description="The k of the jobs behind alpha.")
+    alpha_num_draft_tokens: tuple[int, ...] = Field(
+        (), description="The k of the jobs behind alpha, each the longest that a round was allowed."
+    )
     measured: MeasuredLine | None = Field(None, description="Null where the last day has no slice of the task.")
     saved_device_s: Interval | None = Field(
         None, description="Saved in the slices of the measured speed-up; below 0 lost; null without a verdict."
@@ -181,6 +188,7 @@ class TaskLine(ReportPart):
             *(self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running),
             *kind,
             self.next_revisions,
+            self.next_expected_low,
         )
 
 

@@ -49,7 +49,7 @@ _LEGEND: Final = (
     "jobs: traffic of the last day.",
     "drafted: share of its rounds in which a drafter was asked.",
     "α_1: acceptance of its first drafted tokens [95 %].",
-    "α: pooled over positions, at its k.",
+    "α: pooled over positions, at its k, the longest draft that a round was allowed.",
 )
 RIGHT: Final = frozenset({1, 2})
 

@@ -176,7 +176,7 @@ def test_explain_says_what_was_measured_and_why_the_choice_changed(
         shown = cli("explain", "code").out
         assert max(map(len, shown.splitlines())) <= width
         told = " ".join(shown.split())
-        assert "(lookup, k 4, 4.0 running; 12 blocks of control rounds, 5.3% of the time): faster." in told
+        assert "(lookup, k up to 4, 4.0 running; 12 blocks of control rounds, 5.3% of the time): faster." in told
         assert "nothing → lookup k=3 (expected faster; batch 4, greedy)" in told
         assert "lookup k=3 2.10x (1.90 to 2.40), vanilla 1; from 8 jobs" in told
 

@@ -20,7 +20,7 @@ from benchmarks.console.filling import fill, plans
 from benchmarks.console.pictures import settle
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
-from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, console, opened, overhang, read_every_second
+from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, astray, console, opened, overhang, read_every_second
 from tests.fixtures.runs import DecodedJobs, block_rows, claim, subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
@@ -66,10 +66,13 @@ def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, databas
             ):
                 page.goto(visitor.url + path)
                 assert overhang(page) == 0, path
+                assert not is_phone_in_the_dark or astray(page) == [], path
                 paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert paper == ("rgb(20, 24, 29)" if is_phone_in_the_dark else "rgb(255, 255, 255)"), path
             page.goto(visitor.url + "/tasks/code")
             expect(page.locator("svg.plot .band")).to_have_count(2)
+            page.goto(visitor.url)
+            expect(page.locator(".event.fault")).to_contain_text("open since")
 
 
 def test_a_person_goes_through_it_by_keyboard(browser: Browser, database: Database, visitor: Visitor) -> None:

@@ -15,11 +15,11 @@ from pydantic import SecretStr
 
 from alphaloop.errors import InvalidField
 from alphaloop.kafka.topics import ensure_topics
-from alphaloop.messages import Status
+from alphaloop.messages import Failure, Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.outcomes import OutcomeStore
-from tests.fixtures.console import PASSWORD, Visitor, console, opened, overhang, read_every_second
+from tests.fixtures.console import PASSWORD, Visitor, astray, console, opened, overhang, read_every_second
 from tests.fixtures.messages import batch_line
 from tests.fixtures.runs import claim, outcome
 from tests.fixtures.worker import Streamed, write_letter
@@ -71,8 +71,12 @@ def test_a_batch_is_uploaded_watched_and_taken(page: Page, database: Database, t
     job_id = f"{batch_id}.{hashlib.sha256(names[0].encode()).hexdigest()[:24]}"
     claimed(database, job_id, batch_id)
     OutcomeStore(database).record([outcome(job_id, text="an answer", status=Status.SUCCEEDED)], owner="w1")
+    failed = claimed(database, f"{batch_id}.{hashlib.sha256(names[1].encode()).hexdigest()[:24]}", batch_id)
+    why = Failure(code="decode_failed", message="a step failed", hint="")
+    OutcomeStore(database).record([outcome(failed, status=Status.FAILED, error=why)], owner="w1")
     expect(page.locator(".tiles li").filter(has_text=re.compile("^1 ?completed"))).to_be_visible()
-    assert overhang(page) == 0
+    expect(page.get_by_text("a step failed")).to_be_visible()
+    assert (overhang(page), astray(page)) == (0, [])
     with page.expect_download() as taken:
         page.get_by_role("link", name="Output file so far").click()
     (row,) = map(json.loads, taken.value.path().read_text(encoding="utf-8").splitlines())

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+import random
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import SecretStr
 from rich.console import Console
 from sqlalchemy import text
 
+from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.cli.status import task_table
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
+from alphaloop.deciding.snapshot import Snapshot
+from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.wording import reason_word
-from alphaloop.explaining.explanation import tasks_now
+from alphaloop.experiment.wording import why
+from alphaloop.explaining.explanation import AsAWorker, ExplainRequest, tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
 from alphaloop.store.database import Database
@@ -29,8 +36,11 @@ from scheduler.report.build import expectation_lines
 from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page, render_text
 from tests.fixtures.cli import Cli
+from tests.fixtures.console import console
 from tests.fixtures.deciding import keep_snapshot
-from tests.fixtures.runs import DEVICE, TARGET, block_rows, choose, shown_speedup, subject
+from tests.fixtures.reports import empty
+from tests.fixtures.runs import DEVICE, TARGET, DecodedJobs, block_rows, choose, shown_speedup, subject, task_speedup
+from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
 
@@ -61,7 +71,7 @@ def test_metrics_and_explain_of_an_hour_ago_agree_with_the_view(
     then = cli("explain", "code", "--at", "1h", "--json").json["measured"]["speedup"]
     assert (then["speedup"], then["num_blocks"], then["verdict"]) == (None, 3, "no_verdict_yet")
     told = " ".join(cli("explain", "code", "--at", "1h").out.split())
-    assert "No verdict yet (lookup, k 4, 4.0 running; 3 blocks of control rounds, 5.3% of the time)" in told
+    assert "No verdict yet (lookup, k up to 4, 4.0 running; 3 blocks of control rounds, 5.3% of the time)" in told
 
 
 def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
@@ -87,10 +97,18 @@ def metrics_of(report: DriftReport, figure: str, names: Iterable[str]) -> dict[s
 
 
 def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt(twelve_jobs: Database) -> None:
-    assert reason_word("faster", "faster") == "faster"
-    assert reason_word("faster", "slower") == "expected faster, measured slower"
-    assert reason_word("faster", "no_verdict_yet") == reason_word("faster", None) == "expected faster"
-    assert reason_word("not_faster", None) == "not faster"
+    for low, expected in ((None, "expected faster"), (1.1, "expected faster"), (0.97, "not surely faster")):
+        coming = replace(NextJob("speculative", "lookup", 3, "faster", ""), expected_low=low)
+        assert why(coming, None) == expected
+        for verdict, word in (
+            ("faster", "faster"),
+            ("slower", f"{expected}, measured slower"),
+            ("no_difference", f"{expected}, measured no difference"),
+            ("no_verdict_yet", expected),
+        ):
+            measured = replace(task_speedup(Interval(1.6, 1.5, 1.7), datetime.now(UTC)), verdict=Verdict(verdict))
+            assert why(coming, measured) == word
+    assert why(NextJob("vanilla", None, 0, "not_faster", ""), None) == "not faster"
     for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
@@ -135,7 +153,7 @@ def test_all_screens_tell_alike_how_reliable_expectations_were(
     explained = cli("explain", "code", "--json").json
     assert explained["measured"]["expectations"] == compared
     words = " ".join(cli("explain", "code").out.split())
-    assert "Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3 intervals held" in words
+    assert "Expected speed-ups of lookup (k up to 4, 4.0 running): 1 of 3 intervals held" in words
     best = next(way for way in explained["decision"]["alternatives"] if way["drafter"])
     assert best["error"] == explained["posteriors"]["lookup"]["expectation_error"]
     assert best["error"]["bias"] < 0
@@ -145,8 +163,93 @@ def test_all_screens_tell_alike_how_reliable_expectations_were(
     assert [one["num_pairs"] for one in earlier["measured"]["expectations"]] == [1]
     lines = expectation_lines(ExpectationStore(twelve_jobs).shown(datetime.now(UTC)))
     report = report_of("code", slices.shown(now)["code"]).model_copy(update={"expectations": lines})
-    assert "code: Expected speed-ups of lookup (k 4, 4.0 running): 1 of 3" in " ".join(render_text(report).split())
+    assert "code: Expected speed-ups of lookup (k up to 4, 4.0 running): 1 of 3" in " ".join(
+        render_text(report).split()
+    )
     view = twelve_jobs.one(text("SELECT num_pairs, num_held, ratio FROM expectation_now"))
     of_metrics = metrics_of(report, "expectation", EXPECTATION)
     assert of_metrics == {"pairs": 3, "held_share": 1 / 3, "ratio": pytest.approx(code["ratio"])}
     assert (view.num_pairs, view.num_held, view.ratio) == (3, 1, pytest.approx(code["ratio"]))
+
+
+def test_k_is_the_longest_draft_beside_every_figure(
+    cli: Cli,
+    cli_environment: None,
+    twelve_jobs: Database,
+    rng: random.Random,
+    database_url: SecretStr,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of jobs with drafts up to 3 and up to 4, and of rounds with k 2 and 4: no row names two k."""
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    monkeypatch.setenv("COLUMNS", "200")
+    DecodedJobs(twelve_jobs, rng, num_written=50).decoded("code", [0.9, 0.8, 0.7, 0.6], 3)
+    slices, now = SwitchbackStore(twelve_jobs), datetime.now(UTC)
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=9), 12, num_draft_tokens=2))
+    slices.add(block_rows(subject("code"), now - timedelta(minutes=5), 12))
+    slices.refresh(now)
+    (status,) = tasks_now(twelve_jobs, load_settings(None))
+    assert status.decoded is not None
+    assert status.measured is not None
+    assert (status.decoded.num_draft_tokens, status.measured.min_num_draft_tokens) == ((3, 4), 2)
+    line = TaskLine.of(
+        status,
+        status.next_job,
+        num_speculative_jobs=11,
+        acceptance_drafter="lookup",
+        measured=MeasuredLine.model_validate(status.measured),
+    )
+    report = empty().model_copy(update={"tasks": (line,)})
+    with console(database_url) as visitor:
+        visitor.read("/tasks.json")
+        until(lambda: visitor.get("/tasks/code.json").data["explanation"] is not None, "the task is explained", 30)
+        pages = [visitor.get(address).text for address in ("/tasks", "/tasks/code")]
+    screens = {
+        "status": cli("status").out,
+        "explain": cli("explain", "code").out,
+        "report": render_text(report),
+        "report, page": render_page(report),
+        **dict(zip(("tasks", "task"), pages, strict=True)),
+    }
+    for name, shown in screens.items():
+        words = " ".join(re.sub(r"<[^>]*>", " ", shown).split())
+        assert set(re.findall(r"\bk (?:up to )?[\d-]+", words)) == {"k up to 4"}, name
+        assert "longest draft" in words or name in ("explain", "task"), name
+
+
+def test_one_choice_has_one_reason_on_every_screen(
+    cli: Cli, cli_environment: None, twelve_jobs: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision of now is also the last change that was logged, with bounds that hold 1."""
+    decide = AsAWorker.decide
+
+    def doubtful(worker: AsAWorker, request: ExplainRequest) -> Snapshot:
+        made = decide(worker, request)
+        (one,) = made.decisions
+        ways = tuple(way._replace(speedup_low=0.97) if way.drafter else way for way in one.alternatives)
+        return replace(made, decisions=(replace(one, alternatives=ways),))
+
+    monkeypatch.setattr(AsAWorker, "decide", doubtful)
+    ways = (Alternative("lookup", 3, 2.5, 50.0, 1.2, 0.97, 1.5), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
+    chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
+    DecisionLog(twelve_jobs).record_change(BudgetSubject("code", TARGET, DEVICE, "greedy"), 2, chosen, "w")
+    (status,) = tasks_now(twelve_jobs, load_settings(None))
+    assert status.next_job is not None
+    line = TaskLine.of(
+        status,
+        status.next_job,
+        num_speculative_jobs=8,
+        acceptance_drafter="lookup",
+        next_expected_low=status.next_job.expected_low,
+    )
+    printed = Console(width=140)
+    with printed.capture() as table:
+        printed.print(task_table([status], None))
+    explained = cli("explain", "code").out
+    head, changes = explained.splitlines()[0], explained.partition("changes, newest first")[2]
+    report = empty().model_copy(update={"tasks": (line,)})
+    for screen in (head, changes, table.get(), render_text(report), render_page(report)):
+        words = " ".join(screen.split())
+        assert "not surely faster" in words
+        assert "expected faster" not in words

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from alphaloop.acceptance import PREFILL
 from alphaloop.as_decoded import Decoded, at_load, drafted_by_load, percent, setting
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
@@ -23,6 +24,7 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.task_figures import task_figures
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
@@ -123,6 +125,20 @@ def test_every_screen_says_what_was_done_and_what_would_be_done(
         assert "expected faster" not in words.partition("hanges")[0], name
     # It speculated, and no round was vanilla by lot.
     assert "No speed-up was measured: no slice of the experiment was recorded" in " ".join(texts["explain"].split())
+
+
+def test_the_prefill_of_each_text_of_a_job_is_no_round_that_could_have_drafted(
+    database: Database, rng: random.Random, database_url: SecretStr
+) -> None:
+    prefills = sum([PREFILL] * 2, simulated_counts(rng, [0.6, 0.4, 0.3], 20))
+    run = replace(decode_run(prefills, task="chat"), chances=(20, 9, 4), num_texts=3)
+    DecodedJobs(database, rng).record("chat", run)
+    decoded = task_figures(database)["chat"].decoded
+    assert decoded is not None
+    assert (decoded.num_drafted_rounds, decoded.num_rounds, percent(decoded.drafted_share)) == (20, 20, "100%")
+    with console(database_url) as visitor:
+        (job,) = visitor.get("/jobs.json").data["jobs"]
+    assert job["decoded"]["drafted_share"] == 1
 
 
 def test_a_worker_that_is_gone_runs_on_no_screen(

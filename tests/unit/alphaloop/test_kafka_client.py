@@ -9,6 +9,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,7 @@ from alphaloop.errors import (
     TopicUnavailable,
 )
 from alphaloop.kafka.client import BrokerWatch, broker_error, client_config, delivery_error
-from alphaloop.kafka.consumer import Consumer
+from alphaloop.kafka.consumer import Consumer, _judge
 from alphaloop.kafka.offsets import OffsetQueries, TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import is_reachable, list_topics
@@ -171,6 +172,29 @@ def test_what_the_caller_must_tell_apart(name: str, kind: type[BrokerError]) -> 
     assert type(mapped) is kind
 
 
+#: Kafka's protocol guide calls them retriable, and librdkafka gives them to a client that asks for offsets or polls.
+_OF_AN_ELECTION = (
+    *("LEADER_NOT_AVAILABLE", "NOT_LEADER_FOR_PARTITION", "REPLICA_NOT_AVAILABLE", "KAFKA_STORAGE_ERROR"),
+    *("LISTENER_NOT_FOUND", "FENCED_LEADER_EPOCH", "UNKNOWN_LEADER_EPOCH", "OFFSET_NOT_AVAILABLE"),
+    *("UNSTABLE_OFFSET_COMMIT", "UNKNOWN_TOPIC_ID", "INCONSISTENT_TOPIC_ID"),
+    *("NOT_COORDINATOR", "COORDINATOR_NOT_AVAILABLE", "COORDINATOR_LOAD_IN_PROGRESS"),
+)
+
+
+@pytest.mark.parametrize("name", _OF_AN_ELECTION)
+def test_what_passes_with_an_election_is_asked_again_and_ends_no_poll(name: str) -> None:
+    error = KafkaError(CODES[name], "as the broker puts it")
+    assert type(broker_error(error, "polling")) is BrokerUnavailable
+    assert type(delivery_error(error, "results")) is BrokerUnavailable
+    _judge(error, BrokerWatch("localhost:1"))
+    client: Any = _Client(num_unknown=2, code=CODES[name])
+    queries = OffsetQueries(client, timeout_s=60.0)
+    assert queries.bounds([_NEW]) == {_NEW: (0, 3)}
+    for ask in (lambda: queries.committed([_NEW]), lambda: queries.since(_AT, {_NEW: 3})):
+        client.num_unknown = 2
+        assert ask() == {_NEW: 3}
+
+
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
@@ -211,20 +235,31 @@ def test_an_exception_without_an_error_keeps_its_text() -> None:
 
 
 _NEW = TopicPartition("jobs.new", 0)
+_AT = datetime(2026, 9, 1, tzinfo=UTC)
 
 
 class _Client:
-    """Answers for its partitions behind `num_unknown` refusals."""
+    """Answers for its partitions behind `num_unknown` refusals: the first of the whole request, others of each one."""
 
-    def __init__(self, num_unknown: int) -> None:
+    def __init__(self, num_unknown: int, code: int = KafkaError.UNKNOWN_TOPIC_OR_PART) -> None:
         self.num_unknown = num_unknown
+        self._error = KafkaError(code)
 
-    def offsets_for_times(self, asked: list[ck.TopicPartition], timeout: float) -> list[ck.TopicPartition]:
-        if self.num_unknown:
-            self.num_unknown -= 1
-            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
-        offset = {ck.OFFSET_BEGINNING: 0, ck.OFFSET_END: 3}
-        return [ck.TopicPartition(one.topic, one.partition, offset[one.offset]) for one in asked]
+    def offsets_for_times(self, asked: list[ck.TopicPartition], timeout: float) -> list[SimpleNamespace]:
+        offset = {ck.OFFSET_BEGINNING: 0}
+        return self._answers({TopicPartition(one.topic, one.partition): offset.get(one.offset, 3) for one in asked})
+
+    def committed(self, asked: list[ck.TopicPartition], timeout: float) -> list[SimpleNamespace]:
+        return self._answers({TopicPartition(one.topic, one.partition): 3 for one in asked})
+
+    def _answers(self, offsets: dict[TopicPartition, int]) -> list[SimpleNamespace]:
+        left, self.num_unknown = self.num_unknown, max(0, self.num_unknown - 1)
+        if left > 1:
+            raise KafkaException(self._error)
+        error = self._error if left else None
+        return [
+            SimpleNamespace(topic=at.topic, partition=at.partition, offset=n, error=error) for at, n in offsets.items()
+        ]
 
     def list_topics(self, topic: str, timeout: float) -> SimpleNamespace:
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if self.num_unknown else None

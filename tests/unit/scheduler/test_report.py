@@ -100,10 +100,10 @@ def test_the_same_report_gives_the_same_bytes(report: DriftReport) -> None:
 
 def test_the_pooled_alpha_stands_with_its_k() -> None:
     report = full(("code",))
-    assert re.search(r"^code .* 0\.72 \(small, k 3-8\)$", render_text(report), re.MULTILINE), "pooled α with its k"
-    assert '<td data-label="α">0.72<small>k 3-8</small></td>' in render_page(report)
+    assert re.search(r"^code .* 0\.72 \(small, k up to 8\)$", render_text(report), re.MULTILINE), "pooled α with its k"
+    assert '<td data-label="α">0.72<small>k up to 8</small></td>' in render_page(report)
     probed = report.tasks[0].model_copy(update={"acceptance_from": "probes", "acceptance_drafter": "tiny"})
-    assert "0.72 (probes, tiny, k 3-8)" in render_text(report.model_copy(update={"tasks": (probed,)}))
+    assert "0.72 (probes, tiny, k up to 8)" in render_text(report.model_copy(update={"tasks": (probed,)}))
 
 
 def test_text_and_page_say_alike_why_no_probe_was_sent() -> None:

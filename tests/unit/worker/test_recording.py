@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import OutboxMessage, Outcome
+from tests.fakes import FakeEngine
 from tests.fixtures.publishing import (
     NOW,
+    VANILLA,
     FinishedDeliveries,
     InstantEvent,
     claimed_job,
@@ -25,7 +28,7 @@ from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
-from worker.engine import TokenDelta
+from worker.engine import Generation, TokenDelta
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
 from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder
@@ -277,3 +280,11 @@ def test_what_is_held_is_bounded_in_count_and_in_bytes_and_the_oldest_goes_first
     assert recorded(300, 300, 300, 300) == ["j0"]
     assert recorded(500, 500, 500) == ["j0"]
     assert recorded(2000) == [], "one is held whatever its size"
+
+
+def test_a_run_says_how_many_texts_its_job_has() -> None:
+    job = claimed_job("j1", value=b'{"job_id": "j1", "body": {"prompt": "a", "n": 3, "temperature": 1}}')
+    made = Generation("j1", "", (), "length", 4, AcceptanceCounts(9, 9), 0.1, 1.0, 1.0, 3)
+    outcome = recording.succeeded(job, made, VANILLA, FakeEngine().identity, queue_s=0.0, now=NOW)
+    assert outcome.run is not None
+    assert outcome.run.num_texts == 3

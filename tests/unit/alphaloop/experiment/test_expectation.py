@@ -76,7 +76,7 @@ def test_reliability_counts_what_was_held_and_says_how_far_off_it_was() -> None:
     assert (one.num_pairs, one.num_held, one.ratio) == (3, 2, pytest.approx(ratio))
     assert one.ratio_bounds[0] < ratio < one.ratio_bounds[1]
     assert reliability([held]).ratio_bounds is None
-    assert expectations(one).startswith("Expected speed-ups of lookup (k 4, 4.0 running): 2 of 3 intervals held")
+    assert expectations(one).startswith("Expected speed-ups of lookup (k up to 4, 4.0 running): 2 of 3 intervals held")
     chat = replace(reliability([held]), task="chat")
     told = "Expected speed-ups of the last 7 days: 3 of 4 intervals held the measured one "
     assert expectations_of_all([chat, one]) == told + "(chat 1 of 1 with lookup, code 2 of 3 with lookup)."
