@@ -128,6 +128,7 @@ class NextJob:
     running: int | None = None  #: sequences in its rounds, the job itself among them
     sampling_bucket: str = ""
     form_bucket: str = ""
+    revisions: tuple[str, str] | None = None  #: of target and draft; None where they are not known
 
 
 def percent(share: float | None) -> str:

@@ -245,7 +245,7 @@ def _at_stake(traffic: Sequence[TaskTraffic], task: str, last: datetime | None, 
     device_s = sum(one.device_s for one in since)
     if last is None:
         return device_s
-    return device_s * -math.expm1(-sum(one.num_jobs for one in since) / change_jobs)
+    return device_s * (1 - math.exp(-sum(one.num_jobs for one in since) / change_jobs))
 
 
 def decoded_positions(due: DueProbe, positions: Collection[int], scheduled_for: datetime) -> frozenset[int]:

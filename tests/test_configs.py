@@ -158,6 +158,9 @@ def test_the_dashboard_shows_what_was_measured_where_jobs_wait_and_the_servers()
     for name in ("ratio", "low", "high"):
         assert f"alphaloop_scheduler_speedup_{name}" in asked
     assert "alphaloop_scheduler_kafka_lag" in asked
+    # `waiting` is what no worker has claimed, on every screen: what a worker has taken has another name.
+    taken = [one["title"] for one in dashboard()["panels"] if "num_requests_waiting" in json.dumps(one)]
+    assert taken == ["More taken"]
     assert {"in_flight", "limit", "state", "failures_total"} <= set(re.findall(r"alphaloop_endpoint_(\w+)", asked))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,15 +21,15 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.experiment.wording import figure, sentence
+from alphaloop.experiment.wording import figure, own_of, sentence, why
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
 from alphaloop.store.task_figures import TaskFigures
-from scheduler.report.data import DriftReport, MeasuredLine
+from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page, render_text
 from tests.fixtures.reports import AT, empty, task_line
-from tests.fixtures.runs import task_speedup
+from tests.fixtures.runs import TARGET, task_speedup
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -91,6 +92,19 @@ def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, mea
         assert says_faster(words) is (is_faster and reason is Reason.FASTER), f"{screen}: {words}"
 
 
+@pytest.mark.parametrize("revisions", [("another-target", "draft-1"), (TARGET, "another-draft")])
+def test_what_was_measured_of_another_revision_makes_no_next_job_faster(revisions: tuple[str, str]) -> None:
+    measured = task_speedup(Interval(1.6, 1.5, 1.7), AT)
+    coming = NextJob("speculative", "lookup", 8, "faster", "", 4, "greedy")
+    assert why(coming, measured) == why(replace(coming, revisions=measured.revisions), measured) == "faster"
+    other = replace(coming, revisions=revisions)
+    assert why(other, measured) == "expected faster"
+    seen: dict[str, Any] = {"num_speculative_jobs": 0, "alpha_num_draft_tokens": ()}
+    line = TaskLine.of(TaskFigures("code"), other, **seen, next_revisions=revisions, measured=measured)
+    assert "expected faster" in render_text(empty().model_copy(update={"tasks": (line,)}))
+    assert "expected faster" in rendered(task_table([TaskFigures("code", next_job=other, measured=measured)], None))
+
+
 @given(measured=speedups())
 def test_a_sentence_has_the_verdict_of_its_own_figures(measured: TaskSpeedup | None) -> None:
     told = sentence("lookup", measured) if measured else figure(measured)
@@ -107,7 +121,7 @@ def test_explain_opens_without_a_gain_that_was_not_measured(measured: TaskSpeedu
         "decision": decision,
         "request": SimpleNamespace(task="code", is_now=True),
         "recorded": None,
-        "measured": SimpleNamespace(speedup=measured),
+        "own_speedup": own_of(NextJob("speculative", "lookup", 8, "faster", ""), measured),
     }
     _, brought = opening(cast(Explanation, SimpleNamespace(**parts)))
     assert not says_faster(brought)

@@ -191,7 +191,7 @@ class _Ended(Exception):
 class _Found:
     num_completed: int = 0
     num_failed: int = 0
-    num_running: int = 0
+    num_held: int = 0
     open: list[str] = field(default_factory=list)  #: job_ids
 
 
@@ -318,7 +318,7 @@ class _Turn:
                 self._keep_lease()
             asked[self._batch.id] = self._around._clock()
         is_settled = self._around._clock() >= asked[self._batch.id] + _CLAIMS_SETTLED_S
-        if is_over or (is_settled and not found.num_running):
+        if is_over or (is_settled and not found.num_held):
             self._write("cancelled")
 
     def _write(self, status: str) -> None:
@@ -369,7 +369,7 @@ class _Turn:
         for row in self._rows(None):
             found.num_completed += row.part == "output"
             found.num_failed += row.part == "error"
-            found.num_running += row.status == "running"
+            found.num_held += row.status == "held"
             if row.part == "open" and row.job_id:
                 found.open.append(row.job_id)
         ended = self._around._clock()

@@ -81,7 +81,7 @@ def rows_of(
             if now.result is not None:
                 yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield RequestRow("open", "running", now.job_id, custom_id=one.custom_id)
+                yield RequestRow("open", "held", now.job_id, custom_id=one.custom_id)
             else:
                 open_later[now.job_id] = one
     refused = refusals_of(settings.kafka, open_later)

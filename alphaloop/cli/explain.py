@@ -169,7 +169,7 @@ def check_task(database: Database, settings: Settings, task: str) -> None:
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
-    reason = why(decision.reason, decision.drafter, found.measured.speedup)
+    reason = why(found.next_job, found.measured.speedup)
     what = "decided" if found.recorded is not None else "next job"
     next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
     paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
@@ -208,7 +208,7 @@ def _asked(found: Explanation) -> str:
     request, context = found.request, found.context
     segment = f", segment {request.segment}" if request.segment else ""
     prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
-    known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (the task's limit)"
+    known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (their limit)"
     sentences = (
         f"A batch of {request.batch}, {request.kind}{segment}: about {context.expected_tokens:.0f} tokens "
         f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
@@ -287,7 +287,7 @@ def _measured(found: Explanation) -> list[str]:
     its = found.measured
     sentences = [_counted(found)]
     if its.speedup is None:
-        sentences.append("No speed-up was measured: the task did not speculate in the day before.")
+        sentences.append("No speed-up was measured: no slice of the experiment was recorded in the day before.")
     else:
         sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
     sentences += [expectations(one) for one in its.expectations]
@@ -301,7 +301,7 @@ def _measured(found: Explanation) -> list[str]:
     )
     sentences.append(
         f"Of the last {its.all.num_jobs} jobs like these in {HISTORY.days} days, {explored}. The budget for "
-        f"exploration and control is {found.explore_share:.1%}."
+        f"exploration is {found.explore_share:.1%}."
     )
     return sentences
 
@@ -310,7 +310,7 @@ def _counted(found: Explanation) -> str:
     """The figures of the task as every screen has them."""
     its = found.figures
     jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs"
-    by_status = f" ({counts(its.jobs)})" if its.jobs else ""
+    by_status = f" ({counts(its.by_status)})" if its.jobs else ""
     apart = counted_apart(its.num_probes, its.num_controls)
     when = "In the last day" if found.request.is_now else "In the day before"
     sentences = f"{when} the task had {jobs} of traffic{by_status}{f', apart from {apart}' if apart else ''}."

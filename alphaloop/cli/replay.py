@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import typer
 
+from alphaloop.as_decoded import percent
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import FittedTable, out, paragraph, print_json, progress
@@ -263,8 +264,8 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
     paragraph(
         f"It would have {verdict} {_time(everything.was_s)} of the device. "
-        f"{_share(num_changed, everything.num_tokens)} of the tokens would change settings; "
-        f"{_share(everything.num_untested_tokens, everything.num_tokens)} from drafts longer than any that were tested."
+        f"{percent(num_changed / everything.num_tokens)} of the tokens would change settings; "
+        f"{percent(everything.num_untested_tokens / everything.num_tokens)} from drafts longer than any tested."
     )
     paragraph(_HONESTLY, style="dim")
 
@@ -310,13 +311,9 @@ def _ways(its: Compared) -> str:
     named_changes = []
     for ways, tokens in other.most_common(_MAX_WAYS):
         change = " → ".join(named(way.drafter, way.num_draft_tokens) for way in ways)
-        named_changes.append(f"{change} for {_share(tokens, its.num_tokens)} of the tokens")
+        named_changes.append(f"{change} for {percent(tokens / its.num_tokens)} of the tokens")
     more = len(other) - _MAX_WAYS
     return "; ".join(named_changes) + (f"; {more} other changes" if more > 0 else "")
-
-
-def _share(part: int, whole: int) -> str:
-    return "under 1%" if 0 < part < 0.005 * whole else f"{part / whole:.0%}"
 
 
 def _time(seconds: float) -> str:

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import Final
 from urllib.parse import urlsplit
 
 import typer
@@ -21,18 +20,15 @@ from alphaloop.errors import BrokerError
 from alphaloop.experiment.figures import by_drafter, reliability
 from alphaloop.experiment.wording import computed, draft_lengths, expectations_of_all, figure, load, why
 from alphaloop.explaining.explanation import tasks_now
-from alphaloop.kafka.backlog import unfinished
 from alphaloop.liveness import url_of
+from alphaloop.outcomes.reading import unended
 from alphaloop.settings import Settings
 from alphaloop.store.drift import IncidentStore
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting
-from alphaloop.store.workers import SeenWorker, WorkerStore
+from alphaloop.store.workers import SeenWorker, WorkerStore, heard_lately
 from alphaloop.wording import counted_apart, minute, rate, share_with_interval, span, words
-
-#: A worker says every two seconds what it does; one that is silent for so long may be in a long step, or dead.
-_SILENT_S: Final = 15.0
 
 
 @example("""\
@@ -47,11 +43,12 @@ def status(
 
     Of each task: its jobs, how they were decoded, the measured speed-up, and what the next job would do.
 
-    Of jobs, `waiting` counts those that no worker has claimed, with the age of the oldest; of more than 1000 in a
-    partition it counts offsets, transactions' markers too. `held` counts those that a worker has claimed; the others
-    are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked, by load
-    where that made a difference. `next job` is what `alphaloop explain` says: what would be decided now at the usual
-    load of the last day.
+    Of jobs, `waiting` counts those that no worker has claimed; of more than 1000 in a partition it counts offsets,
+    transactions' markers and ended jobs too. `oldest` is the age of the oldest job that has not ended. `held` counts
+    those that a worker has claimed, `left` those that it gave back or died with, which wait for the next one; the
+    others are traffic that ended. `rounds drafted` is the share of the traffic's rounds in which a drafter was asked,
+    by load where that made a difference. `next job` is what `alphaloop explain` says: what would be decided now at the
+    usual load of the last day.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
@@ -61,14 +58,14 @@ def status(
         compared = [reliability(its) for its in by_drafter(pairs).values()]
         workers = WorkerStore(database).seen()
         addresses = _addresses(settings, database.redacted_url)
-    waiting: dict[str, int] | None = None
-    ages: dict[str, float] = {}
-    try:
-        found = unfinished(settings.kafka)
-        waiting = waits(tasks, {task: its.num_messages for task, its in found.items()})
-        ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
-    except BrokerError as error:
-        note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
+        waiting: dict[str, int] | None = None
+        ages: dict[str, float] = {}
+        try:
+            found = unended(settings.kafka, database)
+            waiting = waits(tasks, {task: its.num_messages for task, its in found.items()})
+            ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
+        except BrokerError as error:
+            note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
     tasks = list(with_targets(with_waiting(tasks, waiting), settings.bindings, workers))
     if as_json:
         told = [{"opened_at": one.opened_at.isoformat(), **asdict(one.found)} for one in incidents]
@@ -87,7 +84,7 @@ def status(
     out().print()
     for worker in workers:
         out().print(_worker_line(worker), markup=False, soft_wrap=True)
-    if not workers:
+    if not heard_lately(workers):
         note("no worker runs")
     for sentence in (*told_of(workers), *told_of_waiting(tasks, waiting or {})):
         note(sentence)
@@ -140,7 +137,7 @@ def _drafted(now: TaskFigures) -> str:
 
 def _next(now: TaskFigures) -> str:
     one = now.next_job
-    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one.reason, one.drafter, now.measured)}"
+    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one, now.measured)}"
 
 
 def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
@@ -155,13 +152,12 @@ def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
 def _worker_line(one: SeenWorker) -> str:
     load = one.load
     speed = "" if load.tokens_per_s is None else f", {rate(load.tokens_per_s)} tokens/s"
-    silence_s = one.silence.total_seconds()
-    silent = "" if silence_s < _SILENT_S else f"; silent for {span(silence_s)}"
+    silent = f"silent for {span(one.silence.total_seconds())}; said last: " if one.is_silent else ""
     sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
     return (
-        f"worker {load.owner}: decodes in {len(load.tokens)} of {load.num_slots} slots{speed}, "
+        f"worker {load.owner}: {silent}{len(load.tokens)} running, slots: {load.num_slots}{speed}, "
         f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device})"
-        f"{silent}{sampling}"
+        f"{sampling}"
     )
 
 
@@ -177,7 +173,7 @@ def told_of_waiting(tasks: Sequence[TaskFigures], waiting: Mapping[str, int]) ->
 def told_of(workers: Sequence[SeenWorker]) -> list[str]:
     """What somebody should look at: drafters that are asked no more, and several revisions of one target."""
     found, by_target = list[str](), dict[str, Counter[str]]()
-    for one in workers:
+    for one in heard_lately(workers):
         if (setup := one.load.setup) is not None:
             found += [f"worker {one.load.owner} does not ask {name} for {why}" for name, why in setup.ended.items()]
             by_target.setdefault(one.load.target, Counter())[setup.facts.target_revision] += 1

@@ -12,14 +12,14 @@ from functools import cache
 from typing import Any
 
 from jinja2 import Environment
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.pages.drawing import environment
-from alphaloop.wording import harmless, json_text, moment_ago, span
+from alphaloop.wording import json_text, moment_ago, span
 
 _MAX_CHARS = 300
 
@@ -76,7 +76,7 @@ def as_json(data: Mapping[str, Any], status: int = 200) -> Response:
 def templates() -> Environment:
     """The console's templates, with the names and times that they write."""
     made = environment("alphaloop.console", "templates")
-    made.globals.update(ago=ago, breaks=breaks, span=span, stamp=stamp)
+    made.globals.update(ago=ago, span=span, stamp=stamp)
     return made
 
 
@@ -95,14 +95,6 @@ def stamp(at: datetime | str | None) -> Markup:
         return Markup("–")
     moment = (datetime.fromisoformat(at) if isinstance(at, str) else at).astimezone(UTC)
     return _time(moment, f"{moment:%Y-%m-%d %H:%M:%S}")
-
-
-def breaks(name: str) -> Markup:
-    """A name that may be broken behind its underscores, hyphens and points."""
-    shown = escape(harmless(name))
-    for mark in ("_", "-", "."):
-        shown = shown.replace(mark, mark + Markup("<wbr>"))
-    return shown
 
 
 def _time(at: datetime, told: str) -> Markup:

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 from alphaloop.errors import ConfigError, reason_of
 from alphaloop.explaining.explanation import tasks_now
-from alphaloop.kafka.backlog import unfinished
+from alphaloop.outcomes.reading import unended
 from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.database import Database
 from alphaloop.store.task_figures import TaskFigures, waits
@@ -65,7 +65,7 @@ class Sources:
 
     def waiting(self) -> Reading[Mapping[str, int]]:
         """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""
-        found = self.remembered.get("unfinished", lambda: unfinished(self.settings.kafka))
+        found = self.remembered.get("unfinished", lambda: unended(self.settings.kafka, self.database))
         tasks = self.tasks().value
         if found.value is None or tasks is None:
             return Reading(None, None, found.error)

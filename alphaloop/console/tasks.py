@@ -23,6 +23,7 @@ from alphaloop.store.reports import ReportStore
 from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_targets, with_waiting
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
+from alphaloop.store.workers import heard_lately
 
 #: Tasks that are listed: the busiest.
 _MAX_TASKS: Final = 20
@@ -38,7 +39,8 @@ def now(sources: Sources, request: Request) -> Page:
     tasks, waiting = sources.tasks(), sources.waiting()
     lately = sources.remembered.get("lately", lambda: decoded_lately(database))
     workers = sources.workers()
-    speeds = [one.load.tokens_per_s for one in workers if one.load.tokens_per_s is not None]
+    heard = heard_lately(workers)
+    speeds = [one.load.tokens_per_s for one in heard if one.load.tokens_per_s is not None]
     every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, workers)
     activity = by_activity(every, lately.value or [], waiting.value)
     run = ScheduleStore(database).newest()
@@ -49,8 +51,9 @@ def now(sources: Sources, request: Request) -> Page:
         {
             "num_waiting": None if waiting.value is None else sum(waiting.value.values()),
             "num_held": None if tasks.value is None else sum(now.num_held for now in tasks.value),
-            "num_running": sum(len(one.load.tokens) for one in workers),
-            "num_slots": sum(one.load.num_slots for one in workers),
+            "num_workers": len(heard),
+            "num_running": sum(len(one.load.tokens) for one in heard),
+            "num_slots": sum(one.load.num_slots for one in heard),
             "tokens_per_s": sum(speeds) if speeds else None,
             "workers": [one.as_json() for one in workers],
             "tasks": activity[:_MAX_TASKS],

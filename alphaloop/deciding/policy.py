@@ -53,11 +53,11 @@ def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: 
     if (pattern := context.subject.switched_off) is not None:
         return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {pattern!r}")
     if context.expected_tokens < limits.short_output_tokens:
-        known = f", learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs > 0 else ""
-        return Refusal(
-            Reason.SHORT_OUTPUT,
-            f"about {context.expected_tokens:.0f} tokens expected{known}, fewer than {limits.short_output_tokens:g}",
+        known = f"learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs else "the jobs' limit"
+        told = (
+            f"about {context.expected_tokens:.0f} tokens expected, {known}, fewer than {limits.short_output_tokens:g}"
         )
+        return Refusal(Reason.SHORT_OUTPUT, told)
     return None
 
 

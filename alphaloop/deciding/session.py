@@ -15,7 +15,7 @@ from uuid import UUID
 
 from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, IncumbentKey, Incumbents
+from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, IncumbentKey, Incumbents, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, SettingsTables
 from alphaloop.deciding.exploration import Budgets, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
@@ -103,7 +103,9 @@ class DecisionSession:
         ]
         limits = self.posteriors.limits
         decisions = decide_groups(groups, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
-        self._keep(subject, key, decisions[largest])
+        # That a job's own limit is short says nothing of the task's others.
+        if decisions[largest].reason is not Reason.SHORT_OUTPUT or context.known_output_jobs:
+            self._keep(subject, key, decisions[largest])
         able, _ = fit(context, drafters, costs)
         decisions = tuple(
             self._tables.completed(decision, group.posteriors, able, costs, context)
@@ -177,15 +179,16 @@ class DecisionSession:
         conditions = conditions or EngineConditions()
         limit, prompts = fmean(job.max_tokens for job in jobs), [job.num_prompt_tokens for job in jobs]
         longest = max((job.num_prompt_tokens or 0) + job.max_tokens for job in jobs)
+        usual = lengths.output_tokens
         return DecisionContext(
             subject=subject,
             num_running=num_running,
             num_jobs=len(jobs),
-            expected_tokens=limit if lengths.output_tokens is None else min(limit, lengths.output_tokens),
+            expected_tokens=limit if usual is None else min(limit, usual),
             decoding=rules.decoding if subject.decoding is Decoding.AUTO else subject.decoding,
             prompt_tokens=mean_prompt_tokens(jobs),
             objective=objective_of(rules, _deadline_ms(jobs, now)),
-            known_output_jobs=lengths.jobs,
+            known_output_jobs=0.0 if usual is None or limit < usual else lengths.jobs,
             free_cache_bytes=conditions.free_cache_bytes,
             free_elsewhere=conditions.free_elsewhere,
             max_sequence_tokens=None if None in prompts else float(longest),

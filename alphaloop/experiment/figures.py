@@ -64,6 +64,11 @@ class TaskSpeedup(OfSlices):
         return self.subject.drafter
 
     @property
+    def revisions(self) -> tuple[str, str]:
+        """Of target and draft."""
+        return self.subject.target_revision, self.subject.draft_revision
+
+    @property
     def tokens_per_s(self) -> float | None:
         """Tokens a second of one running sequence, as it drafts; None without time."""
         return self.num_tokens / self.sequence_s if self.sequence_s > 0 else None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 from alphaloop.acceptance import Interval
+from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
 
 NO_VERDICT: Final = "no verdict yet"
@@ -29,6 +30,8 @@ class SpeedupShown(LoadShown, Protocol):
     """A measured speed-up, as screens show it: alphaloop.experiment.figures.TaskSpeedup, or the report's line."""
 
     @property
+    def revisions(self) -> tuple[str, str] | None: ...
+    @property
     def speedup(self) -> Interval | None: ...
     @property
     def verdict(self) -> str: ...
@@ -40,10 +43,13 @@ class SpeedupShown(LoadShown, Protocol):
     def computed_at(self) -> datetime: ...
 
 
+Shown = TypeVar("Shown", bound=SpeedupShown)
+
+
 def figure(measured: SpeedupShown | None) -> str:
     """`1.62 [1.55 1.70]`; `no verdict yet` instead of the estimate where the interval allows both.
 
-    A dash where the task did not speculate.
+    A dash where no slice was recorded.
     """
     if measured is None:
         return "-"
@@ -135,10 +141,18 @@ def reason_word(reason: str | None, verdict: str | None) -> str:
     }.get(Verdict(verdict or Verdict.NO_VERDICT_YET), "expected faster")
 
 
-def why(reason: str | None, drafter: str | None, measured: SpeedupShown | None) -> str:
+def why(chosen: NextJob | None, measured: SpeedupShown | None) -> str:
     """The reason of a choice. What was measured counts for it where its own drafter was measured, and not another."""
-    is_its_own = measured is not None and measured.drafter == drafter
-    return reason_word(reason, measured.verdict if is_its_own and measured else None)
+    own = own_of(chosen, measured)
+    return reason_word(chosen.reason if chosen else None, own.verdict if own else None)
+
+
+def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
+    """What was measured, if it is of the chosen drafter, under the revisions that it would be asked with."""
+    if chosen is None or measured is None or measured.drafter != chosen.drafter:
+        return None
+    is_known = None not in (chosen.revisions, measured.revisions)
+    return None if is_known and chosen.revisions != measured.revisions else measured
 
 
 def why_then(reason: str, expected_low: float | None) -> str:

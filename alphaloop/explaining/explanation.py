@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -12,7 +12,7 @@ from uuid import UUID
 from alphaloop.acceptance import Z95, EvidenceKey, Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.costs import CostTable
-from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey, Reason
+from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
@@ -24,6 +24,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
+from alphaloop.experiment.wording import own_of
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
@@ -32,17 +33,8 @@ from alphaloop.store.decisions import BudgetSubject, DecisionChange, DecisionLog
 from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
-from alphaloop.store.traffic import TrafficStore, WayDecoded
+from alphaloop.store.traffic import JobSums, TrafficStore
 from alphaloop.store.workers import WorkerStore, running
-
-
-@dataclass(frozen=True, slots=True)
-class Sums:
-    """Jobs of several ways together."""
-
-    num_jobs: int = 0
-    num_tokens: int = 0
-    device_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +42,9 @@ class Measured:
     """Of a task: the one figure of its speed-up, and the jobs of `HISTORY` like those that are asked about."""
 
     speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
-    ways: Sequence[WayDecoded]
-    explored: Sums
-    all: Sums
+    explored: JobSums
+    all: JobSums
     expectations: Sequence[Reliability] = ()  #: of the task's drafters that were compared
-
-
-def _together(ways: Iterable[WayDecoded]) -> Sums:
-    found = list(ways)
-    return Sums(**{field.name: sum(getattr(way, field.name) for way in found) for field in fields(Sums)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +184,7 @@ class Explanation:
     decision: Decision
     measured: Measured
     figures: TaskFigures  #: of the whole task in the day before, which every screen shows
-    explore_share: float  #: what exploration and control slices may cost together
+    explore_share: float  #: what exploration may cost
     changes: Sequence[DecisionChange]
     recorded: RecordedAs | None = None  #: None: the decision that a worker would take
     fleet: WhatRuns | None = None  #: who would take it; None of a recorded decision
@@ -206,7 +192,12 @@ class Explanation:
     @property
     def next_job(self) -> NextJob:
         """The decision, as other screens show it."""
-        return _next_job(self.decision, self.request)
+        return _next_job(self.decision, self.request, self.engine.target_revision)
+
+    @property
+    def own_speedup(self) -> TaskSpeedup | None:
+        """The measured speed-up, if it is that of what the decision chose."""
+        return own_of(self.next_job, self.measured.speedup)
 
 
 class AsAWorker:
@@ -294,13 +285,15 @@ def next_jobs(
             continue
         for one in its:
             request = worker.asked(usual_request(one, at, is_now=True))
-            found[one.task] = _next_job(worker.decide(request).decisions[0], request)
+            made = worker.decide(request).decisions[0]
+            found[one.task] = _next_job(made, request, worker.fleet.engine.target_revision)
     return found
 
 
-def _next_job(made: Decision, request: ExplainRequest) -> NextJob:
+def _next_job(made: Decision, request: ExplainRequest, target_revision: str) -> NextJob:
     its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
-    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket)
+    revisions = target_revision, made.draft_revision or ""
+    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket, revisions)
 
 
 def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:
@@ -360,7 +353,7 @@ def _explanation(
     """What a decision was taken from, and what was measured by then."""
     task, bucket, at, speedups = request.task, request.sampling_bucket, request.at, SwitchbackStore(database)
     where = task, engine.target_revision, engine.engine, engine.device
-    ways = TrafficStore(database).ways(*where, bucket, request.form_bucket, at - HISTORY, at)
+    explored, every = TrafficStore(database).explored_of(*where, bucket, request.form_bucket, at - HISTORY, at)
     pairs = by_drafter(ExpectationStore(database).shown(at, task)).values()
     return Explanation(
         request=request,
@@ -375,9 +368,8 @@ def _explanation(
         decision=decision,
         measured=Measured(
             speedups.shown(at).get(task) if request.is_now else speedups.at(task, at),
-            ways,
-            _together(way for way in ways if way.reason == Reason.EXPLORING),
-            _together(ways),
+            explored,
+            every,
             [reliability(its) for its in pairs],
         ),
         figures=figures_of(database, task, None if request.is_now else at),

@@ -39,7 +39,7 @@ def opening(found: Explanation) -> tuple[str, str]:
     decision = found.decision
     is_next = found.request.is_now and found.recorded is None
     whose = f"The next job of {found.request.task}" if is_next else f"A job of {found.request.task} at that time"
-    return _done(whose, decision), _brought(decision, found.measured.speedup)
+    return _done(whose, decision), _brought(decision, found.own_speedup)
 
 
 def _done(whose: str, decision: Decision) -> str:
@@ -56,7 +56,7 @@ def _done(whose: str, decision: Decision) -> str:
 def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:
     if decision.drafter is None:
         return _left_out(decision)
-    if measured is not None and measured.speedup is not None and measured.subject.drafter == decision.drafter:
+    if measured is not None and measured.speedup is not None:
         bounds, times = measured.speedup, f"{measured.speedup.mean:.2f} times as fast as vanilla"
         sure = f"with 95 % confidence between {bounds.low:.2f} and {bounds.high:.2f} times"
         if measured.verdict == Verdict.FASTER:

@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from alphaloop.kafka.consumer import Consumer
@@ -53,6 +53,7 @@ class Unfinished:
 
     num_messages: int = 0
     oldest_s: float | None = None  #: how many seconds ago the first of them was sent
+    job_ids: list[str] = field(default_factory=list)  #: of those that were read to be counted
 
 
 def unfinished(kafka: KafkaSettings) -> dict[str, Unfinished]:
@@ -68,9 +69,13 @@ def unfinished(kafka: KafkaSettings) -> dict[str, Unfinished]:
     found = {_task_of(topic): Unfinished() for topic in topics}
     if not topics:
         return found
+    cluster = cluster_id(kafka)
     with _reader(kafka) as consumer:
-        left = _left(consumer, topics)
-        counts, firsts = _counted(consumer, left)
+        counts, firsts = _counted(
+            consumer,
+            _left(consumer, topics),
+            lambda record: found[_task_of(record.topic)].job_ids.append(_named(record, cluster)[0]),
+        )
     for partition, num_messages in counts.items():
         its = found[_task_of(partition.topic)]
         its.num_messages += num_messages
@@ -80,9 +85,9 @@ def unfinished(kafka: KafkaSettings) -> dict[str, Unfinished]:
 
 
 def _counted(
-    consumer: Consumer, left: dict[TopicPartition, tuple[int, int]]
+    consumer: Consumer, left: dict[TopicPartition, tuple[int, int]], note: Callable[[Record], None]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int | None]]:
-    """Of each partition how many messages it has, and when the first was sent, if it has one."""
+    """Of each partition how many messages it has, and when the first was sent, if it has one; each read is noted."""
     counts, firsts = dict.fromkeys(left, 0), dict[TopicPartition, int | None]()
     read_to = {partition: first for partition, (first, _) in left.items()}
     by_offsets = {partition for partition, (first, end) in left.items() if end - first > _MOST_COUNTED}
@@ -92,6 +97,7 @@ def _counted(
         if record is not None and not ((partition := record.topic_partition) in by_offsets and partition in firsts):
             firsts.setdefault(partition, record.timestamp_ms)
             counts[partition] += 1
+            note(record)
             read_to[partition] = record.offset + 1
             if partition in by_offsets:
                 consumer.pause([partition])

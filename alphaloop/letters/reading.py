@@ -101,7 +101,9 @@ class Letter:
             "sent_job_id": self.sent_job_id,
             "code": self.code,
             "field": self.reason.get("field"),
-            "message": self.reason.get("message", "").split("\nhint: ")[0],
+            "message": self.reason.get("message", "")
+            .split("\nhint: ")[0]
+            .removeprefix(f"{self.reason.get('field')}: "),
             "size_bytes": len(value),
         }
         if show_value:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from alphaloop.client.arrivals import Piece, chunk_of, key_of, read_result, reader_of
 from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.backlog import Message, Search, search
+from alphaloop.kafka.backlog import Message, Search, Unfinished, search, unfinished
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
@@ -41,8 +41,8 @@ from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, retry_delay_s, task_of
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import KnownJob, known_jobs
-from alphaloop.store.workers import SeenWorker, WorkerStore, not_served
+from alphaloop.store.known_jobs import KnownJob, ended_among, known_jobs
+from alphaloop.store.workers import SILENT_AFTER, SeenWorker, WorkerStore, not_served
 from alphaloop.wording import second
 
 
@@ -361,10 +361,6 @@ class JobPlace(StrEnum):
     UNKNOWN = "unknown"  #: none of these
 
 
-#: A worker tells every two seconds which jobs it decodes; after this long without a word that says nothing any more.
-_SILENCE: Final = timedelta(seconds=10)
-
-
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
     """One job: where it is, and what told so."""
@@ -423,6 +419,18 @@ class Whereabouts:
             found |= {"status": result.status.value}
             found |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
         return found
+
+
+def unended(kafka: KafkaSettings, database: Database) -> dict[str, Unfinished]:
+    """By task, the messages whose job has not ended: waiting, held or being decoded, or a refused one.
+
+    Jobs also end behind one of their partition that has not, and are unfinished until that has. Raises BrokerError.
+    """
+    found = unfinished(kafka)
+    ended = ended_among(database, [job_id for its in found.values() for job_id in its.job_ids])
+    for its in found.values():
+        its.num_messages -= sum(job_id in ended for job_id in its.job_ids)
+    return found
 
 
 def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
@@ -513,7 +521,7 @@ def _with_worker(place: JobPlace, claimed: KnownJob) -> str:
     if place is JobPlace.LEFT:
         return f"{claimed.owner} had it{attempt} and is gone: the next worker takes it over{cancelling}"
     if place is JobPlace.RUNNING and claimed.silence is not None:
-        said = "" if claimed.silence < _SILENCE else f" {claimed.silence.total_seconds():.0f} s ago"
+        said = "" if claimed.silence < SILENT_AFTER else f" {claimed.silence.total_seconds():.0f} s ago"
         return f"is decoded by {claimed.owner}{attempt}: {claimed.num_tokens} tokens so far{said}; {until}{cancelling}"
     return f"is held by {claimed.owner}{attempt} and waits there for a free slot; {until}{cancelling}"
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
 from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why, why_then
@@ -295,6 +295,14 @@ def _shown(value: Any) -> Any:
     return harmless(value) if type(value) is str else value
 
 
+def breaks(name: str) -> Markup:
+    """A name that may be broken behind its underscores, hyphens and points."""
+    shown = escape(harmless(name))
+    for mark in ("_", "-", "."):
+        shown = shown.replace(mark, mark + Markup("<wbr>"))
+    return shown
+
+
 #: What every page writes and draws with.
 _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
     function.__name__: function
@@ -302,6 +310,7 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
         acceptance_of,
         alpha_over_time,
         at_load,
+        breaks,
         computed,
         control,
         counted_apart,

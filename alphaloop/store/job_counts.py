@@ -42,6 +42,12 @@ from alphaloop.tables import acceptance_daily, acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
+#: SQL of a row of decode_runs: its rounds in which a drafter was asked for a token, without the prefill. Without
+#: `chances`, k never changed.
+DRAFTED_ROUNDS: Final = """
+    CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], rounds - 1)
+        ELSE greatest(rounds - 1, 0) END
+"""
 #: The key of a row.
 HOUR_KEY: Final = tuple(column.name for column in acceptance_hourly.primary_key)
 

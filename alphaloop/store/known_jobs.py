@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     delete,
     func,
+    literal_column,
     or_,
     select,
     text,
@@ -24,6 +25,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
+from alphaloop.store.job_counts import DRAFTED_ROUNDS
 from alphaloop.tables import decode_runs, jobs, redrives
 
 
@@ -88,6 +90,7 @@ class HowDecoded:
     mode: str  #: vanilla or speculative
     drafter: str | None
     num_draft_tokens: int
+    drafted_share: float | None  #: of its rounds; None without a round behind the prefill
     num_tokens: int  #: generated
     latency_s: float  #: from the message's timestamp in Kafka to the last token
 
@@ -227,16 +230,16 @@ class JobPages:
         if not ended:
             return found
         runs = decode_runs.c
-        columns = (runs.job_id, runs.attempt, runs.mode, runs.drafter, runs.num_draft_tokens, runs.num_tokens)
-        query = select(*columns, runs.queue_s + runs.wall_s).where(
+        columns = (runs.job_id, runs.attempt, runs.mode, func.nullif(runs.drafter, ""), runs.num_draft_tokens)
+        drafted_share: ColumnElement[float | None] = literal_column(
+            f"({DRAFTED_ROUNDS}) / nullif(greatest(rounds - 1, 0), 0)::float8"
+        )
+        query = select(*columns, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
             runs.job_id.in_([job.job_id for job in ended]),
             # So that older days need not be looked at.
             runs.decoded_at >= min(job.created_at for job in ended) - _CLOCKS_APART,
         )
-        by_job = {
-            (job_id, attempt): HowDecoded(mode, drafter or None, num_draft_tokens, num_tokens, latency_s)
-            for job_id, attempt, mode, drafter, num_draft_tokens, num_tokens, latency_s in self._database.rows(query)
-        }
+        by_job = {(job_id, attempt): HowDecoded(*decoded) for job_id, attempt, *decoded in self._database.rows(query)}
         return [replace(job, decoded=by_job.get((job.job_id, job.attempt))) for job in found]
 
 
@@ -307,6 +310,12 @@ class Integrity:
 def check(database: Database) -> Integrity:
     """Check every stored job. Retention drops old runs; check before that."""
     return of_row(Integrity, database.one(_CHECK))
+
+
+def ended_among(database: Database, job_ids: Iterable[str]) -> set[str]:
+    """Those of the jobs whose outcome is recorded."""
+    asked = text("SELECT job_id FROM jobs WHERE job_id = ANY(:job_ids) AND finished_at IS NOT NULL")
+    return {job_id for (job_id,) in database.rows(asked, {"job_ids": list(job_ids)})}
 
 
 _PAGE: Final = 500

@@ -23,6 +23,7 @@ from alphaloop.messages import Mode, Purpose
 from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Database, Store
 from alphaloop.store.decisions import DecisionChange, change_of
+from alphaloop.store.job_counts import DRAFTED_ROUNDS
 from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import SeenWorker, not_served
@@ -35,10 +36,11 @@ _HOUR: Final = timedelta(hours=1)
 _LEAST_HOURS: Final = 10
 
 _JOBS: Final = text("""
-    SELECT task, purpose, status, count(*) AS num_jobs FROM jobs
+    SELECT task, purpose, CASE WHEN status = 'running' AND (owner IS NULL OR lease_expires_at <= clock_timestamp())
+        THEN 'left' ELSE status END AS status, count(*) AS num_jobs FROM jobs
     WHERE created_at >= :since AND created_at <= :until AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
-    GROUP BY task, purpose, status
-    ORDER BY task, purpose, status
+    GROUP BY 1, 2, 3
+    ORDER BY 1, 2, 3
 """)
 # Of a task the traffic that may be compared with each other, where there is most of it: a row of task_alpha_now. Sums
 # of hours tell which it is, because they are few.
@@ -90,14 +92,13 @@ _RUNS: Final = text(
 """
 )
 
-# How traffic was decoded, by the most sequences that shared a step with a job. A round drafted if a drafter was asked
-# for a token; the prefill is left out. Without `chances`, k never changed.
-_DECODED: Final = text("""
+# How traffic was decoded, by the most sequences that shared a step with a job.
+_DECODED: Final = text(
+    f"""
     SELECT task, batch_size AS running, sampling_bucket, form_bucket, count(*) AS num_jobs,
         sum(greatest(rounds - 1, 0))::bigint AS num_rounds,
-        sum(CASE WHEN mode = 'vanilla' THEN 0 WHEN cardinality(chances) > 0 THEN least(chances[1], rounds - 1)
-            ELSE greatest(rounds - 1, 0) END)::bigint AS num_drafted,
-        coalesce(array_agg(DISTINCT drafter) FILTER (WHERE mode = 'speculative'), '{}') AS drafters,
+        sum({DRAFTED_ROUNDS})::bigint AS num_drafted,
+        coalesce(array_agg(DISTINCT drafter) FILTER (WHERE mode = 'speculative'), '{{}}') AS drafters,
         min(num_draft_tokens) FILTER (WHERE mode = 'speculative') AS least_k,
         max(num_draft_tokens) FILTER (WHERE mode = 'speculative') AS most_k
     FROM decode_runs
@@ -105,7 +106,8 @@ _DECODED: Final = text("""
         AND (CAST(:tasks AS text[]) IS NULL OR task = ANY(:tasks))
     GROUP BY task, batch_size, sampling_bucket, form_bucket
     ORDER BY task, batch_size, sampling_bucket, form_bucket
-""")
+"""  # noqa: S608 - no values
+)
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ class TaskFigures:
     """
 
     task: str
-    jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status
+    jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status; left: its worker gave it back, or is gone
     probes: dict[str, int] = field(default_factory=dict)  #: by status
     controls: dict[str, int] = field(default_factory=dict)  #: of probes, by status
     num_alpha_jobs: int = 0  #: behind `alpha_1` and `alpha`
@@ -142,6 +144,11 @@ class TaskFigures:
     def num_jobs(self) -> int:
         """Traffic of every status."""
         return sum(self.jobs.values())
+
+    @property
+    def by_status(self) -> dict[str, int]:
+        """Traffic as screens count it: what a worker has claimed is held, whether it is decoded yet or not."""
+        return {"held" if status == RUNNING else status: number for status, number in self.jobs.items()}
 
     @property
     def num_probes(self) -> int:

@@ -1,4 +1,4 @@
-"""Decoded traffic: jobs by stream, sums by task, and the ways in which a task's last jobs were decoded.
+"""Decoded traffic: jobs by stream, sums by task, and how many of its last jobs were explored.
 
 What is summed comes from the hourly and daily sums, so it takes as long however many jobs there were. What is read job
 by job is bounded in number.
@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, cast, func, select
 
+from alphaloop.deciding.decision import Reason
 from alphaloop.measurements import DecodedJob, Stream, TaskSpend
 from alphaloop.messages import Mode, Purpose
 from alphaloop.store.database import Database, Store, columns_of, of_row
@@ -22,7 +23,7 @@ from alphaloop.tables import acceptance_hourly, decode_runs
 
 #: What `decoded_lately` sums.
 WINDOW: Final = timedelta(minutes=1)
-#: The last jobs of a task that `ways` sums: bounds the time of its query, whatever the traffic.
+#: The last jobs of a task that `explored_of` sums: bounds the time of its query, whatever the traffic.
 _MAX_SUMMED_JOBS: Final = 20_000
 #: Newest jobs of a stream that are read.
 _MAX_JOBS_PER_STREAM: Final = 5_000
@@ -37,16 +38,11 @@ _STREAM: Final = tuple(field.name for field in fields(Stream))
 
 
 @dataclass(frozen=True, slots=True)
-class WayDecoded:
-    """Sums over jobs that were decoded in one way for one reason."""
+class JobSums:
+    """Jobs together."""
 
-    mode: str
-    drafter: str  #: empty: vanilla
-    num_draft_tokens: int
-    reason: str
     num_jobs: int
     num_tokens: int
-    device_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ class TrafficStore(Store):
         )
         return int(self._database.scalar(query))
 
-    def ways(
+    def explored_of(
         self,
         task: str,
         target_revision: str,
@@ -158,12 +154,11 @@ class TrafficStore(Store):
         form_bucket: str,
         since: datetime,
         until: datetime,
-    ) -> list[WayDecoded]:
-        """The traffic decoded in (since, until], of it the last jobs; the ways with most tokens first."""
+    ) -> tuple[JobSums, JobSums]:
+        """Of the traffic decoded in (since, until] the last jobs: those that were explored, and all of them."""
         runs = decode_runs.c
-        ways = ("mode", "drafter", "num_draft_tokens", "reason")
         last = (
-            select(*(runs[name] for name in ways), runs.num_tokens, runs.device_s)
+            select(runs.num_tokens, (runs.reason == Reason.EXPLORING).label("is_explored"))
             .where(
                 runs.task == task,
                 runs.purpose == Purpose.TRAFFIC,
@@ -179,17 +174,11 @@ class TrafficStore(Store):
             .limit(_MAX_SUMMED_JOBS)
             .subquery()
         )
-        query = (
-            select(
-                *(last.c[name] for name in ways),
-                func.count(),
-                cast(func.sum(last.c.num_tokens), BigInteger),
-                func.sum(last.c.device_s),
-            )
-            .group_by(*(last.c[name] for name in ways))
-            .order_by(func.sum(last.c.num_tokens).desc())
-        )
-        return [WayDecoded(*tuple[Any, ...](row)) for row in self._database.rows(query)]
+        sums = func.count(), cast(func.sum(last.c.num_tokens), BigInteger)
+        rows = self._database.rows(select(last.c.is_explored, *sums).group_by(last.c.is_explored))
+        found = {is_explored: JobSums(*its) for is_explored, *its in rows}
+        explored, others = (found.get(one) or JobSums(0, 0) for one in (True, False))
+        return explored, JobSums(explored.num_jobs + others.num_jobs, explored.num_tokens + others.num_tokens)
 
     def tasks(self) -> list[str]:
         """Every task that history knows."""

@@ -26,6 +26,8 @@ from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
+#: A worker says every two seconds what it does; what one said that is silent for so long is told with its age.
+SILENT_AFTER: Final = timedelta(seconds=10)
 #: A worker that has said nothing for so long takes no more jobs and asks the same servers no more, or will be heard of
 #: again.
 _PEER_FOR: Final = timedelta(seconds=30)
@@ -113,6 +115,11 @@ class SeenWorker:
     seen_at: datetime
     silence: timedelta
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether it may be in a long step, or dead."""
+        return self.silence >= SILENT_AFTER
+
     def as_json(self) -> dict[str, Any]:
         """What it said last, and how long ago."""
         setup = self.load.setup
@@ -130,6 +137,7 @@ class SeenWorker:
             "started_at": self.started_at,
             "seen_at": self.seen_at,
             "silence_s": round(self.silence.total_seconds(), 1),
+            "is_silent": self.is_silent,
         }
 
 

@@ -119,8 +119,9 @@ def _task_line(
         seen |= _of_probes(counts, task, drafter)
     if choice is None:
         seen |= {"mode": None, "num_draft_tokens": 0, "reason": ""}
-    running = choice.running if choice else None
-    return TaskLine.of(figures, choice, next_running=running, drafter=drafter, measured=measured, **seen)
+    else:
+        seen |= {"next_running": choice.running, "next_revisions": choice.revisions}
+    return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
 
 def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:

@@ -82,6 +82,7 @@ class MeasuredLine(ReportPart):
     """The measured speed-up of a task, by the switchback experiment: a row of the view task_speedup_now."""
 
     drafter: str = Field(description="The drafter that decoded most of the task's speculated text.")
+    revisions: tuple[str, str] | None = Field(None, description="Of target and draft.")
     speedup: Interval | None = Field(description="Over vanilla; null before there are eight blocks.")
     verdict: Verdict
     min_num_draft_tokens: int = Field(description="Smallest k that was used.")
@@ -142,6 +143,7 @@ class TaskLine(ReportPart):
     next_running: int | None = Field(
         None, description="The usual load of the last day; null: mode is the last choice logged, at whatever load."
     )
+    next_revisions: tuple[str, str] | None = Field(None, description="Of its target and its draft; null likewise.")
     drafter: str | None = Field(description="The next job's drafter, else the one with most evidence.")
     num_draft_tokens: int = Field(description="The next job's k; 0 is vanilla.")
     reason: str = Field(description="alphaloop.deciding.policy.Reason of the next job, one word.")
@@ -176,7 +178,9 @@ class TaskLine(ReportPart):
         drafter = self.drafter if self.mode == "speculative" else None
         kind = ("", "") if self.decoded is None else (self.decoded.sampling_bucket, self.decoded.form_bucket)
         return NextJob(
-            self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running, *kind
+            *(self.mode, drafter, self.num_draft_tokens, self.reason, self.explanation, self.next_running),
+            *kind,
+            self.next_revisions,
         )
 
 

@@ -36,6 +36,7 @@ from scheduler.report.wording import (
     gap_lines,
     measured_with,
     money,
+    none_sent,
     probe_spend,
     saved,
     told_changes,
@@ -109,18 +110,20 @@ def _row(line: TaskLine) -> tuple[str, ...]:
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    # If the line would be too long, first the gaps shrink, then the task names, the only cells of any length.
+    # If the line would be too long, first the gaps shrink, then the task names; then the last cells are broken.
     gap = "  " if sum(widths) + 2 * (len(widths) - 1) <= WIDTH else " "
-    spare = WIDTH - sum(widths[1:]) - len(gap) * (len(widths) - 1)
-    widths[0] = max(8, min(widths[0], spare))
+    room = WIDTH - len(gap) * (len(widths) - 1)
+    widths[0] = max(8, min(widths[0], room - sum(widths[1:])))
+    widths[-1] = min(widths[-1], room - sum(widths[:-1]))
     lines = []
     for row in rows:
-        cells = [row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…", *row[1:]]
+        last, *more = textwrap.wrap(row[-1], widths[-1])
+        cells = [row[0] if len(row[0]) <= widths[0] else row[0][: widths[0] - 1] + "…", *row[1:-1], last]
         aligned = (
             cell.rjust(width) if i in RIGHT else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
         )
-        lines.append(gap.join(aligned))
+        lines += [gap.join(aligned), *(" " * (WIDTH - room + sum(widths[:-1])) + part for part in more)]
     lines.insert(1, "-" * min(WIDTH, max(len(line.rstrip()) for line in lines)))
     return lines
 
@@ -130,7 +133,7 @@ def _next_job(line: TaskLine) -> str:
     next_job, found = line.next_job, drafted_by_load(line.done)
     told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
     if next_job is not None:
-        told += f" {at_load(next_job)}, {why(line.reason or None, line.drafter, line.measured)}"
+        told += f" {at_load(next_job)}, {why(next_job, line.measured)}"
     told += f"; {line.not_served}" if line.not_served else ""
     return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
 
@@ -151,10 +154,9 @@ def _drift(report: DriftReport) -> list[str]:
 
 
 def _probes(report: DriftReport) -> list[str]:
-    if not report.num_probe_sets:
-        return ["  No task has a probe set, so a stale draft cannot be distinguished from changed traffic."]
-    lines = [
-        f"  {line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
+    told = [] if report.probes else [none_sent(report)]
+    told += [
+        f"{line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
         + (f" and {line.num_scored} scored" if line.num_scored else "")
         + f" for {_WHY[line.why]}, "
         + (f"last measured {minute(line.last_probed)}" if line.last_probed else "never measured before")
@@ -163,16 +165,13 @@ def _probes(report: DriftReport) -> list[str]:
     if report.probes_waiting:
         waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
         budget = f"of {report.probe_budget_device_s:.0f} device seconds"
-        lines += _items([f"Held back by the budget {budget}: {waiting}."])
-    return [
-        *(lines or ["  None was due: every drafter of a task with a probe set has fresh evidence."]),
-        f"  {probe_spend(report)}",
-    ]
+        told.append(f"Held back by the budget {budget}: {waiting}.")
+    return _items([*told, probe_spend(report)])
 
 
 #: What the page says with.
 _SAYINGS: Final = (
-    costs, cost_of_all, cost_saved, freshness, gap_lines, money, probe_spend, saved, told_changes,
+    costs, cost_of_all, cost_saved, freshness, gap_lines, money, none_sent, probe_spend, saved, told_changes,
 )  # fmt: skip
 #: Reports that the index lists.
 MAX_ENTRIES: Final = 200

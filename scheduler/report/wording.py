@@ -86,6 +86,15 @@ def cost_of_all(report: DriftReport) -> str:
     )
 
 
+def none_sent(report: DriftReport) -> str:
+    """Why a run sent no probe."""
+    if not report.num_probe_sets:
+        return "No task has a probe set, so a stale draft cannot be distinguished from changed traffic."
+    if report.probes_waiting:
+        return "None: all that were due wait for the budget."
+    return "None was due: no drafter that can be measured lacks fresh evidence."
+
+
 def probe_spend(report: DriftReport) -> str:
     """What probes took of the device."""
     told = f"In the last day probes took {report.probe_spent_device_s:,.0f} of {report.device_s:,.0f} device seconds"

@@ -188,7 +188,7 @@ def test_a_cancelled_batch_keeps_what_is_done(
         until(lambda: count(database, "jobs WHERE status = 'succeeded'") == 1, "one request has ended")
         until(lambda: count(database, "jobs") == 4, "all are claimed")
         told = stack_cli("batch", "status", path, "--json").json
-        assert told["requests_by_status"] == {"succeeded": 1, "running": 3}
+        assert told["requests_by_status"] == {"succeeded": 1, "held": 3}
         assert told["status"] == "in_progress"
         assert "asked to cancel 3 requests" in stack_cli("batch", "cancel", path).err
         until(lambda: len(worker.worker.leases.cancelled()) == 3, "the worker knows")

@@ -149,5 +149,6 @@ def test_the_list_fits_eighty_columns(cli: Cli, write: Write, monkeypatch: pytes
     monkeypatch.setenv("COLUMNS", "80")
     shown = cli("dlq", "list").out.splitlines()
     assert max(map(len, shown)) <= 80
+    assert "\n".join(shown).count("body.temperature") == 1
     for whole in ("malformed_message", "invalid_field", "jobs.code.dlq:0:1", "5f0c6f9d2b3e4a0f9a7f4f4e6c9a1b2d"):
         assert sum(whole in line for line in shown) == 1, "no word is broken over two lines"

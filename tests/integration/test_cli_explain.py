@@ -103,7 +103,7 @@ def test_explain_says_what_the_workers_run(
     shown = " ".join(cli("explain", "code").out.split())
     assert "A batch of 2, greedy" in shown
     assert "1 worker runs this." in shown
-    assert "The budget for exploration and control is 7.0%." in shown
+    assert "The budget for exploration is 7.0%." in shown
     assert cli("explain", "code", "--batch", "5", "--json").json["batch"] == 5
     DraftRegistry(twelve_jobs).set_status("lookup", "draft-1", TARGET, DraftStatus.STALE, "its probes fell")
     assert cli("explain", "code", "--json").json["decision"]["drafter"] != "lookup", "it is stale by now"

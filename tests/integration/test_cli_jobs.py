@@ -18,6 +18,7 @@ from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.outcomes.reading import JobPlace, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import ended_among
 from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
@@ -69,6 +70,21 @@ def place_of(settings: Settings, database: Database, job_id: str) -> JobPlace:
     return found.place
 
 
+def test_what_ended_behind_a_long_job_waits_no_more(
+    jobs_cli: Cli, worker_settings: Settings, database: Database
+) -> None:
+    """Its offset is unfinished until that of the long one is."""
+    texts = [jobs(0, max_tokens=64), *(jobs(n, max_tokens=1) for n in (1, 2))]
+    Client(worker_settings).send("code", texts, partition=0)
+    gate = Gate(lambda: False)
+    with running_worker(worker_settings, FakeEngine(num_slots=2, before_step=gate)):
+        until(lambda: len(ended_among(database, ["job-1", "job-2"])) == 2, "the short ones have ended")
+        assert unfinished(worker_settings.kafka)["code"].num_messages == 3
+        (told,) = jobs_cli("status", "--json").json["tasks"]
+        assert (told["waiting"], told["jobs"]) == (0, {"running": 1, "succeeded": 2})
+        gate.is_open.set()
+
+
 def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings, database: Database) -> None:
     client = Client(worker_settings)
     assert jobs_cli("enqueue", "--file", "-", stdin=jobs(1, 2, 3)).code == 0
@@ -102,7 +118,7 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
         held = next(one for one, place in places.items() if place is JobPlace.HELD)
         assert "waits there for a free slot" in jobs_cli("job", held).out
         shown = jobs_cli("status")
-        assert "decodes in 1 of 1 slots" in shown.out
+        assert "1 running, slots: 1, " in shown.out
         assert "generation_config.json: temperature 0.6 (not used, jobs are greedy by default)" in shown.out
         (load,) = jobs_cli("status", "--json").json["workers"]
         assert (load["num_running"], load["num_held"], load["num_slots"]) == (1, 3, 1)

@@ -16,6 +16,7 @@ import pytest
 from markupsafe import escape
 from pydantic import SecretStr
 
+from alphaloop.as_decoded import percent
 from alphaloop.console.app import VIEWS
 from alphaloop.explaining.explanation import explain_task, usual_request
 from alphaloop.explaining.wording import opening
@@ -187,6 +188,7 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
     for number in range(130):
         claim(database, f"j-{number:03d}", owner="w1", task=("code", "sql")[number % 2])
     run = decoded(drawn_counts(random.Random(1), 0.5, num_tokens=48, num_draft_tokens=3), datetime.now(UTC))
+    run = replace(run, chances=(run.counts.rounds // 2, 1))  # one drafted round makes no speculative job
     OutcomeStore(database).record([outcome(f"j-{number:03d}", run=run) for number in range(120)], owner="w1")
     address, seen = "/jobs?task=code&status=succeeded&since=1h", []
     while address:
@@ -194,13 +196,16 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
         data = visitor.get(address.replace("/jobs?", "/jobs.json?")).data
         assert data["asked"] == {"task": "code", "status": "succeeded", "since": "1h"}
         assert 'name="task" value="code"' in page.text
-        assert "<option selected>succeeded</option>" in page.text
+        assert '<option value="succeeded" selected>succeeded</option>' in page.text
         assert 'name="since" value="1h"' in page.text
         seen += data["jobs"]
         links = re.findall(r'rel="next" href="([^"]+)"', page.text)
         address = html.unescape(links[0]) if links else ""
     assert [job["job_id"] for job in seen] == [f"j-{number:03d}" for number in range(118, -1, -2)]
+    share = run.chances[0] / (run.counts.rounds - 1)
     told = {"mode": "speculative", "drafter": "lookup", "num_draft_tokens": run.num_draft_tokens, "num_tokens": 48}
+    told |= {"drafted_share": share}
+    assert f"<small>asked in {percent(share)} of its rounds</small>" in visitor.get("/jobs").text
     assert all({**job["decoded"], "latency_s": 0} == {**told, "latency_s": 0} for job in seen)
     assert f"{run.queue_s + run.wall_s:.2f} s" in visitor.get("/jobs?status=succeeded").text
     assert [job["decoded"] for job in visitor.get("/jobs.json?status=running").data["jobs"]] == [None] * 10

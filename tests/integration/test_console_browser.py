@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import pytest
 from playwright.sync_api import Browser, expect
@@ -13,14 +15,17 @@ from pydantic import SecretStr
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.reports import ReportStore, StoredReport
+from alphaloop.store.switchback import SwitchbackStore
 from benchmarks.console.filling import fill, plans
 from benchmarks.console.pictures import settle
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.console import PASSWORD, WAIT_MS, Visitor, console, opened, overhang, read_every_second
-from tests.fixtures.runs import claim
+from tests.fixtures.runs import DecodedJobs, block_rows, claim, subject
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+LONG: Final = "lookup_and_recycling_in_one_tree_of_2026_11"
 
 
 @pytest.fixture
@@ -31,19 +36,32 @@ def visitor(database_url: SecretStr, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, database: Database, visitor: Visitor) -> None:
-    now = datetime.now(UTC)
+    now, rng = datetime.now(UTC), random.Random(1)
     fill(database, plans(6), now=now)
-    full = reports.full(tasks=("code", "sql"))
+    DecodedJobs(database, rng).decoded("extraction", 0.6, 3, drafter=LONG)
+    slices = SwitchbackStore(database)
+    slices.add(block_rows(subject("extraction", drafter=LONG), now - timedelta(minutes=5), 12))
+    slices.refresh(now)
+    full = reports.full(tasks=("code", "sql"), drafter=LONG)
     content = full.model_dump(mode="json")
     ReportStore(database).save(StoredReport(now, now, now, "All is well.", content, "", render_page(full)))
     job = visitor.get("/jobs.json").data["jobs"][-1]["job_id"]
     (event,) = DriftEventStore(database).open_events()
     for is_phone_in_the_dark in (False, True):
         with opened(browser, is_phone=is_phone_in_the_dark, is_dark=is_phone_in_the_dark) as page:
-            for path in ("/", "/tasks", "/tasks/code"):
+            for path in ("/", "/tasks", "/tasks/code", "/tasks/extraction"):
                 settle(page, visitor.url + path)
             for path in (
-                *("/", "/tasks", "/tasks/code", "/jobs", f"/job?id={job}", "/drift", f"/drift/{event.id}"),
+                *(
+                    "/",
+                    "/tasks",
+                    "/tasks/code",
+                    "/tasks/extraction",
+                    "/jobs",
+                    f"/job?id={job}",
+                    "/drift",
+                    f"/drift/{event.id}",
+                ),
                 *("/drafts", "/reports", "/report"),
             ):
                 page.goto(visitor.url + path)
@@ -126,7 +144,9 @@ def test_it_works_and_filters_jobs_without_its_script_and_on_a_phone(
             expect(row.locator("[data-label=Status]")).to_have_text("succeeded")
             expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+$"))
             expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d s$"))
-            expect(row.locator("[data-label=Decoded]")).to_have_text(re.compile(r"^(vanilla|lookup k=\d+)$"))
+            expect(row.locator("[data-label=Decoded]")).to_have_text(
+                re.compile(r"^(vanilla|lookup k=\d+asked in \d+% of its rounds)$")
+            )
 
 
 def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database, database_url: SecretStr) -> None:

@@ -23,10 +23,11 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.workers import WorkerLoad, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.drift import scheduler_of
-from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, claim, decode_run, simulated_counts, vanilla_counts
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.postgres
@@ -120,6 +121,34 @@ def test_every_screen_says_what_was_done_and_what_would_be_done(
             assert one in words, f"{name} says {one}"
         # Screens that list earlier choices say there that look-up was expected faster, and at which load.
         assert "expected faster" not in words.partition("hanges")[0], name
+    # It speculated, and no round was vanilla by lot.
+    assert "No speed-up was measured: no slice of the experiment was recorded" in " ".join(texts["explain"].split())
+
+
+def test_a_worker_that_is_gone_runs_on_no_screen(
+    database: Database, cli: Cli, cli_environment: None, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
+    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    workers = WorkerStore(database)
+    for owner, num_jobs in (("gone", 3), ("new", 2)):
+        workers.say(WorkerLoad(owner, "cpu", "m", 4, 0, num_jobs, {f"{owner}-{n}": 5 for n in range(num_jobs)}, 10.0))
+    database.change(text("UPDATE workers SET seen_at = now() - interval '5 minutes' WHERE owner = 'gone'"))
+    claim(database, "lost", "back", "held", owner="gone")
+    database.change(text("UPDATE jobs SET lease_expires_at = now() WHERE job_id = 'lost'"))
+    database.change(text("UPDATE jobs SET owner = NULL WHERE job_id = 'back'"))
+    with console(database_url) as visitor:
+        now, page = visitor.read("/now.json"), " ".join(visitor.get("/").text.split())
+    assert (now["num_workers"], now["num_running"], now["num_slots"], now["tokens_per_s"]) == (1, 2, 4, 10.0)
+    assert "heard of in the last half minute; 1 silent" in page
+    assert (now["num_held"], [one["num_held"] for one in now["tasks"]]) == (1, [1])
+    assert cli("status", "--json").json["tasks"][0]["jobs"] == {"left": 2, "running": 1}
+    status = cli("status")
+    assert "worker gone: silent for 5 min; said last: 3 running, slots: 4" in status.out
+    assert "worker new: 2 running, slots: 4" in status.out
+    assert [one["is_silent"] for one in cli("status", "--json").json["workers"]] == [True, False]
+    workers.leave("new")
+    assert "no worker runs" in cli("status").err
 
 
 def test_the_next_job_alone_would_be_drafted(chat: Database, cli: Cli, settings: Settings) -> None:

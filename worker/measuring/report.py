@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from alphaloop.acceptance import Interval
 from alphaloop.payoff.figures import (
     VANILLA,
     Acceptance,
@@ -31,6 +30,7 @@ from alphaloop.payoff.figures import (
     total_bounds,
 )
 from alphaloop.payoff.report import Footprint, Report, RoundParts, Row, Setup, costs_of
+from alphaloop.wording import share, share_with_interval
 from worker.measuring.observing import Measurements, Observation
 
 #: A setting that is faster by less than this is no advice.
@@ -232,7 +232,7 @@ def low_acceptance(e: CandidateEvidence) -> str | None:
     if e.costs is None or alpha is None:
         return None
     needed = e.costs.needed_alpha(e.bar)
-    needed_text = f"α is {_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
+    needed_text = f"α is {share_with_interval(alpha)} at k={e.k}; at what its rounds cost, {e.bar:.2f}x needs"
     if needed is None:
         return f"{needed_text} more than every token accepted."
     if alpha.high >= needed:
@@ -273,7 +273,7 @@ def temperature(e: CandidateEvidence) -> str | None:
         return None
     return (
         f"Temperature {e.temperature:g} costs acceptance: on {len(e.greedy.greedy.by_prompt)} of the prompts α is "
-        f"{_interval(sampled)}, and {_interval(greedy)} where they are decoded greedy."
+        f"{share_with_interval(sampled)}, and {share_with_interval(greedy)} where they are decoded greedy."
     )
 
 
@@ -289,8 +289,8 @@ def domain(e: CandidateEvidence) -> str | None:
     if e.held_out is None or here is None or here.high >= e.held_out.alpha_1:
         return None
     return (
-        f"Your prompts are unlike the draft's texts: α_1 is {_interval(here)} here and {_share(e.held_out.alpha_1)} on "
-        f"{e.held_out.where}. Training on prompts like yours may close the gap."
+        f"Your prompts are unlike the draft's texts: α_1 is {share_with_interval(here)} here and "
+        f"{share(e.held_out.alpha_1)} on {e.held_out.where}. Training on prompts like yours may close the gap."
     )
 
 
@@ -341,10 +341,10 @@ def short_outputs(e: CandidateEvidence) -> str | None:
 
 def nothing_proposed(e: CandidateEvidence) -> str | None:
     """A drafter that proposes nothing in most rounds."""
-    if (share := e.own.acceptance.empty_share) <= MOSTLY or not e.own.acceptance.num_rounds:
+    if (empty := e.own.acceptance.empty_share) <= MOSTLY or not e.own.acceptance.num_rounds:
         return None
     return (
-        f"{e.own.candidate.drafter} proposes nothing in {_percent(share)} of the rounds: the answers repeat neither "
+        f"{e.own.candidate.drafter} proposes nothing in {_percent(empty)} of the rounds: the answers repeat neither "
         f"the prompts nor themselves."
     )
 
@@ -369,12 +369,12 @@ def slower_texts(e: CandidateEvidence) -> str | None:
     slower = [(r, block) for r, block in zip(e.own.ratios, e.own.blocks, strict=True) if r < 1]
     if not slower:
         return None
-    slowest, share = min(r for r, _ in slower), sum(block.wall_s for _, block in slower)
+    slowest, slow_s = min(r for r, _ in slower), sum(block.wall_s for _, block in slower)
     what = "prompt was" if len(slower) == 1 else "prompts were"
     what = what if e.batch == 1 else what.replace("prompt", "batch").replace("batchs", "batches")
     return (
         f"{len(slower)} of {len(e.own.ratios)} {what} slower than vanilla, the slowest {slowest:.2f}x; they took "
-        f"{_percent(share / sum(block.wall_s for block in e.own.blocks))} of its time."
+        f"{_percent(slow_s / sum(block.wall_s for block in e.own.blocks))} of its time."
     )
 
 
@@ -402,15 +402,7 @@ def _fall(e: CandidateEvidence) -> str:
     first, last = e.own.acceptance.alpha_at(1), e.own.acceptance.alpha_at(e.k)
     if first is None or last is None or last.high >= first.low:
         return ""
-    return f"; α_i falls from {_share(first.mean)} at position 1 to {_share(last.mean)} at {e.k}"
-
-
-def _interval(interval: Interval) -> str:
-    return f"{_share(interval.mean)} [{_share(interval.low)} {_share(interval.high)}]"
-
-
-def _share(value: float) -> str:
-    return f"{value:.2f}".removeprefix("0")
+    return f"; α_i falls from {share(first.mean)} at position 1 to {share(last.mean)} at {e.k}"
 
 
 def _percent(value: float) -> str:

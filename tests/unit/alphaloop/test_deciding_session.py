@@ -124,6 +124,16 @@ def test_four_jobs_capped_at_six_tokens_do_not_make_a_long_job_vanilla() -> None
     assert decision.reason is not Reason.SHORT_OUTPUT, decision.explanation
 
 
+def test_a_job_whose_limit_is_short_is_no_choice_of_its_task() -> None:
+    made = Made()
+    made.evidence.add(seen(0.6, 30))
+    long = made.decide(1)
+    (short,) = made.session.decide(CODE, [JobFacts(20, 6)], TaskRules(), num_running=1, now=NOW)
+    assert short.reason is Reason.SHORT_OUTPUT
+    assert short.explanation == "about 6 tokens expected, the jobs' limit, fewer than 20"
+    assert made.choices.last_choice("code", "greedy") == long.setting
+
+
 def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> None:
     made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
     made.decide(8)

@@ -23,7 +23,7 @@ def explained(decision: Decision, measured: TaskSpeedup | None = None) -> Explan
         "decision": decision,
         "request": SimpleNamespace(task="code", is_now=True),
         "recorded": None,
-        "measured": SimpleNamespace(speedup=measured),
+        "own_speedup": measured,
     }
     return cast(Explanation, SimpleNamespace(**parts))
 

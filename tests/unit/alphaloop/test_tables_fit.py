@@ -78,9 +78,15 @@ def test_the_status_table_fits_in_few_lines(task: str) -> None:
     assert len(lines) <= 9
 
 
+@pytest.mark.parametrize("drafter", ["small", LONG])
 @pytest.mark.parametrize("task", ["code", LONG])
-def test_the_report_fits(task: str) -> None:
-    assert_fits(render_text(full((task,))).splitlines())
+def test_the_report_fits(task: str, drafter: str) -> None:
+    report = full((task,))
+    its, names = {"acceptance_drafter": drafter, "form_bucket": "json,tools"}, {"task": task, "drafter": drafter}
+    tasks, probes = (report.tasks[0].model_copy(update=its),), (report.probes[0].model_copy(update=names),)
+    for sent, waiting, num_probe_sets in ((probes, (), 1), ((), probes, 1), ((), (), 0)):
+        update = {"tasks": tasks, "probes": sent, "probes_waiting": waiting, "num_probe_sets": num_probe_sets}
+        assert_fits(render_text(report.model_copy(update=update)).splitlines(), "json,tools)")
 
 
 _cells = st.text(st.sampled_from("ab_-. 0[]αß日"), max_size=40)

@@ -101,9 +101,22 @@ def test_the_same_report_gives_the_same_bytes(report: DriftReport) -> None:
 def test_the_pooled_alpha_stands_with_its_k() -> None:
     report = full(("code",))
     assert re.search(r"^code .* 0\.72 \(small, k 3-8\)$", render_text(report), re.MULTILINE), "pooled α with its k"
-    assert '<td data-label="α">0.72<small>k 3, 8</small></td>' in render_page(report)
+    assert '<td data-label="α">0.72<small>k 3-8</small></td>' in render_page(report)
     probed = report.tasks[0].model_copy(update={"acceptance_from": "probes", "acceptance_drafter": "tiny"})
     assert "0.72 (probes, tiny, k 3-8)" in render_text(report.model_copy(update={"tasks": (probed,)}))
+
+
+def test_text_and_page_say_alike_why_no_probe_was_sent() -> None:
+    report = full()
+    for update, told in (
+        ({"num_probe_sets": 0}, "No task has a probe set"),
+        ({"probes_waiting": report.probes}, "None: all that were due wait for the budget."),
+        ({}, "None was due: no drafter that can be measured lacks fresh evidence."),
+    ):
+        shown = report.model_copy(update={"probes": (), **update})
+        for screen in (render_text(shown), render_page(shown)):
+            assert told in screen
+            assert ("None was due" in screen) is told.startswith("None was due")
 
 
 def test_thirteen_tasks_are_all_in_the_text() -> None:

@@ -44,7 +44,7 @@ CASES: Final = [
     (  # a round of 1.4 at k = 1 needs 1 + α = 1.4 · 1.3
         why.low_acceptance,
         evidence((0.5,), draft=0.3, verify=1.0),
-        ["α is .50 [", "1.30x needs 0.82, and 0.40 to lose nothing"],
+        ["α is 0.50 [", "1.30x needs 0.82, and 0.40 to lose nothing"],
         [evidence((0.95,), draft=0.3, verify=1.0), evidence(accepted=acceptance([]))],
     ),
     (why.low_acceptance, evidence((0.5,), draft=0.9, verify=1.0), ["needs more than every token accepted."], []),
@@ -57,7 +57,7 @@ CASES: Final = [
         ),
         [
             "k=4 is too long: on the same prompts k=2 is 1.20 [1.20 1.20] times as fast",
-            "from .90 at position 1 to .2",
+            "from 0.90 at position 1 to 0.2",
         ],
         [
             # Faster on seven prompts of twelve, slower on five: the medians differ, the prompts do not say so.
@@ -78,7 +78,7 @@ CASES: Final = [
     (
         why.temperature,
         COSTLY,
-        ["Temperature 0.8 costs acceptance: on 8 of the prompts α is .60 [", "and .90 ["],
+        ["Temperature 0.8 costs acceptance: on 8 of the prompts α is 0.60 [", "and 0.90 ["],
         [
             replace(COSTLY, greedy=GreedySample(acceptance([0.6], 8), acceptance([0.6], 8))),
             replace(COSTLY, greedy=GreedySample(acceptance([], 8), acceptance([0.6], 8))),
@@ -94,7 +94,7 @@ CASES: Final = [
     (
         why.domain,
         replace(evidence((0.6,)), held_out=HeldOut(0.75, "its 64 held-out texts")),
-        ["α_1 is .60 [", ".75 on its 64 held-out texts"],
+        ["α_1 is 0.60 [", " 0.75 on its 64 held-out texts"],
         [replace(evidence((0.6,)), held_out=HeldOut(0.6, "its texts")), evidence((0.6,))],
     ),
     (
