@@ -4,7 +4,8 @@
 
 The drafters are those of `[models.drafters]` in the file, "lookup" among them. For each task and load the engine writes
 the same greedy texts with each drafter in turn, one right behind the other, in an order that changes from pass to pass.
-Ratios of tokens a second are paired, by task and pass. A round's tokens are those that it put out, without the first of
+Ratios of tokens a second are paired, by task and pass; of a hybrid also, for each task, over the better of its sources
+there, with the lowest and highest pass. A round's tokens are those that it put out, without the first of
 a text; prefill is part of the seconds. α is that of the first position, of a tree that of all its tokens there. c is
 the time of a proposal, a token, over that of a pass of the target that is one token wide. Last line: JSON.
 """
@@ -21,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.settings.models import ModelSettings
+from alphaloop.settings.models import HybridDrafterSettings, ModelSettings
 from benchmarks.jobs import forced, prompts_of, sample, without_residents
-from benchmarks.paired import paired_ratio
+from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.reporting import console, machine, parser_of, table_of
 from worker.engine import PreparedJob, Sampling
 
@@ -58,6 +59,12 @@ def _measured(
     rounds: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     tested: defaultdict[str, AcceptanceCounts] = defaultdict(AcceptanceCounts)
     by_task: dict[str, dict[str, float]] = {}
+    sources = {
+        name: one.sources
+        for name, one in settings.drafters.items()
+        if isinstance(one, HybridDrafterSettings) and name in lengths
+    }
+    over_sources: dict[str, dict[str, Ratio]] = {name: {} for name in sources}
     texts: dict[str, dict[str, tuple[int, ...]]] = {}
     for task, of_task in sorted(prompts.items()):
         jobs = _prepared(engine, task, sample(of_task, options.num, seed=options.seed), options.max_tokens)
@@ -73,6 +80,10 @@ def _measured(
         if len({tuple(sorted(one.items())) for one in texts.values()}) > 1:
             console.print(f"{task}: texts differ between drafters, by a near-tie or by a fault")
         by_task[task] = {name: _per_round(rounds[name][before[name] :]) for name in lengths}
+        here = {name: its[-options.passes :] for name, its in speeds.items()}
+        for hybrid, its_sources in sources.items():
+            better = max(its_sources, key=lambda source: sum(here[source]))
+            over_sources[hybrid][task] = paired_ratio(here[hybrid], here[better])
     alpha = {name: one.accepts[0] / one.trials[0] if one.trials else 0.0 for name, one in tested.items()}
     pass_ms = engine.measure_round_ms(None, load, 1, _CONTEXT, _NUM_TIMED)
     cost = {
@@ -85,12 +96,21 @@ def _measured(
         row = (f"{alpha[name]:.2f}", f"{cost[name]:.3f}", f"{_per_round(rounds[name]):.2f}")
         table.add_row(name, *row, str(ratios[name]))
     console.print(table)
+    if over_sources:
+        table = table_of(f"load {load}: tokens/s over the better source", "task", *over_sources)
+        for task in by_task:
+            table.add_row(task, *(str(its[task]) for its in over_sources.values()))
+        console.print(table)
     return {
         "alpha": {name: round(one, 3) for name, one in alpha.items()},
         "c": {name: round(one, 4) for name, one in cost.items()},
         "tokens_a_round": {name: round(_per_round(rounds[name]), 3) for name in lengths},
         "by_task": {task: {name: round(one, 3) for name, one in row.items()} for task, row in by_task.items()},
         "speed_over_lookup": {name: [one.median, one.low, one.high] for name, one in ratios.items()},
+        "speed_over_the_better_source": {
+            hybrid: {task: [one.median, one.low, one.high] for task, one in its.items()}
+            for hybrid, its in over_sources.items()
+        },
     }
 
 

@@ -1,10 +1,11 @@
 """Task memory beside look-up without it and beside the latest results of one process, on streams of jobs.
 
     python -m benchmarks.memory --num 48
-    python -m benchmarks.memory --stream FILE.jsonl --batch 1
+    python -m benchmarks.memory --stream FILE.jsonl --before 0 --batch 1
 
-Every stream begins without any memory, and all contestants decode it greedily in one process, a portion of jobs each in
-turn, so that a machine that slows down slows all of them. What a job wrote is remembered when it ends:
+A stream has a past: its first --before jobs are decoded once, and every memory takes in what they wrote. Then all
+contestants decode the next --num jobs greedily in one process, a portion of jobs each in turn, so that a machine that
+slows down slows all of them. What a job wrote is remembered when it ends:
 
 - `lookup`: nothing is remembered;
 - `latest`: the latest 16 MiB of results in this process, found through chains by the last token (`remember_tasks`,
@@ -52,6 +53,7 @@ TASK: Final = "benchmark"
 CONTESTANTS: Final = ("lookup", "latest", "memory")
 _K: Final = 12
 _LATEST_BYTES: Final = 16 << 20
+_PAST_AT_ONCE: Final = 8
 
 
 @dataclass
@@ -172,25 +174,50 @@ def main() -> None:
     found["index"] = measure_index(options.tokens, options.seed)
     console.print(f"index of {options.tokens} tokens: {found['index']}")
     if not options.index_only:
-        decoder = Decoder(max(options.batch))
+        decoder = Decoder(max(_PAST_AT_ONCE, *options.batch))
+        vllm = VllmSuffix(options.vllm_python) if options.vllm_python else None
         streams = {file.stem: read_stream(file, options.max_tokens) for file in options.stream} or {
-            name: stream(name, options.num, options.seed) for name in STREAMS
+            name: stream(name, options.before + options.num, options.seed) for name in options.only or STREAMS
         }
         with _database() as database:
             for name, jobs in streams.items():
-                found[name] = {str(batch): run_stream(decoder, database, jobs, batch) for batch in options.batch}
-                if options.vllm_python:
-                    found[name]["vllm_suffix"] = run_vllm(options.vllm_python, decoder, jobs)
+                prepared = decoder.prepare(jobs)
+                past, measured = prepared[: options.before], prepared[options.before :]
+                if not measured:
+                    raise SystemExit(f"{name}: expected more than {options.before} jobs, found {len(jobs)}")
+                texts = decode_past(decoder, database, past)
+                found[name] = {
+                    str(batch): run_stream(decoder, database, texts, measured, batch) for batch in options.batch
+                }
+                if vllm is not None:
+                    found[name]["vllm_suffix"] = vllm.run(past, measured)
                 _show(name, found[name])
     print(json.dumps(found))
 
 
-def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], batch: int) -> dict[str, Any]:
-    """Every contestant on the stream from its beginning, `batch` jobs at once."""
+def decode_past(decoder: Decoder, database: Database, jobs: Sequence[PreparedJob]) -> list[tuple[str, tuple[int, ...]]]:
+    """What the jobs before the measured ones wrote, in their order: (job_id, tokens)."""
     ResultMemoryStore(database).forget("true", {})
-    prepared = decoder.prepare(jobs)
+    stored, found = StoredResults(database, decoder.target_revision), Tally()
+    decoder.search("memory", stored.memory.view)
+    for begin in range(0, len(jobs), _PAST_AT_ONCE):
+        stored.take(decoder.run(jobs[begin : begin + _PAST_AT_ONCE], "memory", found))
+    return [(one.job.job_id, found.texts[one.job.job_id]) for one in jobs]
+
+
+def run_stream(
+    decoder: Decoder,
+    database: Database,
+    past: Sequence[tuple[str, Sequence[int]]],
+    prepared: Sequence[PreparedJob],
+    batch: int,
+) -> dict[str, Any]:
+    """Every contestant on the jobs behind `past`, `batch` jobs at once."""
+    ResultMemoryStore(database).forget("true", {})
     tallies: dict[str, Tally] = defaultdict(Tally)
     latest, stored = LatestResults(decoder.settings), StoredResults(database, decoder.target_revision)
+    latest.take(past)
+    stored.take(past)
     decoder.search("latest", latest.view)
     decoder.search("memory", stored.memory.view)
     for contestant in CONTESTANTS:  # warm: the first passes of a shape compile
@@ -217,7 +244,7 @@ def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], 
     memory = tallies["memory"]
     texts = [memory.texts[one.job.job_id] for one in prepared]
     return {
-        "repeated_8grams": round(repeated_share(texts), 3),
+        "repeated_8grams": round(repeated_share(texts, [tokens for _, tokens in past]), 3),
         "tokens_per_s": {name: round(sum(one.num_tokens) / sum(one.seconds), 2) for name, one in tallies.items()},
         "tokens_per_round": {name: round(one.tokens_per_round, 3) for name, one in tallies.items()},
         "memory / latest": asdict(paired_ratio(memory.tokens_per_s, tallies["latest"].tokens_per_s)),
@@ -231,31 +258,42 @@ def run_stream(decoder: Decoder, database: Database, jobs: Sequence[StreamJob], 
     }
 
 
-def run_vllm(python: str, decoder: Decoder, jobs: Sequence[StreamJob]) -> dict[str, Any]:
-    """vLLM's `suffix` method on the same prompts in the same order, one at a time; or why it does not run."""
-    from benchmarks.engines.serve import dense_folder
+class VllmSuffix:
+    """vLLM's `suffix` method, from one stream to the next; or why it does not run."""
 
-    given = {
-        "model": str(dense_folder("bfloat16")),
-        "max_model_len": 4096,
-        "max_num_seqs": 1,
-        "speculative_config": {"method": "suffix", "num_speculative_tokens": _K},
-        "disable_log_stats": False,
-    }
-    try:
-        vllm = Contestant("vllm", "benchmarks.contestants.peers", ["vllm", json.dumps(given)], python=python)
-        vllm.wait_until_ready()
-    except (OSError, RuntimeError) as error:
-        return {"not_run": str(error)[-300:]}
-    try:
-        rounds = tokens = 0
-        for one in decoder.prepare(jobs):
-            answer = vllm.ask([list(one.token_ids)], one.sampling.max_tokens, "suffix", stop_at_end=True)
-            tokens += len(answer["tokens"][0])
-            rounds += len(answer["tokens"][0]) - answer["num_accepted"]
+    def __init__(self, python: str) -> None:
+        from benchmarks.engines.serve import dense_folder
+
+        given = {
+            "model": str(dense_folder("bfloat16")),
+            "max_model_len": 4096,
+            "max_num_seqs": _PAST_AT_ONCE,
+            "speculative_config": {"method": "suffix", "num_speculative_tokens": _K},
+            "disable_log_stats": False,
+        }
+        self.why_not: str | None = None
+        try:
+            self._vllm = Contestant("vllm", "benchmarks.contestants.peers", ["vllm", json.dumps(given)], python=python)
+            self._vllm.wait_until_ready()
+        except (OSError, RuntimeError) as error:
+            self.why_not = str(error)[-300:]
+
+    def run(self, past: Sequence[PreparedJob], measured: Sequence[PreparedJob]) -> dict[str, Any]:
+        """The measured prompts one at a time behind those before, in the same order."""
+        if self.why_not is not None:
+            return {"not_run": self.why_not}
+        for begin in range(0, len(past), _PAST_AT_ONCE):
+            self._ask(past[begin : begin + _PAST_AT_ONCE])
+        counted = [self._ask([one]) for one in measured]
+        tokens, rounds = (sum(one[index] for one in counted) for index in (0, 1))
         return {"tokens_per_round": round(tokens / rounds, 3), "num_tokens": tokens}
-    finally:
-        vllm.close()
+
+    def _ask(self, jobs: Sequence[PreparedJob]) -> tuple[int, int]:
+        """Tokens, and rounds."""
+        limits = [one.sampling.max_tokens for one in jobs]
+        answer = self._vllm.ask([list(one.token_ids) for one in jobs], limits, "suffix", stop_at_end=True)
+        tokens = sum(map(len, answer["tokens"]))
+        return tokens, tokens - int(answer["num_accepted"])
 
 
 def measure_index(num_tokens: int, seed: int) -> dict[str, Any]:
@@ -348,7 +386,9 @@ def _show(name: str, found: Mapping[str, Any]) -> None:
 
 def _options() -> argparse.Namespace:
     parser = parser_of(__doc__)
-    parser.add_argument("--num", type=int, default=48, help="jobs of each generated stream")
+    parser.add_argument("--num", type=int, default=48, help="measured jobs of each generated stream")
+    parser.add_argument("--before", type=int, default=192, help="jobs of a stream that memories know already")
+    parser.add_argument("--only", action="append", choices=STREAMS, help="of the generated streams")
     parser.add_argument(
         "--stream", type=Path, action="append", default=[], help="JSONL with a `prompt` a line, instead"
     )

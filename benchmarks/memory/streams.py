@@ -103,9 +103,9 @@ def read_stream(file: Path, max_tokens: int) -> list[StreamJob]:
     return jobs
 
 
-def repeated_share(texts: Sequence[Sequence[int]]) -> float:
-    """The share of the texts' n-grams of NGRAM tokens that an earlier text of the stream has."""
-    seen: set[tuple[int, ...]] = set()
+def repeated_share(texts: Sequence[Sequence[int]], past: Sequence[Sequence[int]] = ()) -> float:
+    """The share of the texts' n-grams of NGRAM tokens that an earlier one of them, or of the texts before, has."""
+    seen = {tuple(text[at : at + NGRAM]) for text in past for at in range(len(text) - NGRAM + 1)}
     num = num_repeated = 0
     for text in texts:
         ngrams = [tuple(text[at : at + NGRAM]) for at in range(len(text) - NGRAM + 1)]

@@ -83,6 +83,20 @@ def test_a_memory_of_another_version_is_learned_anew(
     assert num_read(store.load("code")) == 10
 
 
+def test_a_switch_of_another_version_begins_anew(store: DriftMemoryStore, history: History) -> None:
+    """Its threshold moves the acceptance of the rounds that it leaves to each source: no change of the traffic."""
+    first, second = (f"hybrid1-switch-p{at}(lookup=lookup-1+heads=heads-1)" for at in (0.5, 0.3))
+    end = history.traffic("code", 0.8, 100, START, STEP, revision=first)
+    watch_traffic(store, SETTINGS, end)
+    end = history.traffic("code", 0.5, 100, end, STEP, revision=second)
+    (verdict,) = watch_traffic(store, SETTINGS, end)
+    assert verdict.subject.draft_revision == second
+    assert verdict.state not in (State.FELL, State.ROSE)
+    fallen = history.traffic("code", 0.2, 60, end, STEP, revision=second)
+    (verdict,) = watch_traffic(store, SETTINGS, fallen)
+    assert (verdict.subject.draft_revision, verdict.state) == (second, State.FELL)
+
+
 def test_an_accepted_level_is_learned_from_the_jobs_after_it(store: DriftMemoryStore, history: History) -> None:
     end = history.traffic("code", 0.8, 50, START, STEP)
     history.traffic("sql", 0.8, 50, START, STEP)

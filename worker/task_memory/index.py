@@ -45,6 +45,8 @@ _PACKED_BITS: Final = 21
 #: Matches that are shorter than the longest one by more are left out: they weigh less than a sixteenth of it.
 _SHORTER: Final = 4
 _STEPS: Final = np.arange(128)
+#: Of so many places in the order one has its two next tokens beside it: comparing these numbers costs no call.
+_SIGNPOSTED: Final = 64
 
 Tokens = NDArray[np.uint32]
 Places = NDArray[np.int64]
@@ -86,6 +88,7 @@ class Run:
         self._data = bytearray(backwards.astype(">u4").tobytes())
         #: The same bytes as numbers that the machine may read the other way round: equal is equal.
         self._raw = np.frombuffer(self._data, np.uint32)
+        self._signposts = self._pairs()
 
     @property
     def num_tokens(self) -> int:
@@ -95,12 +98,12 @@ class Run:
     @property
     def num_bytes(self) -> int:
         """What it takes."""
-        of_texts = sum(one.itemsize * len(one) for one in (self._ids, self._begins, self._writer_of))
-        return len(self._data) + self._places.nbytes + of_texts
+        beside = (self._ids, self._begins, self._writer_of, self._signposts)
+        return len(self._data) + self._places.nbytes + sum(one.itemsize * len(one) for one in beside)
 
     def find(self, wanted: bytes) -> tuple[int, int]:
         """Where in the order `wanted` would stand, and the longest match beside that, in tokens."""
-        place = bisect_left(self._order, wanted, key=_reader(self._data, len(wanted)))
+        place = bisect_left(self._order, wanted, *self._between(wanted), key=_reader(self._data, len(wanted)))
         return place, max(self._agreement(place - 1, wanted), self._agreement(place, wanted))
 
     def around(self, wanted: bytes, place: int, least: int, most: int) -> tuple[Places, Places]:
@@ -123,9 +126,23 @@ class Run:
         return places[:num], lengths[:num]
 
     def _sample(self, prefix: bytes, most: int) -> Places:
-        low = bisect_left(self._order, prefix, key=_reader(self._data, len(prefix)))
-        high = bisect_right(self._order, prefix, lo=low, key=_reader(self._data, len(prefix)))
-        return self._places[low + np.arange(most) * (high - low) // most].astype(np.int64)
+        low, high = self._between(prefix)
+        low = bisect_left(self._order, prefix, low, high, key=_reader(self._data, len(prefix)))
+        high = bisect_right(self._order, prefix, low, high, key=_reader(self._data, len(prefix)))
+        spread = low + np.arange(most) * (high - low) // most
+        return self._places.take(spread, mode="clip").astype(np.int64)  # after `wipe` it may point behind the end
+
+    def _between(self, wanted: bytes) -> tuple[int, int]:
+        """The part of the order that holds every context which begins as `wanted` does."""
+        pair = wanted[: 2 * _WIDTH]
+        least, most = (int.from_bytes(pair.ljust(2 * _WIDTH, byte), "big") for byte in (b"\x00", b"\xff"))
+        begin, end = bisect_left(self._signposts, least) - 1, bisect_right(self._signposts, most)
+        return max(begin, 0) * _SIGNPOSTED, min(end * _SIGNPOSTED, len(self._order))
+
+    def _pairs(self) -> array[int]:
+        backwards, posted = self._raw.view(">u4"), self._places[::_SIGNPOSTED]
+        first, second = (backwards[posted + step].astype(np.uint64) for step in (0, 1))
+        return array("Q", (first << np.uint64(8 * _WIDTH) | second).tobytes())
 
     def _agreement(self, place: int, wanted: bytes) -> int:
         """Tokens over which the context at this place of the order agrees with `wanted`; -1 beyond its ends."""
@@ -163,10 +180,12 @@ class Run:
 
         The order around them is wrong from then on, so a search may miss a match. It finds nothing that is not there.
         """
-        for number, text_id in enumerate(self._ids):
-            if text_id in gone:
-                begin, end = (self._begins[number] + 1) * _WIDTH, self._begins[number + 1] * _WIDTH
-                self._data[begin:end] = b"\xff" * (end - begin)
+        numbers = [number for number, text_id in enumerate(self._ids) if text_id in gone]
+        for number in numbers:
+            begin, end = (self._begins[number] + 1) * _WIDTH, self._begins[number + 1] * _WIDTH
+            self._data[begin:end] = b"\xff" * (end - begin)
+        if numbers:
+            self._signposts = self._pairs()
 
 
 class MemoryIndex:
