@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from alphaloop.errors import ConfigError
 from alphaloop.settings.load import read_toml
 from alphaloop.settings.section import Section
 
 
-class Recipe(Section):
+class Recipe(BaseModel):
     """A TOML file of configs/drafts/ holds these names at its top level."""
+
+    model_config = Section.model_config
 
     num_layers: int = Field(2, ge=1)  #: number of layers: the target's first ones
     num_draft_tokens_known: int = Field(8192, ge=0)  #: most frequent tokens, which the draft can propose; 0: all

@@ -42,7 +42,7 @@ def read(folder: Path, tokenizer: Any, *lines: object, task: str | None = None) 
     """The prompts of a file with these lines."""
     file = folder / "prompts.jsonl"
     file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines), encoding="utf-8")
-    return read_prompts(file, Settings(tasks=TASKS), tokenizer, task)
+    return read_prompts(file, Settings(tasks=TASKS), tokenizer, task, print)
 
 
 def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: Any) -> None:
