@@ -17,6 +17,7 @@ _CHUNK: Final = 64 << 10
 #: The whole statement: BEGIN ISOLATION LEVEL READ COMMITTED is none.
 _COMMIT: Final = b"COMMIT\x00"
 _WAIT_S: Final = 10.0
+_LAST_TURNS: Final = 10  #: of the loop
 
 
 class Proxy:
@@ -26,6 +27,8 @@ class Proxy:
         self._target_port = target_port
         self._loop = asyncio.new_event_loop()
         self._links: set[_Link] = set()
+        self._serving: set[object] = set()  # tasks, one a client, also while its continuation is being opened
+        self._is_ending = False
         self.num_cuts = 0  #: connections cut so far
         self._commits_to_lose = 0
         self._answers_to_lose = 0
@@ -86,6 +89,14 @@ class Proxy:
         self._commits_to_lose, self._answers_to_lose = num_lost, num_unanswered
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        self._serving.add(task)
+        try:
+            await self._pass_on_all(reader, writer)
+        finally:
+            self._serving.discard(task)
+
+    async def _pass_on_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server = await asyncio.open_connection("127.0.0.1", self._target_port)
         except OSError:
@@ -94,16 +105,20 @@ class Proxy:
         link = _Link(self, (reader, writer), server)
         self._links.add(link)
         try:
+            if self._is_ending:
+                link.cut()
             await link.run()
         finally:
             self._links.discard(link)
 
     async def _end(self) -> None:
-        self._server.close()
+        await close_listener(self._server)
+        self._is_ending = True
         self._flowing.set()
         self._cut_all()
-        while self._links:
+        while self._serving:
             await asyncio.sleep(0)
+        await asyncio.sleep(0)  # what was reset last is closed
 
     async def pass_on(self, link: _Link, chunk: bytes) -> bool:
         """Whether a chunk of the client may go to the server, after a hold; cuts `link` where that was asked for."""
@@ -125,6 +140,18 @@ class Proxy:
         if link.cut_at_answer or (self._most_answered is not None and link.num_answered > self._most_answered):
             link.cut()
         return not link.is_cut
+
+
+async def close_listener(listener: asyncio.Server) -> None:
+    """Take no connections any more, once whoever was accepted last is served.
+
+    A connection that asyncio is accepting while its server is closed is neither served nor closed.
+    """
+    for one in listener.sockets:
+        asyncio.get_running_loop().remove_reader(one.fileno())
+    for _ in range(_LAST_TURNS):
+        await asyncio.sleep(0)
+    listener.close()
 
 
 _Side = tuple[asyncio.StreamReader, asyncio.StreamWriter]
