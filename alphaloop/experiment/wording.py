@@ -75,7 +75,10 @@ def draft_lengths(found: Collection[int]) -> str:
 
 def control(measured: SpeedupShown | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
-    return "" if measured is None else f"{measured.num_blocks} blocks, {measured.control_share:.1%} control"
+    if measured is None:
+        return ""
+    blocks = "1 block" if measured.num_blocks == 1 else f"{measured.num_blocks} blocks"
+    return f"{blocks}, {measured.control_share:.1%} control"
 
 
 def computed(measured: Iterable[SpeedupShown | None]) -> str:
