@@ -5,8 +5,8 @@
 The drafters are those of `[models.drafters]` in the file, "lookup" among them. For each task and load the engine writes
 the same greedy texts with each drafter in turn, one right behind the other, in an order that changes from pass to pass.
 Ratios of tokens a second are paired, by task and pass; of a hybrid also, for each task, over the better of its sources
-there, with the lowest and highest pass. A round's tokens are those that it put out, without the first of
-a text; prefill is part of the seconds. α is that of the first position, of a tree that of all its tokens there. c is
+there, with bounds from three passes on. A round's tokens are those that it put out, without the first of a text;
+prefill is part of the seconds. α is that of the first position, of a tree that of all its tokens there. c is
 the time of a proposal, a token, over that of a pass of the target that is one token wide. Last line: JSON.
 """
 

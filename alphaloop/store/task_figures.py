@@ -130,9 +130,8 @@ class TaskFigures:
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
     alpha_form_bucket: str | None = None
-    alpha_num_draft_tokens: tuple[int, int] | None = (
-        None  #: of the jobs behind `alpha`, smallest and largest of their longest k
-    )
+    #: Of the jobs behind `alpha`, smallest and largest of their longest k.
+    alpha_num_draft_tokens: tuple[int, int] | None = None
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
     #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
     next_job: NextJob | None = None

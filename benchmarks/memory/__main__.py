@@ -24,7 +24,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -175,11 +175,11 @@ def main() -> None:
     console.print(f"index of {options.tokens} tokens: {found['index']}")
     if not options.index_only:
         decoder = Decoder(max(_PAST_AT_ONCE, *options.batch))
-        vllm = VllmSuffix(options.vllm_python) if options.vllm_python else None
         streams = {file.stem: read_stream(file, options.max_tokens) for file in options.stream} or {
             name: stream(name, options.before + options.num, options.seed) for name in options.only or STREAMS
         }
-        with _database() as database:
+        with _database() as database, ExitStack() as ending:
+            vllm = VllmSuffix(options.vllm_python, ending) if options.vllm_python else None
             for name, jobs in streams.items():
                 prepared = decoder.prepare(jobs)
                 past, measured = prepared[: options.before], prepared[options.before :]
@@ -261,7 +261,7 @@ def run_stream(
 class VllmSuffix:
     """vLLM's `suffix` method, from one stream to the next; or why it does not run."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, ending: ExitStack) -> None:
         from benchmarks.engines.serve import dense_folder
 
         given = {
@@ -274,6 +274,7 @@ class VllmSuffix:
         self.why_not: str | None = None
         try:
             self._vllm = Contestant("vllm", "benchmarks.contestants.peers", ["vllm", json.dumps(given)], python=python)
+            ending.callback(self._vllm.close)
             self._vllm.wait_until_ready()
         except (OSError, RuntimeError) as error:
             self.why_not = str(error)[-300:]
