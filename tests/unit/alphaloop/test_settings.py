@@ -20,7 +20,7 @@ from alphaloop.settings import (
     find_configs,
     load_settings,
 )
-from alphaloop.settings.load import _GONE, PLAIN_ENV
+from alphaloop.settings.load import PLAIN_ENV
 from alphaloop.settings.processes import RESERVED
 from alphaloop.settings.section import Section
 
@@ -126,17 +126,6 @@ def test_a_wrong_variable_is_refused(configs: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigError):
         load_settings(configs)
-
-
-@pytest.mark.parametrize("path", sorted(_GONE))
-def test_a_setting_that_is_gone_is_refused_with_what_holds_now(path: str) -> None:
-    *sections, name = path.replace("*", "lookup").split(".")
-    given: dict[str, object] = {name: 1}
-    for section in reversed(sections):
-        given = {section: given}
-    with pytest.raises(ConfigError, match=re.escape(f"{path.replace('*', 'lookup')}: no such setting")) as caught:
-        load_settings(overrides=given)
-    assert caught.value.hint == f"leave it out: {_GONE[path]}"
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
