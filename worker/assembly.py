@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.evidence import HALF_LIFE
-from alphaloop.errors import ConfigError
+from alphaloop.errors import package_missing
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, topic_ids, topic_lister
@@ -378,10 +378,7 @@ def open_tracing(
     try:
         from worker.tracing import Tracing
     except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint: set, and the package {error.name} is not installed",
-            hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
-        ) from None
+        raise package_missing(error, "tracing.endpoint") from None
     return Tracing(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
 
 
@@ -390,13 +387,14 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
-    if models.target.engine == "server":
-        try:
+    try:
+        if models.target.engine == "server":
             from worker.servers.engine import open_server_engine
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-        identities = ServerIdentityStore(database) if database is not None else None
-        return open_server_engine(models, identities=identities)
-    from worker.decoding.engine import load_engine
 
-    return load_engine(models, num_slots=num_slots)
+            identities = ServerIdentityStore(database) if database is not None else None
+            return open_server_engine(models, identities=identities)
+        from worker.decoding.engine import load_engine
+
+        return load_engine(models, num_slots=num_slots)
+    except ImportError as error:
+        raise package_missing(error, "models.target") from None

@@ -26,6 +26,7 @@ from alphaloop.errors import (
     MessageTooLarge,
     StaleAssignment,
     TopicUnavailable,
+    package_missing,
 )
 from alphaloop.settings import KafkaSettings
 
@@ -135,11 +136,8 @@ def _tokens_of_aws(region: str) -> Callable[[str], tuple[str, float]]:
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
-    except ImportError:
-        raise ConfigError(
-            "kafka.aws_region: expected the package aws-msk-iam-sasl-signer-python, found none",
-            hint="pip install 'alphaloop[msk]'",
-        ) from None
+    except ImportError as error:
+        raise package_missing(error, "kafka.aws_region") from None
 
     def sign(_: str) -> tuple[str, float]:
         try:

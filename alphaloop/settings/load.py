@@ -275,7 +275,7 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
         return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
-    hint = "configs/ explains every setting"
+    hint = f"{SHIPPED_CONFIGS} explains every setting"
     if first["type"] == "default_model":
         hint = 'write default_model = "…" above the first task: the models.target.name of the workers that run now'
     return ConfigError(f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint=hint)
