@@ -22,7 +22,7 @@ from typing import IO, Any, Final
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
 from alphaloop.files import STANDARD, readable_again, replace_file
 from alphaloop.job_lines import BadLine, JobReader, Overrides
-from alphaloop.messages import Job
+from alphaloop.messages import Job, Status
 from alphaloop.messages.fields import without_nulls
 from alphaloop.settings import Settings
 
@@ -138,6 +138,10 @@ class BatchSource:
     path: Path | None
     #: Makes a reader of its lines; None: one that takes whatever anybody may send.
     reader: Callable[[], BatchReader] | None = None
+    end: Status | None = None  #: of a batch that is over: with what a request ended that has no outcome
+    awaits_redriven: bool = (
+        False  #: whether a request may be open in spite of it, because its dead letter was sent again
+    )
 
     @classmethod
     @contextmanager
@@ -193,10 +197,6 @@ class KeptBatches:
         except OSError as error:
             raise ConfigError(f"{self._folder}: {error.strerror or error}", hint="data_dir must be writable") from None
         return kept
-
-    def all(self) -> list[KeptBatch]:
-        """Every file, the newest first."""
-        return sorted(self._found(), key=lambda one: (one.at, one.batch_id), reverse=True)
 
     def find(self, batch_id: str) -> KeptBatch | None:
         """The file of this batch."""

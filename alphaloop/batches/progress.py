@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
@@ -18,6 +18,8 @@ from alphaloop.letters.redriving import next_job_id
 from alphaloop.messages import Failure, Job, Result, Status
 from alphaloop.outcomes.reading import refusals, refusals_of
 from alphaloop.settings import Settings
+from alphaloop.store.api import ApiBatch
+from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
 
@@ -33,29 +35,108 @@ class RequestRow:
     job_id: str | None
     row: dict[str, Any] | None = None
     custom_id: str | None = None  #: of an open one, where it is known
+    batch_id: str | None = None
+    is_redriven: bool = False  #: whether the job was made of a dead letter; of an open one
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The requests of a batch, counted by what became of them."""
+    """The requests of a batch, counted by what became of them: the same numbers wherever a batch is shown."""
 
     by_status: Mapping[str, int]
-    by_part: Mapping[Part, int]
+    status: str | None = None  #: of a batch of the API, which has one of its own
     wrong: Sequence[RequestRow] = ()  #: the first requests without a text
+
+    @classmethod
+    def of(cls, known: ApiBatch | ListedBatch) -> Progress:
+        """As it was counted last."""
+        found = cls(known.by_status, known.status)
+        by_before = known.num_completed, known.num_failed
+        if known.status is not None and (found.num_completed, found.num_failed) != by_before:
+            # A scheduler of the release before has counted it, which writes no more than these two.
+            found = cls({"succeeded": known.num_completed or 0, "failed": known.num_failed or 0}, known.status)
+        return found.filled(known.num_total, 0 if known.status else known.num_invalid)
+
+    def filled(self, num_total: int, num_invalid: int) -> Progress:
+        """With the lines of its file that were not counted: the wrong ones, and the others wait to be sent."""
+        missing = max(0, num_total - self.total)
+        num_wrong = min(missing, max(0, num_invalid - self.by_status.get("invalid", 0)))
+        lines = Counter({"invalid": num_wrong, "waiting": missing - num_wrong})
+        return replace(self, by_status=dict(Counter(self.by_status) + lines))
+
+    @property
+    def total(self) -> int:
+        """Every request: each line of a file that has text is one."""
+        return sum(self.by_status.values())
+
+    @property
+    def num_completed(self) -> int:
+        """Requests with a text."""
+        return self.by_status.get("succeeded", 0)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return self.by_status.get("waiting", 0) + self.by_status.get("held", 0)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that ended without a text."""
+        return self.total - self.num_completed - self.num_open
 
     @property
     def state(self) -> str:
-        """`in_progress`, `cancelled` or `completed`, as OpenAI calls them."""
-        if self.by_part.get("open"):
-            return "in_progress"
+        """As OpenAI calls it; of a batch that did not come through the API in_progress, cancelled or completed."""
+        if self.status is not None or self.num_open:
+            return self.status or "in_progress"
         return "cancelled" if self.by_status.get("cancelled") else "completed"
+
+    @property
+    def request_counts(self) -> dict[str, int]:
+        """As OpenAI's batch object has them."""
+        return {"total": self.total, "completed": self.num_completed, "failed": self.num_failed}
 
     def as_json(self, batch_id: str) -> dict[str, Any]:
         """OpenAI's batch object, with the counts by status beside it."""
-        completed, failed = self.by_part.get("output", 0), self.by_part.get("error", 0)
-        totals = {"total": sum(self.by_part.values()), "completed": completed, "failed": failed}
-        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state, "request_counts": totals}
-        return {**found, "requests_by_status": dict(self.by_status)}
+        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state}
+        return {**found, "request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
+
+
+def batch_as_json(batch: ListedBatch) -> dict[str, Any]:
+    """A batch of a list: what is known of it, and its counts."""
+    told = {
+        name: getattr(batch, name) for name in ("source", "by", "name", "task", "num_bytes", "created_at", "counted_at")
+    }
+    return {**Progress.of(batch).as_json(batch.id), **told}
+
+
+def count(batch: BatchSource, settings: Settings, database: Database, *, most_wrong: int = 0) -> Progress:
+    """What became of its requests, and the first `most_wrong` without a text.
+
+    Those of the API's batches are counted by a scheduler, and shown as it counted them last. Raises as `rows_of`.
+    """
+    known = BatchStore(database).find(batch.batch_id)
+    if known is None or known.status is None:
+        found = counted(rows_of(batch, settings, database), most_wrong=most_wrong)
+        return found if known is None else found.filled(known.num_total, known.num_invalid)
+    wrong = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
+    return replace(Progress.of(known), wrong=tuple(islice(wrong, most_wrong)))
+
+
+def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
+    """The same of batches that did not come through the API, by id: dead letters and Kafka's backlog are read once.
+
+    Of a batch that was submitted as a file the lines are known, and those that are nowhere else wait: only for others
+    the backlog is searched.
+    """
+    by_status = {batch_id: Counter[str]() for batch_id in batches}
+    unknown = {batch_id for batch_id, batch in batches.items() if not batch.num_total}
+    for row in _rows(_by_name(batches.keys(), settings, database, searched=unknown), settings, database, None):
+        by_status[str(row.batch_id)][row.status] += 1
+    return {
+        batch_id: Progress(found).filled(batches[batch_id].num_total, batches[batch_id].num_invalid)
+        for batch_id, found in by_status.items()
+    }
 
 
 def rows_of(
@@ -66,9 +147,17 @@ def rows_of(
     A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
     ContentStoreUnavailable.
     """
-    open_later: dict[str, _Asked] = {}  # by job_id: no worker has claimed them
+    for row in _rows(_pages_of(batch, settings, database), settings, database, contents):
+        is_over = batch.end is not None and row.part == "open" and not (batch.awaits_redriven and row.is_redriven)
+        yield _over(row, batch.end) if is_over and batch.end is not None else row
+
+
+def _rows(
+    pages: Iterator[list[_Asked | BadRequest]], settings: Settings, database: Database, contents: ContentStore | None
+) -> Iterator[RequestRow]:
+    open_later: dict[str, tuple[_Asked, bool]] = {}  # by job_id: no worker has claimed them
     redriven = set[str]()  # of a batch by its name, these jobs are found for themselves too
-    for page in _pages_of(batch, settings, database):
+    for page in pages:
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
@@ -81,26 +170,25 @@ def rows_of(
             if now.result is not None:
                 yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield RequestRow("open", "held", now.job_id, custom_id=one.custom_id)
+                yield one.open("held", now.job_id, is_redriven=bool(now.made_of))
             else:
-                open_later[now.job_id] = one
+                open_later[now.job_id] = one, bool(now.made_of)
     refused = refusals_of(settings.kafka, open_later)
-    for job_id, one in open_later.items():
+    for job_id, (one, is_redriven) in open_later.items():
         if job_id in refused:
             yield _ended(refused[job_id], one, contents)
         else:
-            yield RequestRow("open", "waiting", job_id, custom_id=one.custom_id)
+            yield one.open("waiting", job_id, is_redriven=is_redriven)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
     """Count them, and keep the first `most_wrong` that have no text."""
-    by_status, by_part, wrong = Counter[str](), Counter[Part](), list[RequestRow]()
+    by_status, wrong = Counter[str](), list[RequestRow]()
     for row in rows:
         by_status[row.status] += 1
-        by_part[row.part] += 1
         if row.part == "error" and len(wrong) < most_wrong:
             wrong.append(row)
-    return Progress(by_status, by_part, wrong)
+    return Progress(by_status, wrong=wrong)
 
 
 def open_jobs(rows: Iterable[RequestRow]) -> list[str]:
@@ -137,6 +225,18 @@ def send(
             if after_page is not None:
                 after_page(done)
     return done
+
+
+def noted_by(
+    source: str, by: str, batch_id: str, task: str, name: str, num_bytes: int, database: Database
+) -> Callable[[SentBatch], None]:
+    """For `send`: notes the batch, so that it is listed, and how many of its lines were read."""
+    told: dict[str, str | int] = {"source": source, "by": by, "task": task, "name": name[:200], "num_bytes": num_bytes}
+
+    def after_page(done: SentBatch) -> None:
+        BatchStore(database).note(batch_id, num_total=done.num_lines, num_invalid=done.num_wrong, file=told)
+
+    return after_page
 
 
 def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch) -> list[Job]:
@@ -255,12 +355,17 @@ class _Asked:
 
     job_id: str
     custom_id: str | None
+    batch_id: str
+
+    def open(self, status: str, job_id: str, *, is_redriven: bool) -> RequestRow:
+        """Its row while it has no end: `job_id` stands for it now."""
+        return RequestRow("open", status, job_id, None, self.custom_id, self.batch_id, is_redriven)
 
 
 def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
     """Every request of a batch once."""
     if batch.path is None:
-        yield from _by_name(batch.batch_id, settings, database)
+        yield from _by_name({batch.batch_id}, settings, database)
         return
     with reading(batch.path) as source:
         # The task only matters where a line is sent.
@@ -270,22 +375,30 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
             else batch.reader()
         )
         for page in pages(reader.read(source.lines)):
-            yield [line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id) for line in page]
+            yield [
+                line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id, batch.batch_id)
+                for line in page
+            ]
 
 
-def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
-    """What was refused, then what a worker has claimed, then what waits in Kafka.
+def _by_name(
+    batch_ids: Set[str], settings: Settings, database: Database, *, searched: Set[str] | None = None
+) -> Iterator[list[_Asked | BadRequest]]:
+    """What was refused, then what a worker has claimed, then what waits in Kafka, of `searched` batches alone if given.
 
     In this order, and by their ids, each comes before the job that a redrive made of it.
     """
-    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
-    yield [_Asked(job_id, refused[job_id].custom_id) for job_id in sorted(refused)]
+    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id in batch_ids)
+    yield [_Asked(job_id, refused[job_id].custom_id, str(refused[job_id].batch_id)) for job_id in sorted(refused)]
     known = set(refused)
-    for page in pages_of_batch(database, batch_id):
-        yield [_Asked(job_id, custom_id) for job_id, custom_id in page if job_id not in known]
-        known |= {job_id for job_id, _ in page}
-    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
-    yield [_Asked(job_id, None) for job_id in {message.job_id: None for message in waiting} if job_id not in known]
+    for batch_id in sorted(batch_ids):
+        for page in pages_of_batch(database, batch_id):
+            yield [_Asked(job_id, custom_id, batch_id) for job_id, custom_id in page if job_id not in known]
+            known |= {job_id for job_id, _ in page}
+    if searched := batch_ids if searched is None else searched:
+        waiting = search(settings.kafka, lambda _, batch: batch in searched).messages
+        named = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in known}
+        yield [_Asked(job_id, None, batch_id) for job_id, batch_id in named.items()]
 
 
 def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
@@ -313,10 +426,17 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
         raise
     except (ContentError, InvalidField) as error:
         failure = Failure(code=error.code, message=error.message)
-        result = result.model_copy(update={"status": Status.FAILED, "error": failure})
-    if result.status is Status.SUCCEEDED:
-        return RequestRow("output", status, job_id, output_row(result, custom_id=custom_id))
-    return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
+        result, status = result.model_copy(update={"status": Status.FAILED, "error": failure}), Status.FAILED.value
+    is_done = result.status is Status.SUCCEEDED
+    row = (output_row if is_done else failed_row)(result, custom_id=custom_id)
+    return RequestRow("output" if is_done else "error", status, job_id, row, custom_id, asked.batch_id)
+
+
+def _over(row: RequestRow, end: Status) -> RequestRow:
+    """A request of a batch that is over ended with it."""
+    told = "cancelled with its batch" if end is Status.CANCELLED else "not done when the time of its batch was over"
+    ended = unanswered_row(row.job_id or "", end, told, custom_id=row.custom_id)
+    return replace(row, part="error", status=end.value, row=ended)
 
 
 def _request(job_id: str) -> str:

@@ -30,12 +30,12 @@ from playwright.sync_api import Browser
 from pydantic import SecretStr
 from rich.table import Table
 
-from alphaloop.batches.lines import KeptBatches
 from alphaloop.console.app import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
+from alphaloop.store.batches import BatchStore
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.known_jobs import JobPages
@@ -115,7 +115,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     """Every page, by the name of its picture."""
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
-    (batch,) = KeptBatches(settings.console_batches).all()
+    batch = BatchStore(database).page(1)[0]
     letter = newest_letters(settings.kafka, LetterFilter(), 1)[0].told["at"]
     return {
         "now": "/",
@@ -125,7 +125,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
         "job": f"/job?id={ended.job_id}",
         "job-running": f"/job?id={RUNNING_JOB}",
         "batches": "/batches",
-        "batch": f"/batch?id={batch.batch_id}",
+        "batch": f"/batch?id={batch.id}",
         "dead-letters": "/dead-letters",
         "dead-letter": f"/dead-letter?at={letter}",
         "redrive": "/dead-letters/redrive?task=code",

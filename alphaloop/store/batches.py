@@ -1,0 +1,109 @@
+"""Every batch, by the newest: those of the API, and those that came through Kafka, which have a table of their own.
+
+Both tables hold what became of the requests when a scheduler counted them last, so a list of batches reads no job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from sqlalchemy import func, select, text, update
+from sqlalchemy.dialects.postgresql import insert
+
+from alphaloop.store.database import Store, of_row
+from alphaloop.tables import batches
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBatch:
+    """A batch with its counts."""
+
+    id: str
+    source: Literal["api", "command", "console", "kafka"]  #: kafka: any other producer
+    by: str | None  #: key of the API, account or login that sent it
+    name: str | None  #: of its file
+    task: str | None  #: of lines that name none
+    num_bytes: int | None  #: of its file
+    num_total: int  #: lines with text of its file; 0: not known
+    num_invalid: int  #: lines of these that were wrong and not sent
+    by_status: Mapping[str, int]
+    status: str | None  #: one of the API's; None of any other
+    num_completed: int | None  #: one of the API's
+    num_failed: int | None  #: one of the API's
+    created_at: datetime
+    counted_at: datetime | None  #: None of one of the API's
+
+
+class BatchStore(Store):
+    """Lists every batch, and keeps the counts of those that did not come through the API."""
+
+    def page(self, limit: int, *, behind: tuple[datetime, str] | None = None) -> list[ListedBatch]:
+        """The newest, after the batch that was made at this moment and has this id. Raises StoreError."""
+        at, batch_id = behind or (None, None)
+        rows = self._database.rows(_PAGE, {"limit": limit, "at": at, "id": batch_id})
+        return [of_row(ListedBatch, row) for row in rows]
+
+    def find(self, batch_id: str) -> ListedBatch | None:
+        """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
+        row = self._database.row(_FIND, {"id": batch_id})
+        return None if row is None else of_row(ListedBatch, row)
+
+    def note(self, batch_id: str, *, num_total: int, num_invalid: int, file: Mapping[str, str | int]) -> None:
+        """Note what is sent (`source`, `by`, `name`, `task`, `num_bytes`), and its lines as far as they were read."""
+        told = {**file, "is_open": True}
+        lines = {"num_total": num_total, "num_invalid": num_invalid}
+        grown = {column: func.greatest(batches.c[column], number) for column, number in lines.items()}
+        made = insert(batches).values(id=batch_id, **told, **lines)
+        self._database.change(made.on_conflict_do_update(index_elements=["id"], set_={**told, **grown}))
+
+    def open(self, limit: int, since: datetime | None) -> dict[str, ListedBatch]:
+        """Those to be counted, the longest not counted first.
+
+        Batches are among them of which a worker has claimed a job `since` then; without it, since the last count.
+        """
+        self._database.change(_CLAIMED, {"since": since, "margin": _MARGIN})
+        longest_ago = batches.c.counted_at.nulls_first()
+        ids = self._database.scalars(select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit))
+        rows = self._database.rows(_OPEN, {"ids": ids})
+        return {row.id: of_row(ListedBatch, row) for row in rows}
+
+    def keep(self, counts: Mapping[str, tuple[Mapping[str, int], bool]]) -> None:
+        """Keep what was counted: by batch, its requests by what became of them, and whether some have not ended."""
+        for batch_id, (by_status, is_open) in counts.items():
+            values = {"by_status": dict(by_status), "is_open": is_open, "counted_at": func.clock_timestamp()}
+            self._database.change(update(batches).where(batches.c.id == batch_id).values(values))
+
+
+_LISTED: Final = """
+    SELECT id, 'api' AS source, key_name AS by, files.filename AS name, task, files.num_bytes, num_total, num_invalid,
+        by_status, status, num_completed, num_failed, created_at, CAST(NULL AS timestamptz) AS counted_at
+    FROM api_batches LEFT JOIN LATERAL (
+        SELECT filename, num_bytes FROM api_files WHERE api_files.id = api_batches.input_file_id
+    ) AS files ON true
+    UNION ALL
+    SELECT id, source, by, name, task, num_bytes, num_total, num_invalid, by_status, NULL, NULL, NULL,
+        created_at, counted_at
+    FROM batches
+"""
+_PAGE: Final = text(f"""
+    SELECT * FROM ({_LISTED}) AS listed
+    WHERE CAST(:at AS timestamptz) IS NULL OR (created_at, id) < (CAST(:at AS timestamptz), CAST(:id AS text))
+    ORDER BY created_at DESC, id DESC LIMIT :limit
+""")  # noqa: S608 - no values
+_FIND: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = :id")  # noqa: S608 - no values
+_OPEN: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = ANY(:ids)")  # noqa: S608 - no values
+#: A claim is seen when it is committed, which is after it was made.
+_MARGIN: Final = timedelta(seconds=10)
+# The first look of a process goes on where the last one of any process ended.
+_CLAIMED: Final = text("""
+    INSERT INTO batches AS known (id, source, created_at)
+    SELECT batch_id, 'kafka', min(created_at) FROM jobs
+    WHERE batch_id IS NOT NULL AND created_at > CAST(:margin AS interval) * -1 + coalesce(
+            CAST(:since AS timestamptz), (SELECT max(counted_at) FROM batches), now() - interval '1 day'
+        ) AND NOT EXISTS (SELECT FROM api_batches WHERE api_batches.id = jobs.batch_id)
+    GROUP BY batch_id
+    ON CONFLICT (id) DO UPDATE SET is_open = true WHERE NOT known.is_open
+""")
