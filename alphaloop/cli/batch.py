@@ -66,7 +66,7 @@ def submit(
         with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            name, num_bytes = shown_name(file), path.stat().st_size
+            name, num_bytes = Path(shown_name(file)).name, path.stat().st_size
             noting = noted_by("command", account(), batch.batch_id, task, name, num_bytes, database)
             sent = send(lines.read(source.lines), settings, database, after_page=noting)
         if not sent.num_lines:
@@ -112,10 +112,11 @@ def list_batches(
     limit: int = typer.Option(50, min=1, max=100_000, help="Number of batches to show, the newest first."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """List the newest batches of every producer, with their counts.
+    """List the newest batches of every producer.
 
-    A scheduler counts what came through Kafka every few seconds. A batch that was not submitted as a file is listed
-    once a worker has claimed a job of it.
+    The column done has the requests with a text, those that ended without one, and all of them. A scheduler counts
+    what came through Kafka every few seconds. A batch that was not submitted as a file is listed once a worker has
+    claimed a job of it.
     """
     with open_database(connected_settings(context, broker=False)) as database:
         found = BatchStore(database).page(limit)
@@ -132,8 +133,7 @@ def list_batches(
 
 def _batch_cells(batch: ListedBatch) -> tuple[str, ...]:
     now, came = Progress.of(batch), " ".join(one_line(part) for part in (batch.source, batch.by or "") if part)
-    failed = f" + {now.num_failed:,}" if now.num_failed else ""
-    done = f"{now.num_completed:,}{failed} of {now.total:,}"
+    done = f"{now.num_completed:,}+{now.num_failed:,}/{now.total:,}"
     age = (datetime.now(UTC) - batch.created_at).total_seconds()
     return (one_line(batch.id), came, words(now.state), done, span(age))
 

@@ -125,7 +125,7 @@ def job(sources: Sources, request: Request) -> Page:
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=200 if found is not None else 404,
+        status=404 if found is None and letter is None else 200,
         is_live=found is None or is_running,
     )
 

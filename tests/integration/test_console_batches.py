@@ -49,7 +49,7 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert answer.status == 303
     assert "3 requests sent" in person.get(answer.headers["location"]).text
     (kept,) = person.get("/batches.json").data["batches"]
-    batch_id = kept["batch_id"]
+    batch_id = kept["id"]
     assert (kept["name"], kept["task"], kept["by"], kept["num_bytes"]) == (
         "requests.jsonl",
         "code",
