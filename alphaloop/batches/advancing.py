@@ -96,17 +96,16 @@ class Advancing:
         self._counts: dict[str, _Counted] = {}
         self._cancelled_at: dict[str, float] = {}  #: by batch, when its cancellations were written down, by `clock`
         self._others = BatchStore(database)
-        self._looked_at: datetime | None = (
-            None  #: when batches that came through Kafka were looked for, by the database
-        )
+        self._looked_at: datetime | None = None  #: when they were looked for, by the database
         self._clean_due = self._others_due = 0.0
-        self._told: str | None = None  #: why the last look failed
         self._news, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        turns = {"batches": self.run_once, "batch-counts": self.count_others}
+        self._threads = [threading.Thread(target=self._run, args=(turns[n],), name=n, daemon=True) for n in turns]
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
         """Look at once: there is a new batch."""
@@ -116,47 +115,49 @@ class Advancing:
         """Stop after the page of lines that is being sent; another scheduler goes on with the rest."""
         self._stop.set()
         self._news.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run(self, turn: Callable[[], object]) -> None:
+        told: str | None = None  # why the last turn failed
         while not self._stop.is_set():
             pause, why = _LOOK_EVERY, None
             try:
-                self.run_once()
+                turn()
             except Exception as error:
                 pause, why = _RETRY, reason_of(error)
-            if why not in (None, self._told):
-                log.warning("batches of the API wait: %s", why, extra={"action": "batches_not_read"})
-            self._told = why
+            if why not in (None, told):
+                log.warning("batches wait: %s", why, extra={"action": "batches_not_read"})
+            told = why
             self._news.wait(pause.total_seconds())
             if not self._stop.is_set():
                 self._news.clear()
 
     def run_once(self) -> int:
-        """Go on with each batch that is due, count others, and delete files whose time is over.
+        """Go on with each batch that is due, and delete files whose time is over; returns how many were due.
 
-        Returns how many were due. Raises StoreError, BrokerError.
+        Raises StoreError.
         """
         due = self._batches.due(_MOST_DUE)
         for batch_id in due:
             if self._stop.is_set():
                 break
             self._in_turn(batch_id)
-        if (began := self._clock()) >= self._others_due:
-            self._count_others()
-            self._others_due = _next_count(began, self._clock())
         if self._clock() >= self._clean_due:
             self._clean_due = self._clock() + _CLEAN_EVERY_S
             self._delete_expired()
         return len(due)
 
-    def _count_others(self) -> None:
+    def count_others(self) -> None:
+        """Count the open batches that came through Kafka, if that is due. Raises StoreError, BrokerError."""
+        if (began := self._clock()) < self._others_due:
+            return
         now = DatabaseClock(self._database).measure()
         if found := self._others.open(_MOST_COUNTED, self._looked_at):
             counts = count_each(found, self._settings, self._database)
             self._others.keep({one: (count.by_status, count.num_open > 0) for one, count in counts.items()})
-        self._looked_at = now
+        self._looked_at, self._others_due = now, _next_count(began, self._clock())
 
     def _in_turn(self, batch_id: str) -> None:
         lease = LeaderLease(self._database, self._owner, lease_s=self._lease_s, role=f"batch {batch_id}")
@@ -296,9 +297,8 @@ class _Turn:
         if not num_lines:
             return
         with reading(self._input()) as source:
-            lines = islice(
-                _reader(self._batch, self._settings).read(source.lines), before.num_sent, before.num_sent + num_lines
-            )
+            lines = _reader(before, self._settings).read(source.lines)
+            lines = islice(lines, before.num_sent, before.num_sent + num_lines)
             send(lines, self._settings, self._database, after_page=after_page)
 
     def _num_lines_to_send(self) -> int:
@@ -332,7 +332,8 @@ class _Turn:
         num_left = total - num_invalid - sum(claimed.values())
         num_refused = max(0, min(self._batch.by_status.get("refused", 0), num_left))
         found = Progress({**claimed, "refused": num_refused}).filled(total, num_invalid)
-        self._changed(None, **_values(found), **values)
+        if values or found.by_status != self._batch.by_status:
+            self._changed(None, **_values(found), **values)
 
     def _cancel(self, *, is_over: bool) -> None:
         """Ask for the end of each request that has not ended; when none is decoded any more, it is over.

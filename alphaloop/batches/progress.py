@@ -36,7 +36,6 @@ class RequestRow:
     row: dict[str, Any] | None = None
     custom_id: str | None = None  #: of an open one, where it is known
     batch_id: str | None = None
-    is_redriven: bool = False  #: whether the job was made of a dead letter; of an open one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +103,8 @@ class Progress:
 
 def batch_as_json(batch: ListedBatch) -> dict[str, Any]:
     """A batch of a list: what is known of it, and its counts."""
-    told = {
-        name: getattr(batch, name) for name in ("source", "by", "name", "task", "num_bytes", "created_at", "counted_at")
-    }
-    return {**Progress.of(batch).as_json(batch.id), **told}
+    told = ("source", "by", "name", "task", "num_bytes", "created_at")
+    return {**Progress.of(batch).as_json(batch.id), **{name: getattr(batch, name) for name in told}}
 
 
 def count(batch: BatchSource, settings: Settings, database: Database, *, most_wrong: int = 0) -> Progress:
@@ -130,13 +127,10 @@ def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database:
     the backlog is searched.
     """
     by_status = {batch_id: Counter[str]() for batch_id in batches}
-    unknown = {batch_id for batch_id, batch in batches.items() if not batch.num_total}
+    unknown = {one.id for one in batches.values() if not one.num_total}
     for row in _rows(_by_name(batches.keys(), settings, database, searched=unknown), settings, database, None):
         by_status[str(row.batch_id)][row.status] += 1
-    return {
-        batch_id: Progress(found).filled(batches[batch_id].num_total, batches[batch_id].num_invalid)
-        for batch_id, found in by_status.items()
-    }
+    return {one.id: Progress(by_status[one.id]).filled(one.num_total, one.num_invalid) for one in batches.values()}
 
 
 def rows_of(
@@ -148,14 +142,16 @@ def rows_of(
     ContentStoreUnavailable.
     """
     for row in _rows(_pages_of(batch, settings, database), settings, database, contents):
-        is_over = batch.end is not None and row.part == "open" and not (batch.awaits_redriven and row.is_redriven)
-        yield _over(row, batch.end) if is_over and batch.end is not None else row
+        if row.part != "open" or batch.end is None or (batch.awaits_redriven and "~" in (row.job_id or "")):
+            yield row  # of a batch of the API only a job that was made of a dead letter has a ~ in its id
+        else:
+            yield _over(row, batch.end)
 
 
 def _rows(
     pages: Iterator[list[_Asked | BadRequest]], settings: Settings, database: Database, contents: ContentStore | None
 ) -> Iterator[RequestRow]:
-    open_later: dict[str, tuple[_Asked, bool]] = {}  # by job_id: no worker has claimed them
+    open_later: dict[str, _Asked] = {}  # by job_id: no worker has claimed them
     redriven = set[str]()  # of a batch by its name, these jobs are found for themselves too
     for page in pages:
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
@@ -170,15 +166,15 @@ def _rows(
             if now.result is not None:
                 yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield one.open("held", now.job_id, is_redriven=bool(now.made_of))
+                yield RequestRow("open", "held", now.job_id, None, one.custom_id, one.batch_id)
             else:
-                open_later[now.job_id] = one, bool(now.made_of)
+                open_later[now.job_id] = one
     refused = refusals_of(settings.kafka, open_later)
-    for job_id, (one, is_redriven) in open_later.items():
+    for job_id, one in open_later.items():
         if job_id in refused:
             yield _ended(refused[job_id], one, contents)
         else:
-            yield one.open("waiting", job_id, is_redriven=is_redriven)
+            yield RequestRow("open", "waiting", job_id, None, one.custom_id, one.batch_id)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
@@ -212,11 +208,12 @@ def send(
     database: Database,
     *,
     after_page: Callable[[SentBatch], None] | None = None,
+    noted: Mapping[str, str | int] | None = None,
 ) -> SentBatch:
     """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
 
-    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it.
-    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
+    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it. What
+    is `noted` is listed from then on. Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
     done = SentBatch()
     with Client(settings) as client:
@@ -224,19 +221,9 @@ def send(
             client.submit(_unseen(page, database, done))
             if after_page is not None:
                 after_page(done)
+            if noted is not None:
+                BatchStore(database).note(noted, done.num_lines, done.num_wrong)
     return done
-
-
-def noted_by(
-    source: str, by: str, batch_id: str, task: str, name: str, num_bytes: int, database: Database
-) -> Callable[[SentBatch], None]:
-    """For `send`: notes the batch, so that it is listed, and how many of its lines were read."""
-    told: dict[str, str | int] = {"source": source, "by": by, "task": task, "name": name[:200], "num_bytes": num_bytes}
-
-    def after_page(done: SentBatch) -> None:
-        BatchStore(database).note(batch_id, num_total=done.num_lines, num_invalid=done.num_wrong, file=told)
-
-    return after_page
 
 
 def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch) -> list[Job]:
@@ -356,10 +343,6 @@ class _Asked:
     job_id: str
     custom_id: str | None
     batch_id: str
-
-    def open(self, status: str, job_id: str, *, is_redriven: bool) -> RequestRow:
-        """Its row while it has no end: `job_id` stands for it now."""
-        return RequestRow("open", status, job_id, None, self.custom_id, self.batch_id, is_redriven)
 
 
 def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Progress, batch_as_json, count, noted_by, rows_of, send
+from alphaloop.batches.progress import Progress, batch_as_json, count, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
@@ -66,9 +66,9 @@ def submit(
         with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            name, num_bytes = Path(shown_name(file)).name, path.stat().st_size
-            noting = noted_by("command", account(), batch.batch_id, task, name, num_bytes, database)
-            sent = send(lines.read(source.lines), settings, database, after_page=noting)
+            noted: dict[str, str | int] = {"id": batch.batch_id, "source": "command", "by": account(), "task": task}
+            noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size}
+            sent = send(lines.read(source.lines), settings, database, noted=noted)
         if not sent.num_lines:
             raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
         note(f"{sent.num_sent} requests sent")

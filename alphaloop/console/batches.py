@@ -20,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from alphaloop.batches import advancing
 from alphaloop.batches.advancing import batch_named, files_of, written
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, noted_by, rows_of, send
+from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, text
 from alphaloop.console.reading import Sources
@@ -176,15 +176,19 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     kept = KeptBatches(settings.console_batches)
     kept.drop_before(now - _KEPT_FOR)
     upload.file.seek(0)
-    found = kept.add(upload.file, name=upload.name, task=upload.task, by=session.username, at=now)
+    found, num_bytes = kept.add(upload.file), upload.file.tell()
     upload.file.seek(0)
     write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
-    reader = BatchReader(settings, found.batch_id, task=found.task)
-    noting = noted_by(
-        "console", session.username, found.batch_id, found.task, found.name, found.num_bytes, sources.database
-    )
-    sent = send(reader.read(lines), settings, sources.database, after_page=noting)
+    noted: dict[str, str | int] = {
+        "id": found.batch_id,
+        "source": "console",
+        "by": session.username,
+        "name": upload.name,
+    }
+    noted |= {"task": upload.task, "num_bytes": num_bytes}
+    reader = BatchReader(settings, found.batch_id, task=upload.task)
+    sent = send(reader.read(lines), settings, sources.database, noted=noted)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
     log.info(told, extra={"action": "batch_submitted"})
     sources.remembered.forget(("batch", found.batch_id))

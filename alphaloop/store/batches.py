@@ -5,7 +5,7 @@ Both tables hold what became of the requests when a scheduler counted them last,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
@@ -34,7 +34,6 @@ class ListedBatch:
     num_completed: int | None  #: one of the API's
     num_failed: int | None  #: one of the API's
     created_at: datetime
-    counted_at: datetime | None  #: None of one of the API's
 
 
 class BatchStore(Store):
@@ -48,16 +47,15 @@ class BatchStore(Store):
 
     def find(self, batch_id: str) -> ListedBatch | None:
         """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
-        row = self._database.row(_FIND, {"id": batch_id})
-        return None if row is None else of_row(ListedBatch, row)
+        return self._named([batch_id]).get(batch_id)
 
-    def note(self, batch_id: str, *, num_total: int, num_invalid: int, file: Mapping[str, str | int]) -> None:
-        """Note what is sent (`source`, `by`, `name`, `task`, `num_bytes`), and its lines as far as they were read."""
-        told = {**file, "is_open": True}
+    def note(self, told: Mapping[str, str | int], num_total: int, num_invalid: int) -> None:
+        """Note a file that is being sent, by columns of `batches`, and how many lines of it were read so far."""
         lines = {"num_total": num_total, "num_invalid": num_invalid}
         grown = {column: func.greatest(batches.c[column], number) for column, number in lines.items()}
-        made = insert(batches).values(id=batch_id, **told, **lines)
-        self._database.change(made.on_conflict_do_update(index_elements=["id"], set_={**told, **grown}))
+        made = insert(batches).values({**told, **lines})
+        changed = {**told, **grown, "is_open": True}
+        self._database.change(made.on_conflict_do_update(index_elements=["id"], set_=changed))
 
     def open(self, limit: int, since: datetime | None) -> dict[str, ListedBatch]:
         """Those to be counted, the longest not counted first.
@@ -66,9 +64,8 @@ class BatchStore(Store):
         """
         self._database.change(_CLAIMED, {"since": since, "margin": _MARGIN})
         longest_ago = batches.c.counted_at.nulls_first()
-        ids = self._database.scalars(select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit))
-        rows = self._database.rows(_OPEN, {"ids": ids})
-        return {row.id: of_row(ListedBatch, row) for row in rows}
+        is_open = select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit)
+        return self._named(self._database.scalars(is_open))
 
     def keep(self, counts: Mapping[str, tuple[Mapping[str, int], bool]]) -> None:
         """Keep what was counted: by batch, its requests by what became of them, and whether some have not ended."""
@@ -76,16 +73,16 @@ class BatchStore(Store):
             values = {"by_status": dict(by_status), "is_open": is_open, "counted_at": func.clock_timestamp()}
             self._database.change(update(batches).where(batches.c.id == batch_id).values(values))
 
+    def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
+        return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
+
 
 _LISTED: Final = """
-    SELECT id, 'api' AS source, key_name AS by, files.filename AS name, task, files.num_bytes, num_total, num_invalid,
-        by_status, status, num_completed, num_failed, created_at, CAST(NULL AS timestamptz) AS counted_at
-    FROM api_batches LEFT JOIN LATERAL (
-        SELECT filename, num_bytes FROM api_files WHERE api_files.id = api_batches.input_file_id
-    ) AS files ON true
+    SELECT api_batches.id, 'api' AS source, api_batches.key_name AS by, filename AS name, task, num_bytes, num_total,
+        num_invalid, by_status, status, num_completed, num_failed, api_batches.created_at
+    FROM api_batches LEFT JOIN api_files ON api_files.id = input_file_id
     UNION ALL
-    SELECT id, source, by, name, task, num_bytes, num_total, num_invalid, by_status, NULL, NULL, NULL,
-        created_at, counted_at
+    SELECT id, source, by, name, task, num_bytes, num_total, num_invalid, by_status, NULL, NULL, NULL, created_at
     FROM batches
 """
 _PAGE: Final = text(f"""
@@ -93,8 +90,7 @@ _PAGE: Final = text(f"""
     WHERE CAST(:at AS timestamptz) IS NULL OR (created_at, id) < (CAST(:at AS timestamptz), CAST(:id AS text))
     ORDER BY created_at DESC, id DESC LIMIT :limit
 """)  # noqa: S608 - no values
-_FIND: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = :id")  # noqa: S608 - no values
-_OPEN: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = ANY(:ids)")  # noqa: S608 - no values
+_NAMED: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = ANY(:ids)")  # noqa: S608 - no values
 #: A claim is seen when it is committed, which is after it was made.
 _MARGIN: Final = timedelta(seconds=10)
 # The first look of a process goes on where the last one of any process ended.

@@ -418,12 +418,12 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     lines = [_line(f"row-{number:02d}", chat) for number in range(58)]
     lines += [_line("row-hot", {**chat, "temperature": 9}), "{half a line"]
     content, now = io.BytesIO("\n".join(lines).encode()), datetime.now(UTC)
-    kept = KeptBatches(settings.console_batches).add(
-        content, name="haiku.jsonl", task=plan.task, by="alphaloop", at=now
-    )
+    kept = KeptBatches(settings.console_batches).add(content)
+    noted: dict[str, str | int] = {"id": kept.batch_id, "source": "console", "by": "alphaloop", "name": "haiku.jsonl"}
+    noted |= {"task": plan.task, "num_bytes": content.tell()}
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
-    send(iter(found), settings, database)
+    send(iter(found), settings, database, noted=noted)
     jobs = [line.job for line in found if isinstance(line, BatchRequest)]
     claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
     claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)
@@ -460,10 +460,10 @@ def list_batches(database: Database, num_batches: int, now: datetime) -> None:
             )
             made.append(values_of(batch))
         else:
-            told: dict[str, str | int] = {"source": "command", "by": "platform", "name": name, "task": "code"}
             batch_id, is_open = f"batch-{hashlib.sha256(name.encode()).hexdigest()[:24]}", number % 20 == 0
-            lines = {"num_total": num_total + 50 * is_open, "num_invalid": by_status["invalid"]}
-            store.note(batch_id, file={**told, "num_bytes": 300 * num_total}, **lines)
+            told = {"id": batch_id, "source": "command", "by": "platform", "name": name, "task": "code"}
+            noted: dict[str, str | int] = {**told, "num_bytes": 300 * num_total}
+            store.note(noted, num_total + 50 * is_open, by_status["invalid"])
             store.keep({batch_id: (by_status, is_open)})
     if made:
         database.change(insert(api_batches), made)

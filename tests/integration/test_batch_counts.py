@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import openai
 import pytest
@@ -145,6 +146,24 @@ def test_requests_that_failed_and_were_sent_again(screens: Screens, worker_setti
     screens.agree(made.id, {"succeeded": 1, "failed": 1, "refused": 1, "invalid": 1})
     errors = [json.loads(line) for line in screens.cli("batch", "errors", made.id).out.splitlines()]
     (failed,) = (row["response"]["request_id"] for row in errors if row["custom_id"] == "unlucky")
+    for custom_id, field in (("unlucky", None), ("other", "body.model")):
+        (job_id,) = (row["response"]["request_id"] for row in errors if row["custom_id"] == custom_id)
+        until(lambda: bool(screens.console.get(f"/job.json?id={job_id}").data["letter"]), "its dead letter is read")  # noqa: B023
+        told = screens.console.get(f"/job.json?id={job_id}").data["letter"]
+        assert (told["field"], told["hint"]) == (field, field and "leave it out")
+        letter = screens.console.get(f"/dead-letter.json?at={told['at']}").data
+        assert (letter["job_id"], letter["batch_id"]) == (job_id, made.id)
+        page, back = (screens.console.get(path).text for path in (f"/job?id={job_id}", f"/dead-letter?at={told['at']}"))
+        assert f'href="/dead-letter?at={quote(told["at"])}"' in page
+        assert f'href="/batch?id={made.id}"' in back
+        assert f'href="/job?id={job_id}"' in back
+    files = screens.console.get(f"/batch.json?id={made.id}").data["files"]
+    assert {part: files[part]["name"] for part in files} == {
+        "input": "requests.jsonl",
+        "output": f"{made.id}_output.jsonl",
+        "error": f"{made.id}_error.jsonl",
+    }
+    assert screens.console.get(f"/batch/file?id={made.id}&part=input").text.startswith(BAD[0])
     redriven = screens.cli("dlq", "redrive", "--task", "code", "--since", "1d", "--set", "body.model=fake")
     assert redriven.code == 0, redriven.err
     screens.agree(made.id, {"succeeded": 1, "waiting": 2, "invalid": 1})
