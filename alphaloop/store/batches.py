@@ -69,9 +69,10 @@ class BatchStore(Store):
 
     def keep(self, counts: Mapping[str, tuple[Mapping[str, int], bool]]) -> None:
         """Keep what was counted: by batch, its requests by what became of them, and whether some have not ended."""
-        for batch_id, (by_status, is_open) in counts.items():
-            values = {"by_status": dict(by_status), "is_open": is_open, "counted_at": func.clock_timestamp()}
-            self._database.change(update(batches).where(batches.c.id == batch_id).values(values))
+        with self._database.begin() as connection:
+            for batch_id, (by_status, is_open) in sorted(counts.items()):
+                values = {"by_status": dict(by_status), "is_open": is_open, "counted_at": func.clock_timestamp()}
+                connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
 
     def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
         return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
