@@ -1,6 +1,6 @@
 """What becomes of a batch of the API: its lines are counted and sent, its requests awaited, its files written.
 
-Batches that came through Kafka are counted, too, and nothing else is done with them.
+A second thread counts every open batch: those that came through Kafka, too, with which nothing else is done.
 
 Every scheduler that serves the API looks for batches that are due. Whoever holds the lease of a batch goes on with it
 from what the database says of it, so a scheduler may die at any moment: another one sends from the last line that the
@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -57,8 +57,8 @@ KEPT_FOR: Final = timedelta(days=30)
 #: A scheduler that died is followed after it.
 LEASE_S: Final = 30.0
 _LOOK_EVERY: Final = timedelta(seconds=1)
-#: Between two looks for refused requests, which reads every request: at least so long, and so many times as it took.
-_COUNT_EVERY_S: Final = 5.0
+#: Between two counts, which read every dead letter: at least so long, and so many times as one took.
+_COUNT_EVERY_S: Final = 2.0
 _PAUSE_OVER_COUNTING: Final = 5.0
 #: After a failure that passes by itself, and after any other.
 _RETRY: Final = timedelta(seconds=5)
@@ -70,14 +70,13 @@ _CLAIMS_SETTLED_S: Final = 3.0
 _CLEAN_EVERY_S: Final = 300.0
 _MOST_CLEANED: Final = 100
 _MOST_DUE: Final = 20
-#: Batches that are counted together, of those that came through Kafka.
+#: Batches that are counted together, beside the API's.
 _MOST_COUNTED: Final = 1000
 _PAGE: Final = 500
-_MOST_REMEMBERED: Final = 10_000
 
 
 class Advancing:
-    """Goes on with batches that are due, in a thread of its own until it is closed."""
+    """Goes on with batches that are due and counts the open ones, in threads of its own until it is closed."""
 
     def __init__(
         self,
@@ -93,13 +92,12 @@ class Advancing:
         self._batches, self._files = ApiBatchStore(database), ApiFileStore(database)
         self._contents = FileContents(settings)
         self._owner, self._lease_s = owner, lease_s
-        self._counts: dict[str, _Counted] = {}
         self._cancelled_at: dict[str, float] = {}  #: by batch, when its cancellations were written down, by `clock`
-        self._others = BatchStore(database)
+        self._all = BatchStore(database)
         self._looked_at: datetime | None = None  #: when they were looked for, by the database
-        self._clean_due = self._others_due = 0.0
+        self._clean_due = self._count_due = 0.0
         self._news, self._stop = threading.Event(), threading.Event()
-        turns = {"batches": self.run_once, "batch-counts": self.count_others}
+        turns = {"batches": self.run_once, "batch-counts": self.count_open}
         self._threads = [threading.Thread(target=self._run, args=(turns[n],), name=n, daemon=True) for n in turns]
 
     def start(self) -> None:
@@ -149,15 +147,17 @@ class Advancing:
             self._delete_expired()
         return len(due)
 
-    def count_others(self) -> None:
-        """Count the open batches that came through Kafka, if that is due. Raises StoreError, BrokerError."""
-        if (began := self._clock()) < self._others_due:
+    def count_open(self) -> None:
+        """Count the open batches, whoever sent them, if that is due. Raises StoreError, BrokerError."""
+        if (began := self._clock()) < self._count_due:
             return
         now = DatabaseClock(self._database).measure()
-        if found := self._others.open(_MOST_COUNTED, self._looked_at):
+        if found := self._all.open(_MOST_COUNTED, self._looked_at):
             counts = count_each(found, self._settings, self._database)
-            self._others.keep({one: (count.by_status, count.num_open > 0) for one, count in counts.items()})
-        self._looked_at, self._others_due = now, _next_count(began, self._clock())
+            self._all.keep({one: _values(counts[one], found[one].status) for one in found})
+        ended = self._clock()
+        self._looked_at = now
+        self._count_due = ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
 
     def _in_turn(self, batch_id: str) -> None:
         lease = LeaderLease(self._database, self._owner, lease_s=self._lease_s, role=f"batch {batch_id}")
@@ -167,8 +167,10 @@ class Advancing:
         pause = _LOOK_EVERY
         try:
             if (found := self._batches.with_files(batch_id)) is not None and found[0].status in OPEN:
-                batch, files, now = found
+                (batch, files, now), began = found, self._clock()
                 _Turn(self, lease, batch, files.get(batch.input_file_id), now).take()
+                if batch.status == "finalizing":  # it waits for redriven jobs, and was read whole
+                    pause = max(pause, timedelta(seconds=_PAUSE_OVER_COUNTING * (self._clock() - began)))
         except _Ended:
             pause = timedelta(0)
         except Exception as error:
@@ -190,25 +192,6 @@ class Advancing:
                 log.warning("%s was not deleted: %s", file.id, type(error).__name__, extra={"action": "file_kept"})
                 continue
             self._files.forget(file.id)
-
-    def _counts_of(self, batch_id: str) -> _Counted:
-        """What is known of the last time that its requests were read, from the first look at it on."""
-        if len(self._counts) > _MOST_REMEMBERED:
-            self._counts.clear()
-        return self._counts.setdefault(batch_id, _Counted(self._clock() + _COUNT_EVERY_S, 0))
-
-
-def _next_count(began: float, ended: float) -> float:
-    """When to count again what took so long, by the clock that was read."""
-    return ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
-
-
-@dataclass(slots=True)
-class _Counted:
-    """When requests are to be read again, and how many jobs had ended when they were read last."""
-
-    due: float
-    num_ended: int
 
 
 class _Ended(Exception):
@@ -291,7 +274,7 @@ class _Turn:
         def after_page(done: SentBatch) -> None:
             self._keep_lease()
             num_sent, num_invalid = before.num_sent + done.num_lines, before.num_invalid + done.num_wrong
-            self._counted(self._batches.claimed(before.id), num_sent=num_sent, num_invalid=num_invalid)
+            self._changed(None, num_sent=num_sent, num_invalid=num_invalid)
 
         num_lines = self._num_lines_to_send()
         if not num_lines:
@@ -312,28 +295,11 @@ class _Turn:
         return 0 if room < min(rest, (most + 1) // 2) else min(rest, room)
 
     def _look(self, end: Status | None) -> None:
-        """See how far it is; where it may be done, or requests may have been refused, by reading each one."""
-        batch, counted = self._batch, self._around._counts_of(self._batch.id)
-        claimed = self._batches.claimed(batch.id)
-        num_ended = sum(claimed.values()) - claimed.get("held", 0)
-        may_be_done = num_ended + batch.num_invalid >= batch.num_total and num_ended != counted.num_ended
-        if not (may_be_done or end or self._around._clock() >= counted.due):
-            self._counted(claimed)
-            return
-        found = self._read()
-        counted.num_ended = num_ended
-        if end or not found.open:
+        """Where all that was counted has ended, or the time is over, see whether each request has."""
+        is_sent = self._batch.num_sent >= self._batch.num_total
+        if end or (is_sent and not Progress.of(self._batch).num_open and not self._read().open):
             self._changed("finalizing")
             self._write(end)
-
-    def _counted(self, claimed: Mapping[str, int], **values: Any) -> None:
-        """Write its counts: what no worker has claimed was wrong, or refused when it was read last, or waits."""
-        total, num_invalid = self._batch.num_total, values.get("num_invalid", self._batch.num_invalid)
-        num_left = total - num_invalid - sum(claimed.values())
-        num_refused = max(0, min(self._batch.by_status.get("refused", 0), num_left))
-        found = Progress({**claimed, "refused": num_refused}).filled(total, num_invalid)
-        if values or found.by_status != self._batch.by_status:
-            self._changed(None, **_values(found), **values)
 
     def _cancel(self, *, is_over: bool) -> None:
         """Ask for the end of each request that has not ended; when none is decoded any more, it is over.
@@ -354,9 +320,7 @@ class _Turn:
 
     def _finish(self, end: Status | None) -> None:
         """Write its files: of one that had ended, once no request is open whose dead letter was sent again."""
-        counted = self._around._counts.get(self._batch.id)
-        is_due = counted is None or self._around._clock() >= counted.due
-        if not self._batch.had_ended or (is_due and not self._read(end).open):
+        if not self._batch.had_ended or not self._read(end).open:
             self._write(end)
 
     def _write(self, end: Status | None) -> None:
@@ -394,12 +358,11 @@ class _Turn:
 
     def _read(self, end: Status | None = None) -> _Found:
         """Read what became of each request, and write down how many."""
-        began, found = self._around._clock(), _Found()
+        found = _Found()
         for row in self._rows(None, end):
             found.by_status[row.status] += 1
             if row.part == "open" and row.job_id:
                 found.open.append(row.job_id)
-        self._around._counts_of(self._batch.id).due = _next_count(began, self._around._clock())
         self._changed(None, **_values(Progress(found.by_status)))
         return found
 
@@ -424,14 +387,16 @@ class _Turn:
         self._batch = changed
 
     def _end(self, status: str, files: list[ApiFile], **values: Any) -> NoReturn:
-        self._around._counts.pop(self._batch.id, None)
         self._around._cancelled_at.pop(self._batch.id, None)
         if self._batches.end(self._batch, status, files, **values):
             log.info("batch %s: %s", self._batch.id, status, extra={"action": f"batch_{status}"})
         raise _Ended
 
 
-def _values(found: Progress) -> dict[str, Any]:
+def _values(found: Progress, status: str | None = "open") -> dict[str, Any]:
+    """Columns of a batch of the API, or of another one, which has no `status`."""
+    if status is None:
+        return {"by_status": dict(found.by_status), "is_open": found.num_open > 0}
     return {"by_status": dict(found.by_status), "num_completed": found.num_completed, "num_failed": found.num_failed}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
@@ -34,8 +34,6 @@ class RequestRow:
     status: str
     job_id: str | None
     row: dict[str, Any] | None = None
-    custom_id: str | None = None  #: of an open one, where it is known
-    batch_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,24 +111,38 @@ def count(batch: BatchSource, settings: Settings, database: Database, *, most_wr
     Those of the API's batches are counted by a scheduler, and shown as it counted them last. Raises as `rows_of`.
     """
     known = BatchStore(database).find(batch.batch_id)
-    if known is None or known.status is None:
-        found = counted(rows_of(batch, settings, database), most_wrong=most_wrong)
-        return found if known is None else found.filled(known.num_total, known.num_invalid)
+    if known is None:
+        return counted(rows_of(batch, settings, database), most_wrong=most_wrong)
+    found = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
     wrong = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
-    return replace(Progress.of(known), wrong=tuple(islice(wrong, most_wrong)))
+    return replace(found, wrong=tuple(islice(wrong, most_wrong)))
 
 
 def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
-    """The same of batches that did not come through the API, by id: dead letters and Kafka's backlog are read once.
+    """What became of the requests of open batches, by id: dead letters and Kafka's backlog are read once for all.
 
-    Of a batch that was submitted as a file the lines are known, and those that are nowhere else wait: only for others
-    the backlog is searched.
+    A request counts once, by the last job that was made of its dead letters. Of a batch whose number of lines is known,
+    those that are nowhere wait: only for others the backlog is searched. Raises StoreError, BrokerError.
     """
-    by_status = {batch_id: Counter[str]() for batch_id in batches}
-    unknown = {one.id for one in batches.values() if not one.num_total}
-    for row in _rows(_by_name(batches.keys(), settings, database, searched=unknown), settings, database, None):
-        by_status[str(row.batch_id)][row.status] += 1
-    return {one.id: Progress(by_status[one.id]).filled(one.num_total, one.num_invalid) for one in batches.values()}
+    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id in batches)
+    counts = {batch_id: Counter[str]() for batch_id in batches}
+    without_text = {job_id: (str(refusal.batch_id), "refused") for job_id, refusal in refused.items()}
+    for batch_id, status, num_jobs, failed in BatchStore(database).claimed(batches.keys()):
+        counts[batch_id][status] += num_jobs
+        without_text |= {job_id: (batch_id, status) for job_id in failed or ()}
+    counted_elsewhere = set[str]()
+    for start in range(0, len(without_text), _PAGE):
+        for job_id, now in latest_jobs(database, list(without_text)[start : start + _PAGE]).items():
+            is_conflict = now.is_claimed and without_text[job_id][1] == "refused"
+            counted_elsewhere |= {*now.made_of} or ({job_id} if is_conflict else set())
+    for job_id, (batch_id, status) in without_text.items():
+        counts[batch_id][status] += (status == "refused") - (job_id in counted_elsewhere)
+    if unknown := {one.id for one in batches.values() if not one.num_total}:
+        waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown).messages
+        batch_of = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in refused}
+        for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
+            counts[batch_of[job_id]]["waiting"] += 1
+    return {one.id: Progress(dict(+counts[one.id])).filled(one.num_total, one.num_invalid) for one in batches.values()}
 
 
 def rows_of(
@@ -141,19 +153,9 @@ def rows_of(
     A text that is gone or altered makes its request an error. Raises ConfigError, StoreError, BrokerError,
     ContentStoreUnavailable.
     """
-    for row in _rows(_pages_of(batch, settings, database), settings, database, contents):
-        if row.part != "open" or batch.end is None or (batch.awaits_redriven and "~" in (row.job_id or "")):
-            yield row  # of a batch of the API only a job that was made of a dead letter has a ~ in its id
-        else:
-            yield _over(row, batch.end)
-
-
-def _rows(
-    pages: Iterator[list[_Asked | BadRequest]], settings: Settings, database: Database, contents: ContentStore | None
-) -> Iterator[RequestRow]:
     open_later: dict[str, _Asked] = {}  # by job_id: no worker has claimed them
     redriven = set[str]()  # of a batch by its name, these jobs are found for themselves too
-    for page in pages:
+    for page in _pages_of(batch, settings, database):
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
@@ -166,7 +168,7 @@ def _rows(
             if now.result is not None:
                 yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield RequestRow("open", "held", now.job_id, None, one.custom_id, one.batch_id)
+                yield _open("held", now.job_id, one, batch)
             else:
                 open_later[now.job_id] = one
     refused = refusals_of(settings.kafka, open_later)
@@ -174,7 +176,7 @@ def _rows(
         if job_id in refused:
             yield _ended(refused[job_id], one, contents)
         else:
-            yield RequestRow("open", "waiting", job_id, None, one.custom_id, one.batch_id)
+            yield _open("waiting", job_id, one, batch)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
@@ -342,13 +344,12 @@ class _Asked:
 
     job_id: str
     custom_id: str | None
-    batch_id: str
 
 
 def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
     """Every request of a batch once."""
     if batch.path is None:
-        yield from _by_name({batch.batch_id}, settings, database)
+        yield from _by_name(batch.batch_id, settings, database)
         return
     with reading(batch.path) as source:
         # The task only matters where a line is sent.
@@ -358,30 +359,22 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
             else batch.reader()
         )
         for page in pages(reader.read(source.lines)):
-            yield [
-                line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id, batch.batch_id)
-                for line in page
-            ]
+            yield [line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id) for line in page]
 
 
-def _by_name(
-    batch_ids: Set[str], settings: Settings, database: Database, *, searched: Set[str] | None = None
-) -> Iterator[list[_Asked | BadRequest]]:
-    """What was refused, then what a worker has claimed, then what waits in Kafka, of `searched` batches alone if given.
+def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[list[_Asked | BadRequest]]:
+    """What was refused, then what a worker has claimed, then what waits in Kafka.
 
     In this order, and by their ids, each comes before the job that a redrive made of it.
     """
-    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id in batch_ids)
-    yield [_Asked(job_id, refused[job_id].custom_id, str(refused[job_id].batch_id)) for job_id in sorted(refused)]
+    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
+    yield [_Asked(job_id, refused[job_id].custom_id) for job_id in sorted(refused)]
     known = set(refused)
-    for batch_id in sorted(batch_ids):
-        for page in pages_of_batch(database, batch_id):
-            yield [_Asked(job_id, custom_id, batch_id) for job_id, custom_id in page if job_id not in known]
-            known |= {job_id for job_id, _ in page}
-    if searched := batch_ids if searched is None else searched:
-        waiting = search(settings.kafka, lambda _, batch: batch in searched).messages
-        named = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in known}
-        yield [_Asked(job_id, None, batch_id) for job_id, batch_id in named.items()]
+    for page in pages_of_batch(database, batch_id):
+        yield [_Asked(job_id, custom_id) for job_id, custom_id in page if job_id not in known]
+        known |= {job_id for job_id, _ in page}
+    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    yield [_Asked(job_id, None) for job_id in {message.job_id: None for message in waiting} if job_id not in known]
 
 
 def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
@@ -412,14 +405,18 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
         result, status = result.model_copy(update={"status": Status.FAILED, "error": failure}), Status.FAILED.value
     is_done = result.status is Status.SUCCEEDED
     row = (output_row if is_done else failed_row)(result, custom_id=custom_id)
-    return RequestRow("output" if is_done else "error", status, job_id, row, custom_id, asked.batch_id)
+    return RequestRow("output" if is_done else "error", status, job_id, row)
 
 
-def _over(row: RequestRow, end: Status) -> RequestRow:
-    """A request of a batch that is over ended with it."""
-    told = "cancelled with its batch" if end is Status.CANCELLED else "not done when the time of its batch was over"
-    ended = unanswered_row(row.job_id or "", end, told, custom_id=row.custom_id)
-    return replace(row, part="error", status=end.value, row=ended)
+def _open(status: str, job_id: str, asked: _Asked, batch: BatchSource) -> RequestRow:
+    """A request without an outcome: it is open, or has ended with its batch."""
+    # Of a batch of the API only a job that was made of a dead letter has a ~ in its id.
+    if batch.end is None or (batch.awaits_redriven and "~" in job_id):
+        return RequestRow("open", status, job_id)
+    is_cancelled = batch.end is Status.CANCELLED
+    told = "cancelled with its batch" if is_cancelled else "not done when the time of its batch was over"
+    row = unanswered_row(job_id, batch.end, told, custom_id=asked.custom_id)
+    return RequestRow("error", batch.end.value, job_id, row)
 
 
 def _request(job_id: str) -> str:

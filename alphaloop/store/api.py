@@ -332,22 +332,9 @@ class ApiBatchStore(Store):
         later = func.clock_timestamp() + wait
         self._database.change(update(api_batches).where(api_batches.c.id == batch_id).values(look_at=later))
 
-    def claimed(self, batch_id: str) -> dict[str, int]:
-        """Its requests that a worker has claimed, by what became of the last job of each. Refused ones have no job."""
-        return {row.status: row.num for row in self._database.rows(_CLAIMED, {"batch_id": batch_id})}
-
 
 _FILE: Final = tuple(columns_of(api_files, ApiFile))
 _BATCH: Final = tuple(columns_of(api_batches, ApiBatch))
-# A job of a batch of the API has no ~ in its id unless it was made of a dead letter.
-_CLAIMED: Final = text("""
-    SELECT CASE status WHEN 'running' THEN 'held' ELSE status END AS status, count(*) AS num
-    FROM (
-        SELECT DISTINCT ON (split_part(job_id, '~', 1)) status FROM jobs WHERE batch_id = :batch_id
-        ORDER BY split_part(job_id, '~', 1), length(job_id) DESC, job_id DESC
-    ) AS last_jobs
-    GROUP BY status
-""")
 _TURN: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('api ' || CAST(:key_name AS text), 0))")
 
 

@@ -5,16 +5,16 @@ Both tables hold what became of the requests when a scheduler counted them last,
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from sqlalchemy import func, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Store, of_row
-from alphaloop.tables import batches
+from alphaloop.tables import api_batches, batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,30 @@ class BatchStore(Store):
         self._database.change(made.on_conflict_do_update(index_elements=["id"], set_=changed))
 
     def open(self, limit: int, since: datetime | None) -> dict[str, ListedBatch]:
-        """Those to be counted, the longest not counted first.
+        """Those to be counted: the API's, and of the others at most `limit`, the longest not counted first.
 
         Batches are among them of which a worker has claimed a job `since` then; without it, since the last count.
         """
         self._database.change(_CLAIMED, {"since": since, "margin": _MARGIN})
         longest_ago = batches.c.counted_at.nulls_first()
-        is_open = select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit)
-        return self._named(self._database.scalars(is_open))
+        others = select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit)
+        of_api = select(api_batches.c.id).where(_IS_COUNTED)
+        return self._named([*self._database.scalars(of_api), *self._database.scalars(others)])
 
-    def keep(self, counts: Mapping[str, tuple[Mapping[str, int], bool]]) -> None:
-        """Keep what was counted: by batch, its requests by what became of them, and whether some have not ended."""
+    def claimed(self, batch_ids: Collection[str]) -> list[tuple[str, str, int, list[str] | None]]:
+        """Of their jobs that a worker has claimed: batch, status, number, and which ones have failed."""
+        return [tuple(row) for row in self._database.rows(_BY_STATUS, {"ids": list(batch_ids)})]
+
+    def keep(self, counts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what was counted, by batch and column: with `is_open` one that is not the API's."""
+        now = {"counted_at": func.clock_timestamp()}
         with self._database.begin() as connection:
-            for batch_id, (by_status, is_open) in sorted(counts.items()):
-                values = {"by_status": dict(by_status), "is_open": is_open, "counted_at": func.clock_timestamp()}
-                connection.execute(update(batches).where(batches.c.id == batch_id).values(values))
+            for batch_id, kept in sorted(counts.items()):
+                if "is_open" in kept:
+                    change = update(batches).where(batches.c.id == batch_id).values({**kept, **now})
+                else:
+                    change = update(api_batches).where(api_batches.c.id == batch_id, _IS_COUNTED).values(kept)
+                connection.execute(change)
 
     def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
         return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
@@ -92,6 +101,13 @@ _PAGE: Final = text(f"""
     ORDER BY created_at DESC, id DESC LIMIT :limit
 """)  # noqa: S608 - no values
 _NAMED: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = ANY(:ids)")  # noqa: S608 - no values
+#: What the API's other batches have was counted when their files were written.
+_IS_COUNTED: Final = api_batches.c.status.in_(("in_progress", "cancelling"))
+_BY_STATUS: Final = text("""
+    SELECT batch_id, CASE status WHEN 'running' THEN 'held' ELSE status END AS status, count(*),
+        array_agg(job_id) FILTER (WHERE status = 'failed')
+    FROM jobs WHERE batch_id = ANY(:ids) GROUP BY batch_id, status
+""")
 #: A claim is seen when it is committed, which is after it was made.
 _MARGIN: Final = timedelta(seconds=10)
 # The first look of a process goes on where the last one of any process ended.

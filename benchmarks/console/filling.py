@@ -464,7 +464,7 @@ def list_batches(database: Database, num_batches: int, now: datetime) -> None:
             told = {"id": batch_id, "source": "command", "by": "platform", "name": name, "task": "code"}
             noted: dict[str, str | int] = {**told, "num_bytes": 300 * num_total}
             store.note(noted, num_total + 50 * is_open, by_status["invalid"])
-            store.keep({batch_id: (by_status, is_open)})
+            store.keep({batch_id: {"by_status": by_status, "is_open": is_open}})
     if made:
         database.change(insert(api_batches), made)
 
