@@ -215,16 +215,18 @@ def send(
     """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
 
     `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it. What
-    is `noted` is listed from then on. Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
+    is `noted` (columns of `batches`) is listed from the first page on.
+    Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
     done = SentBatch()
     with Client(settings) as client:
         for page in pages(lines):
-            client.submit(_unseen(page, database, done))
+            unseen = _unseen(page, database, done)
+            if noted is not None:
+                BatchStore(database).note(noted, done.num_wrong)
+            client.submit(unseen)
             if after_page is not None:
                 after_page(done)
-            if noted is not None:
-                BatchStore(database).note(noted, done.num_lines, done.num_wrong)
     return done
 
 

@@ -64,13 +64,15 @@ def submit(
         before = client.sent_before(()) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
+            num_lines = sum(bool(line.strip()) for line in source.lines)
+        if not num_lines:
+            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
+        with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
             noted: dict[str, str | int] = {"id": batch.batch_id, "source": "command", "by": account(), "task": task}
-            noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size}
+            noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size, "num_total": num_lines}
             sent = send(lines.read(source.lines), settings, database, noted=noted)
-        if not sent.num_lines:
-            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
         note(f"{sent.num_sent} requests sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")

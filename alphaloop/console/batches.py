@@ -171,7 +171,8 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     if upload.task not in settings.tasks:
         raise WrongRequest(f"no task {upload.task[:100]!r}", hint=f"expected one of {', '.join(settings.tasks)}")
     most = sources.settings.console.max_batch_mb * _MB  # of what a small compressed file may grow to
-    if not sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines):
+    num_lines = sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines)
+    if not num_lines:
         raise WrongRequest("expected one request a line, found no line with text")
     kept = KeptBatches(settings.console_batches)
     kept.drop_before(now - _KEPT_FOR)
@@ -180,13 +181,8 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     upload.file.seek(0)
     write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
-    noted: dict[str, str | int] = {
-        "id": found.batch_id,
-        "source": "console",
-        "by": session.username,
-        "name": upload.name,
-    }
-    noted |= {"task": upload.task, "num_bytes": num_bytes}
+    noted: dict[str, str | int] = {"id": found.batch_id, "source": "console", "by": session.username}
+    noted |= {"name": upload.name, "task": upload.task, "num_bytes": num_bytes, "num_total": num_lines}
     reader = BatchReader(settings, found.batch_id, task=upload.task)
     sent = send(reader.read(lines), settings, sources.database, noted=noted)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"

@@ -49,12 +49,11 @@ class BatchStore(Store):
         """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
         return self._named([batch_id]).get(batch_id)
 
-    def note(self, told: Mapping[str, str | int], num_total: int, num_invalid: int) -> None:
-        """Note a file that is being sent, by columns of `batches`, and how many lines of it were read so far."""
-        lines = {"num_total": num_total, "num_invalid": num_invalid}
-        grown = {column: func.greatest(batches.c[column], number) for column, number in lines.items()}
-        made = insert(batches).values({**told, **lines})
-        changed = {**told, **grown, "is_open": True}
+    def note(self, told: Mapping[str, str | int], num_invalid: int) -> None:
+        """Note a file that is being sent, by columns of `batches`, and how many of its lines were wrong so far."""
+        grown = func.greatest(batches.c.num_invalid, num_invalid)
+        made = insert(batches).values(**told, num_invalid=num_invalid)
+        changed = {**told, "num_invalid": grown, "is_open": True}
         self._database.change(made.on_conflict_do_update(index_elements=["id"], set_=changed))
 
     def open(self, limit: int, since: datetime | None) -> dict[str, ListedBatch]:

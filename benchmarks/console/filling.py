@@ -420,7 +420,7 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     content, now = io.BytesIO("\n".join(lines).encode()), datetime.now(UTC)
     kept = KeptBatches(settings.console_batches).add(content)
     noted: dict[str, str | int] = {"id": kept.batch_id, "source": "console", "by": "alphaloop", "name": "haiku.jsonl"}
-    noted |= {"task": plan.task, "num_bytes": content.tell()}
+    noted |= {"task": plan.task, "num_bytes": content.tell(), "num_total": len(lines)}
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
     send(iter(found), settings, database, noted=noted)
@@ -462,8 +462,8 @@ def list_batches(database: Database, num_batches: int, now: datetime) -> None:
         else:
             batch_id, is_open = f"batch-{hashlib.sha256(name.encode()).hexdigest()[:24]}", number % 20 == 0
             told = {"id": batch_id, "source": "command", "by": "platform", "name": name, "task": "code"}
-            noted: dict[str, str | int] = {**told, "num_bytes": 300 * num_total}
-            store.note(noted, num_total + 50 * is_open, by_status["invalid"])
+            noted: dict[str, str | int] = {**told, "num_bytes": 300 * num_total, "num_total": num_total + 50 * is_open}
+            store.note(noted, by_status["invalid"])
             store.keep({batch_id: {"by_status": by_status, "is_open": is_open}})
     if made:
         database.change(insert(api_batches), made)
