@@ -14,15 +14,15 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.files import STANDARD, readable_again, replace_file
+from alphaloop.files import STANDARD, readable_again
 from alphaloop.job_lines import BadLine, JobReader, Overrides
-from alphaloop.messages import Job
+from alphaloop.messages import Job, Status
 from alphaloop.messages.fields import without_nulls
 from alphaloop.settings import Settings
 
@@ -138,6 +138,8 @@ class BatchSource:
     path: Path | None
     #: Makes a reader of its lines; None: one that takes whatever anybody may send.
     reader: Callable[[], BatchReader] | None = None
+    end: Status | None = None  #: of a batch that is over: with what a request ended that has no outcome
+    awaits_redriven: bool = False  #: whether one is open in spite of it whose dead letter was sent again
 
     @classmethod
     @contextmanager
@@ -153,18 +155,6 @@ class BatchSource:
             yield cls(name, None)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptBatch:
-    """An uploaded file, and what was said with it."""
-
-    batch_id: str
-    name: str  #: of the file on the machine that it came from
-    task: str  #: of lines that name none
-    by: str  #: who sent it
-    at: datetime
-    num_bytes: int
-
-
 class KeptBatches:
     """A folder of uploaded files, so that what became of their lines can be told later.
 
@@ -176,7 +166,7 @@ class KeptBatches:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, content: IO[bytes], *, name: str, task: str, by: str, at: datetime) -> KeptBatch:
+    def add(self, content: IO[bytes]) -> BatchSource:
         """Keep a file; the same content again is the same batch. Raises ConfigError where it cannot be written."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -184,50 +174,28 @@ class KeptBatches:
                 path = Path(part.name)
                 shutil.copyfileobj(content, part, 1 << 20)
             try:
-                kept = KeptBatch(batch_id_of(path), name, task, by, at, path.stat().st_size)
+                kept = BatchSource(batch_id_of(path), path)
                 os.replace(path, self._file(kept.batch_id))
             finally:
                 path.unlink(missing_ok=True)
-            facts = {**asdict(kept), "at": at.isoformat()}
-            replace_file(self._facts(kept.batch_id), json.dumps(facts), mode=0o600)
         except OSError as error:
             raise ConfigError(f"{self._folder}: {error.strerror or error}", hint="data_dir must be writable") from None
-        return kept
-
-    def all(self) -> list[KeptBatch]:
-        """Every file, the newest first."""
-        return sorted(self._found(), key=lambda one: (one.at, one.batch_id), reverse=True)
-
-    def find(self, batch_id: str) -> KeptBatch | None:
-        """The file of this batch."""
-        if _BATCH_ID.fullmatch(batch_id):
-            with suppress(OSError, ValueError, TypeError):  # another process deletes it, or is not done
-                facts = json.loads(self._facts(batch_id).read_text(encoding="utf-8"))
-                if self._file(batch_id).is_file():
-                    return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
-        return None
+        return self.batch(kept.batch_id)
 
     def batch(self, batch_id: str) -> BatchSource:
         """The batch with its file where that is kept, else by its name alone."""
-        return BatchSource(batch_id, self._file(batch_id) if self.find(batch_id) else None)
+        is_kept = _BATCH_ID.fullmatch(batch_id) and self._file(batch_id).is_file()
+        return BatchSource(batch_id, self._file(batch_id) if is_kept else None)
 
     def drop_before(self, moment: datetime) -> None:
         """Delete files that were uploaded before then."""
-        for one in self._found():
-            if one.at < moment:
-                self._file(one.batch_id).unlink(missing_ok=True)
-                self._facts(one.batch_id).unlink(missing_ok=True)
+        for path in self._folder.glob("batch-*.json*"):  # the release before kept a .json beside each
+            with suppress(OSError):  # another process deletes it
+                if path.stat().st_mtime < moment.timestamp():
+                    path.unlink()
 
     def _file(self, batch_id: str) -> Path:
         return self._folder / f"{batch_id}.jsonl"
-
-    def _facts(self, batch_id: str) -> Path:
-        return self._folder / f"{batch_id}.json"
-
-    def _found(self) -> Iterator[KeptBatch]:
-        for path in self._folder.glob("batch-*.json"):
-            if (kept := self.find(path.stem)) is not None:
-                yield kept
 
 
 #: Of alphaloop's jobs, which a line may have beside OpenAI's.

@@ -85,7 +85,7 @@ _add(app, demo.demo, services.up, services.down, services.worker, services.sched
 _add(app, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay, reports.report, jobs.cancel)
 _add(app, jobs.erase, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
 _batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
-_add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors)
+_add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors, list=batch.list_batches)
 _keys = _group("keys", "Make, list and revoke keys of the API for files and batches.")
 _add(_keys, create=batch.create_key, list=batch.list_keys, revoke=batch.revoke)
 _letters = _group("dlq", "List, resend and delete dead letters: failed jobs, and messages that are no jobs.")

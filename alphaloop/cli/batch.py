@@ -6,16 +6,18 @@ import getpass
 import json
 import re
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Progress, batch_as_json, count, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
@@ -25,8 +27,9 @@ from alphaloop.files import STANDARD, Destination, readable_again, reading, show
 from alphaloop.messages.job import Label
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
+from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, one_line
+from alphaloop.wording import counts, one_line, span, words
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
@@ -61,11 +64,15 @@ def submit(
         before = client.sent_before(()) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
+            num_lines = sum(bool(line.strip()) for line in source.lines)
+        if not num_lines:
+            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
+        with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            sent = send(lines.read(source.lines), settings, database)
-        if not sent.num_lines:
-            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
+            noted: dict[str, str | int] = {"id": batch.batch_id, "source": "command", "by": account(), "task": task}
+            noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size, "num_total": num_lines}
+            sent = send(lines.read(source.lines), settings, database, noted=noted)
         note(f"{sent.num_sent} requests sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
@@ -85,7 +92,7 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
-    with open_database(settings) as database, BatchSource.named(batch) as found:
+    with open_database(settings) as database, _named(batch, settings, database) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
@@ -93,11 +100,44 @@ def status(
 def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     """Cancel every request that has not ended. What has ended keeps its outcome."""
     settings = connected_settings(context)
-    with open_database(settings) as database, BatchSource.named(batch) as found:
-        job_ids = open_jobs(rows_of(found, settings, database))
-    with Client(settings) as client:
-        client.cancel(job_ids)
-    note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
+    with open_database(settings) as database, _named(batch, settings, database) as found:
+        deed = Deed("command", account(), "batch_cancelled", found.batch_id)
+        num_open = advancing.cancel(found, settings, database, deed)
+    note(f"asked to cancel {num_open} requests; `alphaloop batch status` shows what became of them")
+
+
+@example("""\
+alphaloop batch list
+alphaloop batch list --limit 1000 --json""")
+def list_batches(
+    context: typer.Context,
+    limit: int = typer.Option(50, min=1, max=100_000, help="Number of batches to show, the newest first."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """List the newest batches of every producer.
+
+    The column done has the requests with a text, those that ended without one, and all of them. A scheduler counts
+    what came through Kafka every few seconds. A batch that was not submitted as a file is listed once a worker has
+    claimed a job of it.
+    """
+    with open_database(connected_settings(context, broker=False)) as database:
+        found = BatchStore(database).page(limit)
+    show_rows(
+        found,
+        *("batch", "from", "state", "done", "age"),
+        right=("done", "age"),
+        cells=_batch_cells,
+        nothing="no batches",
+        as_json=as_json,
+        row_as_json=batch_as_json,
+    )
+
+
+def _batch_cells(batch: ListedBatch) -> tuple[str, ...]:
+    now, came = Progress.of(batch), " ".join(one_line(part) for part in (batch.source, batch.by or "") if part)
+    done = f"{now.num_completed:,}+{now.num_failed:,}/{now.total:,}"
+    age = (datetime.now(UTC) - batch.created_at).total_seconds()
+    return (one_line(batch.id), came, words(now.state), done, span(age))
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")
@@ -127,8 +167,8 @@ def _tell_status(
     batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
 ) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    found = counted(rows_of(batch, settings, database), most_wrong=_MAX_SHOWN)
-    num_failed = found.by_part.get("error", 0)
+    found = count(batch, settings, database, most_wrong=_MAX_SHOWN if says_why else 0)
+    num_failed = found.num_failed
     for row in found.wrong if says_why else ():
         told = row.row or {}
         error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
@@ -145,12 +185,22 @@ def _tell_status(
     return num_failed
 
 
-def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:
+@contextmanager
+def _named(name: str, settings: Settings, database: Database) -> Iterator[BatchSource]:
+    """The batch of a file, else of this name. Raises ConfigError, StoreError."""
+    with BatchSource.named(name) as found, advancing.batch_named(name, settings, database) as known:
+        yield known if found.path is None else found
+
+
+def _write(context: typer.Context, name: str, to: Path | None, part: Literal["output", "error"]) -> None:
     target = Destination.of(to or STANDARD, option="--to", inputs=[name])
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with open_database(settings) as database, BatchSource.named(name) as batch, target.writing() as file:
+    with open_database(settings) as database, _named(name, settings, database) as batch, target.writing() as file:
+        if (whole := advancing.written(batch.batch_id, part, settings, database)) is not None:
+            file.writelines(chunk.decode() for chunk in whole)
+            return
         for row in rows_of(batch, settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:

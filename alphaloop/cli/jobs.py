@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import typer
 
+from alphaloop.batches.progress import latest_jobs
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.cli.batch import account
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
@@ -60,14 +61,17 @@ def job(
 ) -> None:
     """Show the status of jobs.
 
-    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused.
+    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused. The jobs that were
+    made of its dead letters, JOB_ID~1 and so on, follow it.
 
     The tokens so far are those that the worker told within the last seconds. For a job that no worker has claimed the
     messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
-        found = find_jobs(settings, database, list(dict.fromkeys(job_id)))
+        last = latest_jobs(database, job_id)
+        asked = [one for first in job_id for one in (first, *last[first].made_of[1:], last[first].job_id)]
+        found = find_jobs(settings, database, list(dict.fromkeys(asked)))
     if as_json:
         print_json([one.as_json() for one in found])
     else:

@@ -374,11 +374,12 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
     if not 0 < len(name := fields.get("id", "")) <= 200:
         raise WrongRequest("expected an id")
     is_batch = request.url.path == "/batch/cancel"
-    found = batches.open_jobs_of(sources, name) if is_batch else [name]
     _write_down(sources, session, request, "batch_cancelled" if is_batch else "job_cancelled", name)
-    request_cancellation(sources.settings.kafka, found)
-    told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"
-    _log(session, "batch_cancelled" if is_batch else "job_cancelled", told)
+    if is_batch:
+        _log(session, "batch_cancelled", f"batch {name}, {batches.cancel(sources, name)} jobs")
+    else:
+        request_cancellation(sources.settings.kafka, [name])
+        _log(session, "job_cancelled", f"job {name}")
     return f"/{'batch' if is_batch else 'job'}?id={quote(name, safe='')}&asked=cancel"
 
 

@@ -22,7 +22,7 @@ from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
-from alphaloop.messages import Result, Status
+from alphaloop.messages import Result, Status, fields_of
 from alphaloop.messages.dead_letter import is_reason
 from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
@@ -99,6 +99,11 @@ def job(sources: Sources, request: Request) -> Page:
     so_far = None
     if found is not None and is_text_asked_for:
         so_far = text_so_far(sources.settings.kafka, job_id, found.created_at, timeout_s=_SO_FAR_S)
+    reading, letter = None, None
+    if found is None or found.status == Status.FAILED:
+        choice, kafka = LetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
+        reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 1, depth=_DEPTH))
+        letter = reading.value[0].told if reading.value else None
     return Page(
         "job.html.j2",
         "Job",
@@ -107,6 +112,8 @@ def job(sources: Sources, request: Request) -> Page:
             "job": found,
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
+            "letter": letter,
+            "errors": {"dead letters": reading.error} if reading is not None and reading.error else {},
         },
         {
             "result": result,
@@ -118,7 +125,7 @@ def job(sources: Sources, request: Request) -> Page:
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=200 if found is not None else 404,
+        status=404 if found is None and letter is None else 200,
         is_live=found is None or is_running,
     )
 
@@ -284,8 +291,8 @@ def letter(sources: Sources, request: Request) -> Page:
     value = found.record.value or b""
     data: dict[str, Any] = {
         **found.as_json(),
-        "hint": found.reason.get("message", "").partition("\nhint: ")[2] or None,
         "is_failed_job": found.is_failed_job,
+        "batch_id": (fields_of(value) or {}).get("batch_id"),
         "reason": found.reason,
         "headers": {
             name: content.decode("utf-8", "replace") if sources.shows_texts else f"{len(content)} bytes"

@@ -31,6 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alphaloop.batches.advancing import KEPT_FOR, Advancing
 from alphaloop.batches.contents import FileContents
 from alphaloop.batches.lines import ENDPOINTS
+from alphaloop.batches.progress import Progress
 from alphaloop.console.page import address_of
 from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, BrokerError, ContentMissing, ContentStoreUnavailable, StoreUnavailable
@@ -568,6 +569,6 @@ def _batch_object(batch: ApiBatch) -> dict[str, Any]:
         "created_at": _second(batch.created_at),
         "expires_at": _second(batch.expires_at),
         **{name: None if at is None else _second(at) for name, at in times.items()},
-        "request_counts": {"total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed},
+        "request_counts": Progress.of(batch).request_counts,
         "metadata": batch.metadata,
     }

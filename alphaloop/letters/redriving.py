@@ -62,7 +62,8 @@ class Redrive:
                 for letter, message in messages:
                     producer.send(message.topic, key=letter.record.key, value=message.value, headers=message.headers)
                 producer.flush(_FLUSH_S)
-                self.store.mark({letter.key: message.job_id for letter, message in messages})
+                batch_ids = [message.batch_id for _, message in messages if message.batch_id is not None]
+                self.store.mark({letter.key: message.job_id for letter, message in messages}, batch_ids)
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -155,6 +156,7 @@ class Redriven:
     """The message to send."""
 
     job_id: str
+    batch_id: str | None
     topic: str
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
@@ -189,7 +191,7 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     value = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     job = parse_job(value, Origin("redrive", topic, 0, 0), task=task)
     headers = tuple((name, content) for name, content in record.headers if not is_reason(name))
-    return Redriven(job.job_id, topic, value, headers)
+    return Redriven(job.job_id, job.batch_id, topic, value, headers)
 
 
 def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:

@@ -163,6 +163,9 @@ def test_a_submission_that_was_cut_off_goes_on_where_it_was(
     with monkeypatch.context() as cut:
         cut.setattr(Producer, "send", send_thirty)
         assert stack_cli("batch", "submit", batch_file, "--task", "chat").code == 1
+    (listed,) = stack_cli("batch", "list", "--json").json
+    for told in (listed, *(stack_cli("batch", "status", one, "--json").json for one in (batch_file, listed["id"]))):
+        assert told["request_counts"] == {"total": 100, "completed": 0, "failed": 1}, "what was not sent waits"
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
         until(lambda: count(database, "jobs") == 29, "the worker has seen what was sent")
         resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
