@@ -10,6 +10,8 @@ import asyncio
 import json
 import logging
 import re
+import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from typing import IO, Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -77,6 +79,8 @@ _TOLD_ONLINE: Final = (
     "file of requests and create a batch with POST /v1/batches"
 )
 _RETRY_AFTER: Final = {"Retry-After": "10"}
+#: Requests of a key that are answered at once: each holds a connection, and most of them a thread.
+MOST_OF_KEY: Final = 16
 
 
 class Refused(AlphaloopError):
@@ -141,12 +145,26 @@ class OpenAIApi:
         self._keys, self._files, self._batches = ApiKeyStore(database), ApiFileStore(database), ApiBatchStore(database)
         self._workers, self._clock = WorkerStore(database), DatabaseClock(database)
         self._contents = FileContents(sources.settings)
+        self._num_of_key, self._lock = Counter[str](), threading.Lock()
         self._api = self._routes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve."""
-        is_below = scope["type"] == "http" and (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/"))
-        await (self._api if is_below else self._behind)(scope, receive, send)
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PREFIX}/"):
+            await self._behind(scope, receive, send)
+            return
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = scope["request_id"]
+            await send(message)
+
+        scope["request_id"] = new_id("req_")
+        try:
+            await self._api(scope, receive, send_with_id)
+        finally:
+            with self._lock:
+                self._num_of_key[scope.get("key_name", "")] -= 1
 
     def _routes(self) -> Starlette:
         def route(path: str, handler: Handler, method: str = "GET") -> Route:
@@ -184,6 +202,12 @@ class OpenAIApi:
         if found is None:
             told = "expected `Authorization: Bearer KEY` with a key that is valid; `alphaloop keys create` makes one"
             raise Refused(told, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        with self._lock:
+            request.scope["key_name"] = found.name
+            self._num_of_key[found.name] += 1
+            if self._num_of_key[found.name] > MOST_OF_KEY:
+                told = f"expected at most {MOST_OF_KEY} requests of this key at once, found another one"
+                raise Refused(told, status=429, code="limit_reached", headers={"Retry-After": "1"})
         return found
 
     async def _upload(self, request: Request) -> Response:
