@@ -311,7 +311,7 @@ def listening(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - as asked for
         both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
+        return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise ConfigError(
             f"{setting}: cannot listen on {in_url(host)}:{port}: {error.strerror}", hint="0 picks a free port"

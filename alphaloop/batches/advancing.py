@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from alphaloop.batches.contents import FileContents, Writer
-from alphaloop.batches.lines import BatchReader, BatchSource, LineRules
+from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, LineRules
 from alphaloop.batches.progress import Part, RequestRow, SentBatch, rows_of, send, unanswered_row
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
@@ -67,6 +67,7 @@ _MOST_CLEANED: Final = 100
 _MOST_DUE: Final = 20
 _PAGE: Final = 500
 _MOST_REMEMBERED: Final = 10_000
+_MOST_ERRORS: Final = 100
 
 
 class Advancing:
@@ -240,21 +241,28 @@ class _Turn:
         return self._path
 
     def _count_lines(self) -> None:
-        """Refuse a file that is none; what is wrong with a single line is found when it is sent."""
-        console, path, num_lines = self._settings.console, self._input(), 0
+        """Refuse a file without a good line; what is wrong with one among good ones is found when it is sent."""
+        console, path, num_lines, bad = self._settings.console, self._input(), 0, list[BadRequest]()
         most = console.max_batch_mb * 10**6
         try:
             with reading(path, max_bytes=most) as source:
-                for line in source.lines:
-                    num_lines += bool(line.strip())
-                    if num_lines > MOST_LINES:
-                        told = f"expected at most {MOST_LINES} requests, found more"
-                        self._fail("too_many_requests", told)
+                lines = iter(source.lines)
+                for line in self._reader().read(lines):
+                    num_lines += 1
+                    if isinstance(line, BatchRequest) or num_lines > MOST_LINES:
+                        break
+                    bad.append(line)
+                num_lines += sum(1 for rest in lines if rest.strip())
         except ConfigError as error:
             # The error names the file by where it lies here.
             self._fail("invalid_file", error.message.removeprefix(f"{shown_name(path)}: "))
         if not num_lines:
             self._fail("empty_file", "expected one request a line, found no line with text")
+        if num_lines > MOST_LINES:
+            self._fail("too_many_requests", f"expected at most {MOST_LINES} requests, found {num_lines}")
+        if len(bad) == num_lines:
+            counts = dict.fromkeys(("num_total", "num_invalid", "num_failed"), num_lines)
+            self._end("failed", [], errors=[one.as_json() for one in bad[:_MOST_ERRORS]], **counts)
         self._changed("in_progress", num_total=num_lines)
 
     def _send(self) -> None:
@@ -325,7 +333,7 @@ class _Turn:
         """Write the files of a batch that is over, in one pass over its requests."""
         end = Status.CANCELLED if status == "cancelled" else Status.EXPIRED
         contents = ContentStore.of(self._settings.claim_check)
-        writers, num_rows = dict[Part, Writer](), Counter[Part]()
+        writers, num_rows, used = dict[Part, Writer](), Counter[Part](), Counter[str]()
         any_expired = False
         try:
             for row in self._rows(contents):
@@ -337,6 +345,7 @@ class _Turn:
                     writers[ended.part] = Writer(self._around._contents, self._file_id(ended.part))
                 writers[ended.part].add(json.dumps(ended.row).encode() + b"\n")
                 num_rows[ended.part] += 1
+                used.update(_tokens_of(ended))
             if status == "completed" and any_expired:
                 status = "expired"
             files = {part: self._written(part, *writer.close()) for part, writer in writers.items()}
@@ -351,11 +360,12 @@ class _Turn:
             **{f"{part}_file_id": file.id for part, file in files.items()},
             num_completed=num_rows["output"],
             num_failed=num_rows["error"],
+            metadata={**(self._batch.metadata or {}), "": {**self._batch.own, "used": used}},
         )
 
     def _written(self, part: str, num_bytes: int, parts: Any) -> ApiFile:
         name = f"{self._batch.id}_{part}.jsonl"
-        expires_at = self._now + KEPT_FOR
+        expires_at = self._now + timedelta(seconds=self._batch.own.get("output_kept_s", KEPT_FOR.total_seconds()))
         file_id, key_name = self._file_id(part), self._batch.key_name
         return ApiFile(file_id, key_name, name, "batch_output", num_bytes, parts, self._now, expires_at)
 
@@ -388,7 +398,7 @@ class _Turn:
     def _reader(self) -> BatchReader:
         batch = self._batch
         fixed = {"segment": batch.segment, "deadline": batch.expires_at.isoformat()}
-        rules = LineRules(batch.endpoint, batch.tasks, fixed)
+        rules = LineRules(batch.endpoint, batch.tasks, fixed, task_by="metadata.task of the batch")
         return BatchReader(self._settings, batch.id, task=batch.task, rules=rules)
 
     def _keep_lease(self) -> None:
@@ -410,6 +420,13 @@ class _Turn:
         if self._batches.end(self._batch, status, files, **values):
             log.info("batch %s: %s", self._batch.id, status, extra={"action": f"batch_{status}"})
         raise _Ended
+
+
+def _tokens_of(row: RequestRow) -> dict[str, int]:
+    """Of a request that has a text."""
+    told = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
+    thought = told.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {"input": told.get("prompt_tokens", 0), "output": told.get("completion_tokens", 0), "reasoning": thought}
 
 
 def _ended(row: RequestRow, end: Status) -> RequestRow:

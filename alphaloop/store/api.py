@@ -151,7 +151,7 @@ class ApiBatch:
     tasks: tuple[str, ...]  #: that lines may name; empty: all
     endpoint: str
     completion_window: str
-    metadata: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None  #: the caller's, and `own` under the empty name, which none of those has
     input_file_id: str
     created_at: datetime
     expires_at: datetime
@@ -171,6 +171,11 @@ class ApiBatch:
     expired_at: datetime | None = None
     cancelling_at: datetime | None = None
     cancelled_at: datetime | None = None
+
+    @property
+    def own(self) -> Mapping[str, Any]:
+        """What is kept beside the caller's metadata."""
+        return dict((self.metadata or {}).get("", {}))
 
 
 def new_id(kind: str) -> str:
@@ -269,15 +274,15 @@ class ApiBatchStore(Store):
         return [of_row(ApiBatch, row) for row in found]
 
     def cancel(self, key_name: str, batch_id: str, deed: Deed) -> ApiBatch:
-        """Ask for the end of the key's batch; one that has ended stays as it is. Raises NotThere."""
+        """Ask for the end of the key's batch; one that ends or has ended stays as it is. Raises NotThere."""
         is_it = (api_batches.c.key_name == key_name) & (api_batches.c.id == batch_id)
         now = func.clock_timestamp()
         statement = update(api_batches).where(is_it, api_batches.c.status.in_(("validating", "in_progress")))
         with self._database.begin() as connection:
             asked = statement.values(status="cancelling", cancelling_at=now, look_at=now)
-            if connection.execute(asked).rowcount:
+            if (row := connection.execute(asked.returning(*_BATCH)).first()) is not None:
                 write_down(connection, deed)
-        return self.find(key_name, batch_id)
+        return self.find(key_name, batch_id) if row is None else of_row(ApiBatch, row)
 
     def due(self, limit: int) -> list[str]:
         """The ids of open batches that are to be looked at, the longest due first."""
