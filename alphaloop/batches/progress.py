@@ -314,9 +314,10 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
     except (ContentError, InvalidField) as error:
         failure = Failure(code=error.code, message=error.message)
         result = result.model_copy(update={"status": Status.FAILED, "error": failure})
-    if result.status is Status.SUCCEEDED:
-        return RequestRow("output", status, job_id, output_row(result, custom_id=custom_id))
-    return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
+    part: Part = "output" if result.status is Status.SUCCEEDED else "error"
+    row = (output_row if part == "output" else failed_row)(result, custom_id=custom_id)
+    ignored = {"ignored_fields": result.ignored_fields} if result.ignored_fields else {}
+    return RequestRow(part, status, job_id, row | ignored)
 
 
 def _request(job_id: str) -> str:

@@ -25,12 +25,14 @@ from alphaloop.messages.topics import task_read_from
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 32
+_MOST_IGNORED: Final = 64
 # Pydantic names Python's types; the sender wrote JSON.
 _SENT_WORDS: Final = {
     "Tuple": "Array",
     "tuple": "array",
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
+    "dictionary or instance of Prediction": "object",
     "dictionary or instance of PastToolCall": "object",
     "dictionary or instance of CalledFunction": "object",
     "dictionary": "object",
@@ -64,7 +66,8 @@ def parse_job(
             field="task",
             hint="send the job to the topic of its task, or leave the field out",
         )
-    refuse_unknown(fields, ignored)
+    if dropped := refuse_unknown(fields, ignored):
+        fields.setdefault("ignored_fields", dropped[:_MOST_IGNORED])
     if "job_id" not in fields:
         fields["job_id"] = derived_job_id(origin, value or b"")
     try:
@@ -215,7 +218,7 @@ def payload_digest(job: Job) -> bytes:
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
     in the order of the model, whatever order the sender wrote them in.
     """
-    left_out = {"job_id": True} | _elsewhere(job)
+    left_out = {"job_id": True, "ignored_fields": True} | _elsewhere(job)
     content = job.model_dump_json(exclude=left_out, exclude_none=True, exclude_defaults=True)
     return hashlib.sha256(content.encode()).digest()
 

@@ -262,7 +262,12 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
         body.skip_special_tokens,
         body.num_logprobs,
         constraint,
-        form_bucket(kind, has_tools=bool(body.tools), has_images=body.num_images > 0),
+        form_bucket(
+            kind,
+            has_tools=bool(body.tools),
+            has_images=body.num_images > 0,
+            is_predicted=body.prediction is not None,
+        ),
     )
 
 
