@@ -513,7 +513,7 @@ def _wrong(error: ValidationError) -> Refused:
     """What is wrong first with a batch that was asked for."""
     first, fields = error.errors(include_url=False)[0], _BatchAsked.model_fields
     name = str(first["loc"][0])
-    param = ".".join(str(part)[:64] for part in first["loc"])
+    param = ".".join(str(part)[:64] for part in first["loc"] if part not in ("", "[key]"))
     if name not in fields:
         return _unknown(name, fields)
     is_missing = first["type"] == "missing" and len(first["loc"]) == 1
