@@ -231,7 +231,7 @@ def sampling_bucket(
 
 
 def form_bucket(
-    constraint: str | None, *, has_tools: bool = False, has_images: bool = False, is_predicted: bool = False
+    constraint: str | None, has_tools: bool = False, has_images: bool = False, *, is_predicted: bool = False
 ) -> str:
     """Which forms of jobs share a history; empty for a text without a constraint, after text alone.
 

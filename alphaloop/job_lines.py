@@ -29,6 +29,7 @@ class Overrides:
 
     body: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, Any] = field(default_factory=dict)
+    task_by: str = "--task"  #: what names the task of lines that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,9 @@ class BadLine:
 class JobReader:
     """Reads lines into jobs, of one file or of several, and remembers job_ids to find conflicts between lines."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        task: str | None = None,
-        overrides: Overrides | None = None,
-        task_by: str = "--task",
-    ) -> None:
+    def __init__(self, settings: Settings, *, task: str | None = None, overrides: Overrides | None = None) -> None:
         self._settings = settings
-        self._task, self._task_by = task, task_by
+        self._task = task
         self._overrides = overrides or Overrides()
         self._digests: dict[str, bytes] = {}
         self._max_bytes = settings.worker.max_job_bytes
@@ -125,7 +119,7 @@ class JobReader:
         if self._task is not None:
             fields.setdefault("task", self._task)
         if "task" not in fields:
-            told = f"name it in the line, or for all lines with {self._task_by}"
+            told = f"name it in the line, or for all lines with {self._overrides.task_by}"
             raise InvalidField("expected a task, found none", field="task", hint=told)
         identifier = fields.pop("id", None)
         if isinstance(identifier, str | int) and "custom_id" not in fields:

@@ -273,28 +273,18 @@ class MetricsServer(ThreadingHTTPServer):
         return url_of(*self.socket.getsockname()[:2])
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread of its own."""
+        """Answer it in a thread of its own."""
         self._opened[request] = time.monotonic()
         self.service_actions()
         super().process_request(request, client_address)
 
-    def shutdown_request(self, request: Any) -> None:
-        """A connection is over."""
-        self._opened.pop(request, None)
-        super().shutdown_request(request)
-
     def service_actions(self) -> None:
         """Cut connections that are too old or too many; called twice a second."""
-        opened = list(self._opened.items())
-        for number, (connection, at) in enumerate(opened, 1):
-            if number <= len(opened) - MOST_CONNECTIONS or time.monotonic() > at + CONNECTION_S:
+        self._opened = {connection: at for connection, at in self._opened.items() if connection.fileno() >= 0}
+        for left, (connection, at) in zip(range(len(self._opened), 0, -1), self._opened.items(), strict=True):
+            if left > MOST_CONNECTIONS or time.monotonic() > at + CONNECTION_S:
                 with suppress(OSError):  # closed meanwhile
                     connection.shutdown(socket.SHUT_RDWR)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is no news."""
-        if not isinstance(sys.exc_info()[1], OSError):
-            super().handle_error(request, client_address)
 
     def close(self) -> None:
         """Stop serving."""

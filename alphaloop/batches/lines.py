@@ -83,7 +83,7 @@ class BatchReader:
     ) -> None:
         self._rules = rules or LineRules()
         top = {**self._rules.fixed, "batch_id": batch_id}
-        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top), task_by=self._rules.task_by)
+        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top, task_by=self._rules.task_by))
         self._batch_id = batch_id
         self._ignores_model = ignores_model
         self._seen: set[str] = set()

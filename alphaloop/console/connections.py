@@ -11,12 +11,9 @@ from typing import Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-#: For a header from its connection on, for the next bytes of a body, and between two requests.
-PATIENCE_S: Final = 15.0
-#: Sooner or later a body has to come as fast.
-LEAST_BYTES_PER_S: Final = 500.0
-#: For a part of an answer to be read: the kernel takes more of it in steps of up to a megabyte.
-READER_S: Final = 60.0
+PATIENCE_S: Final = 15.0  #: for a header, for the next bytes of a body, and between two requests
+LEAST_BYTES_PER_S: Final = 500.0  #: of a body, in the mean
+READER_S: Final = 60.0  #: for a part of an answer, of which the kernel takes up to a megabyte at once
 MOST_CONNECTIONS: Final = 200
 MOST_OF_ADDRESS: Final = 100
 _LOOK_S: Final = 1.0
@@ -33,17 +30,17 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
         super().connection_made(transport)
-        self._expect_within(PATIENCE_S)
+        self._due = self.loop.time() + PATIENCE_S
         self._timer = self.loop.call_later(_LOOK_S, self._look)
         others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
         of_address = [one for one in others if (one.client or "?")[0] == (self.client or "?")[0]]
-        for among, most in ((of_address, MOST_OF_ADDRESS), (others, MOST_CONNECTIONS)):
-            if len(among) > most:
-                slow = [one for one in among if one is not self and one._is_waited_for]
-                if slow:
-                    min(slow, key=lambda one: one._due)._end()
-                else:
-                    self.limit_concurrency = 0
+        if len(of_address) > MOST_OF_ADDRESS or len(others) > MOST_CONNECTIONS:
+            among = of_address if len(of_address) > MOST_OF_ADDRESS else others
+            slow = [one for one in among if one is not self and one._is_waited_for]
+            if slow:
+                min(slow, key=lambda one: one._due)._end()
+            else:
+                self.limit_concurrency = 0
 
     def data_received(self, data: bytes) -> None:
         """A client has sent something, which earns it some more time."""
@@ -52,16 +49,13 @@ class Connection(H11Protocol):
 
     def pause_writing(self) -> None:
         """A client reads more slowly than we write."""
-        self._expect_within(READER_S)
+        self._due = self.loop.time() + READER_S
         super().pause_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._timer.cancel()
         super().connection_lost(exc)
-
-    def _expect_within(self, seconds: float) -> None:
-        self._due = self.loop.time() + seconds
 
     @property
     def _is_waited_for(self) -> bool:
@@ -71,14 +65,14 @@ class Connection(H11Protocol):
 
     def _look(self) -> None:
         if not self._is_waited_for:
-            self._expect_within(PATIENCE_S)
+            self._due = self.loop.time() + PATIENCE_S
         elif self.loop.time() >= self._due:
             self._end()
         self._timer = self.loop.call_later(_LOOK_S, self._look)
 
     def _end(self) -> None:
-        has_answer = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
-        if self.transport.is_closing() or has_answer:
+        is_answered = self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete
+        if self.transport.is_closing() or is_answered:
             self.transport.abort()  # what it has not read is not waited for
             return
         if self.conn.trailing_data[0] or (self.cycle is not None and self.cycle.more_body):

@@ -13,7 +13,6 @@ import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
 from typing import IO, Annotated, Any, Final, Literal
@@ -83,38 +82,24 @@ class Refused(AlphaloopError):
 
     def __init__(
         self,
-        message: str | None = None,
+        message: str,
         *,
-        hint: str | None = None,
         status: int = 400,
         code: str = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message)
         self.status, self.told_code, self.param, self.headers = status, code, param, headers
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """How an error of ours is answered."""
-
-    status: int
-    code: str
-    headers: Mapping[str, str] | None = None
-
-
-_ANSWERS: Final[tuple[tuple[type[AlphaloopError], _Answer], ...]] = (
-    (NotThere, _Answer(404, "not_found")),
-    (NoRoom, _Answer(429, "limit_reached", _RETRY_AFTER)),
-    (InUse, _Answer(400, "file_in_use")),
-    (StoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (BrokerError, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (ContentStoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (ContentMissing, _Answer(503, "unavailable", _RETRY_AFTER)),
+_ANSWERS: Final[tuple[tuple[tuple[type[AlphaloopError], ...], int, str, Mapping[str, str] | None], ...]] = (
+    ((NotThere,), 404, "not_found", None),
+    ((NoRoom,), 429, "limit_reached", _RETRY_AFTER),
+    ((InUse,), 400, "file_in_use", None),
+    ((StoreUnavailable, BrokerError, ContentStoreUnavailable, ContentMissing), 503, "unavailable", _RETRY_AFTER),
+    ((AlphaloopError,), 500, "error", None),
 )
-
-
 _Name = Annotated[PlainText, Field(min_length=1, max_length=64)]
 _Note = Annotated[PlainText, Field(max_length=512)]
 
@@ -237,9 +222,6 @@ class OpenAIApi:
         """Read the form around a file: the file goes to the disk as it comes, and no further than the limit."""
         told = f"expected a file of at most {self._most_bytes // _MB} MB"
         too_large = Refused(told, status=413, code="file_too_large", param="file")
-        announced = request.headers.get("content-length", "")
-        if announced.isdigit() and len(announced) < 20 and int(announced) > self._most_bytes + _FRAME_BYTES:
-            raise too_large
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise Refused("expected a form of the type multipart/form-data", status=415, code="unsupported_media_type")
         try:
@@ -453,21 +435,21 @@ def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request
     """`answer`, with every error in OpenAI's form."""
 
     async def in_form(request: Request) -> Response:
+        failed = {"action": "api_failed", "request_id": request.scope["request_id"]}
         try:
             return await answer(request)
         except Refused as error:
             return _error(error.status, error.message, error.told_code, error.param, error.headers)
         except AlphaloopError as error:
-            told = next((told for kind, told in _ANSWERS if isinstance(error, kind)), None)
-            if told is None or told.status >= 500:
-                log.warning("%s", error.message, extra={"action": "api_failed", "code": error.code})
-                # Not the error's own words, which name servers and folders.
-                told, message = told or _Answer(500, "error"), "the request cannot be carried out now"
-                return _error(told.status, message, told.code, None, told.headers)
-            return _error(told.status, error.message, told.code, None, told.headers)
+            _, status, code, headers = next(one for one in _ANSWERS if isinstance(error, one[0]))
+            if status >= 500:
+                log.warning("%s", error.message, extra={**failed, "code": error.code})
+            # Not the error's own words where these name servers and folders.
+            message = error.message if status < 500 else "the request cannot be carried out now"
+            return _error(status, message, code, None, headers)
         except Exception as error:
             # Only its class: the text of a foreign exception may quote a prompt.
-            log.error("a request failed: %s", type(error).__name__, extra={"action": "api_failed"})
+            log.error("a request failed: %s", type(error).__name__, extra=failed)
             return _error(500, "the request failed", "error", None)
 
     return in_form
@@ -516,8 +498,7 @@ def _wrong(error: ValidationError) -> Refused:
     param = ".".join(str(part)[:64] for part in first["loc"] if part not in ("", "[key]"))
     if name not in fields:
         return _unknown(name, fields)
-    is_missing = first["type"] == "missing" and len(first["loc"]) == 1
-    found = "nothing" if is_missing else _shown(first["input"])
+    found = "nothing" if first["type"] == "missing" else _shown(first["input"])
     return Refused(f"expected {fields[name].description}, found {found}", param=param)
 
 

@@ -25,7 +25,6 @@ from alphaloop.messages.topics import task_read_from
 
 DEFAULT_MAX_BYTES: Final = 1 << 20
 _MAX_DEPTH: Final = 32
-_MOST_IGNORED: Final = 64
 # Pydantic names Python's types; the sender wrote JSON.
 _SENT_WORDS: Final = {
     "Tuple": "Array",
@@ -67,7 +66,7 @@ def parse_job(
             hint="send the job to the topic of its task, or leave the field out",
         )
     if dropped := refuse_unknown(fields, ignored):
-        fields.setdefault("ignored_fields", dropped[:_MOST_IGNORED])
+        fields.setdefault("ignored_fields", dropped)
     if "job_id" not in fields:
         fields["job_id"] = derived_job_id(origin, value or b"")
     try:

@@ -202,18 +202,15 @@ def refuse_unknown(fields: Mapping[str, Any], ignored: Collection[str]) -> list[
     Returns the paths of those that are let pass, sorted. Raises InvalidField.
     """
     dropped, body = list[str](), fields.get("body")
-    if isinstance(body, dict):
-        for name in _unknown(body, FIELDS):
-            if name not in ignored:
-                raise _refusal(name, _nearest(name, FIELDS), within="body.")
-            dropped.append(f"body.{name}")
-    if fields.keys() <= _OF_A_JOB:
-        return sorted(dropped)
+    for name in _unknown(body, FIELDS) if isinstance(body, dict) else ():
+        if name not in ignored:
+            raise _refusal(name, _nearest(name, FIELDS), within="body.")
+        dropped.append(f"body.{name}")
     for name in islice(_unknown(fields, _OF_A_JOB), _MOST_COMPARED):
         if name not in ignored and (nearest := _nearest(name, _BESIDE_PROMPT)) is not None:
             raise _refusal(name, nearest, within="")
         dropped += [name] * (_NAME.fullmatch(name) is not None)
-    return sorted(dropped)
+    return sorted(dropped)[:_MOST_COMPARED]
 
 
 def _unknown(fields: Mapping[str, Any], known: frozenset[str]) -> Collection[str]:

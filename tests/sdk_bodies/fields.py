@@ -156,8 +156,9 @@ def _lines() -> Iterator[str]:
     yield "# Fields of OpenAI's client"
     yield ""
     yield "What becomes of every field that OpenAI's client can send to files and batches, and in the body of a chat"
-    yield "completion or of a completion in a line of a batch. The names are those of the client's own types: a test compares"
-    yield "them. A field that stands nowhere here is refused by its name. What else differs from OpenAI's service:"
+    yield "completion or of a completion in a line of a batch. The names are those of the client's own types, which a"
+    yield "test compares. A field that stands nowhere here is refused by its name. What else differs from OpenAI's"
+    yield "service:"
     yield "[the guide](../guides/openai-batches.md#what-differs-from-openais-service)."
     for request, entries in ENTRIES.items():
         yield ""

@@ -262,12 +262,7 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
         body.skip_special_tokens,
         body.num_logprobs,
         constraint,
-        form_bucket(
-            kind,
-            has_tools=bool(body.tools),
-            has_images=body.num_images > 0,
-            is_predicted=body.prediction is not None,
-        ),
+        form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None),
     )
 
 
