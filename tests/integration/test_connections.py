@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
@@ -17,6 +18,7 @@ from alphaloop.batches.advancing import Advancing
 from alphaloop.console import connections
 from alphaloop.console.openai_api import MOST_OF_KEY
 from alphaloop.settings import PostgresSettings, Settings, TaskSettings
+from alphaloop.store.api import ApiKeyStore
 from alphaloop.store.database import Database
 from tests.fixtures.openai_api import create_key, served
 
@@ -76,6 +78,33 @@ def test_three_hundred_that_stop_in_the_middle_leave_room_for_others(url: str, b
         for source in ("127.0.0.1", "127.0.0.2"):
             assert get(url, "/v1/files", source, good.decode()) == 200
             assert get(url, "/reports", source, "") == 200
+
+
+def test_silent_clients_of_many_addresses_leave_room_too(url: str, database: Database) -> None:
+    key = create_key(database, "good")
+    get(url, "/reports", "127.0.0.2", "")
+    with ExitStack() as stack:
+        for number in range(NUM):
+            stack.enter_context(connect(url, f"127.0.1.{number % 60 + 1}"))
+        assert get(url, "/v1/files", "127.0.0.1", key) == 200
+        assert get(url, "/reports", "127.0.1.7", "") == 200
+
+
+def test_where_all_are_being_answered_one_more_is_asked_to_come_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    monkeypatch.setattr(connections, "MOST_OF_ADDRESS", 2)
+    monkeypatch.setattr(ApiKeyStore, "find", lambda self, secret: goes_on.wait(30) and None)
+    with connect(url) as one, connect(url) as two:
+        for client in (one, two):
+            client.sendall(BEGUN["half a header"] + b" a\r\nAuthorization: Bearer x\r\n\r\n")
+        time.sleep(0.5)  # their requests have begun
+        assert get(url, "/static/icon.svg", "127.0.0.1", "") == 503
+        assert get(url, "/static/icon.svg", "127.0.0.2", "") == 200
+        goes_on.set()
+        assert one.recv(100).startswith(b"HTTP/1.1 401")
+        assert two.recv(100).startswith(b"HTTP/1.1 401")
 
 
 @pytest.mark.parametrize("begun", sorted(BEGUN))

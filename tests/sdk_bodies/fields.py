@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from openai.types import (
     batch_create_params,
@@ -18,7 +18,13 @@ from openai.types import (
     file_create_params,
     file_list_params,
 )
-from openai.types.chat import chat_completion_prediction_content_param
+from openai.types.chat import (
+    ChatCompletionContentPartParam,
+    ChatCompletionMessageParam,
+    ChatCompletionToolChoiceOptionParam,
+    ChatCompletionToolUnionParam,
+    chat_completion_prediction_content_param,
+)
 from openai.types.chat import completion_create_params as chat_params
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "openai-fields.md"
@@ -47,10 +53,20 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "chat.completions.create, prediction": (
         chat_completion_prediction_content_param.ChatCompletionPredictionContentParam,
     ),
+    "chat.completions.create, messages": get_args(ChatCompletionMessageParam),
+    "chat.completions.create, content parts": get_args(ChatCompletionContentPartParam),
     "completions.create": (
         completion_create_params.CompletionCreateParamsNonStreaming,
         completion_create_params.CompletionCreateParamsStreaming,
     ),
+}
+#: What the client tells apart by a field, and which.
+KINDS: Final[Mapping[str, tuple[Any, str]]] = {
+    "chat.completions.create, role of a message": (ChatCompletionMessageParam, "role"),
+    "chat.completions.create, type of a content part": (ChatCompletionContentPartParam, "type"),
+    "chat.completions.create, type of a tool": (ChatCompletionToolUnionParam, "type"),
+    "chat.completions.create, type of tool_choice": (ChatCompletionToolChoiceOptionParam, "type"),
+    "chat.completions.create, type of response_format": (chat_params.ResponseFormat, "type"),
 }
 CALLED: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SAID: Final = [{"role": "user", "content": "Hello"}]
@@ -72,6 +88,25 @@ _BOTH: Final = {
     "top_p": Entry(HONOURED, 0.9),
     "user": Entry(NO_EFFECT, "u", _ACCOUNT),
 }
+_CALL: Final = {"function": {"name": "f", "arguments": "{}"}}
+_NAMED: Final = {"type": "function", "function": {"name": "f"}}
+_SCHEMA: Final = {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
+_TEXT: Final = {"type": "text", "text": "Hello"}
+_IMAGE: Final = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+
+
+def _messages(role: str, **fields: Any) -> dict[str, Any]:
+    return {"messages": [*SAID, {"role": role, "content": "Hello", **fields}]}
+
+
+def _parts(part: Mapping[str, Any]) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [_TEXT, part]}]}
+
+
+def _choice(**choice: Any) -> dict[str, Any]:
+    return {"tools": [CALLED], "tool_choice": choice}
+
+
 ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
     "files.create": {
         "file": Entry(HONOURED),
@@ -131,6 +166,50 @@ ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
         "content": Entry(HONOURED, remark="a text, or parts of text"),
         "type": Entry(HONOURED, remark="`content`"),
     },
+    "chat.completions.create, messages": {
+        "audio": Entry(REFUSED, _messages("assistant", audio={"id": "a"})),
+        "content": Entry(HONOURED, _messages("user")),
+        "function_call": Entry(REFUSED, _messages("assistant", function_call={"name": "f", "arguments": "{}"})),
+        "name": Entry(HONOURED, _messages("user", name="ann")),
+        "refusal": Entry(REFUSED, _messages("assistant", refusal="No.")),
+        "role": Entry(HONOURED, _messages("user")),
+        "tool_call_id": Entry(HONOURED, _messages("tool", tool_call_id="c")),
+        "tool_calls": Entry(HONOURED, _messages("assistant", tool_calls=[{"id": "c", "type": "function", **_CALL}])),
+    },
+    "chat.completions.create, content parts": {
+        "file": Entry(REFUSED, _parts({"type": "file", "file": {"file_id": "f"}})),
+        "image_url": Entry(HONOURED, _parts(_IMAGE), "where a server of its task reads images"),
+        "input_audio": Entry(REFUSED, _parts({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
+        "prompt_cache_breakpoint": Entry(NO_EFFECT, _parts({**_TEXT, "prompt_cache_breakpoint": {}}), "not named"),
+        "text": Entry(HONOURED, _parts(_TEXT)),
+        "type": Entry(HONOURED, _parts(_TEXT)),
+    },
+    "chat.completions.create, role of a message": {
+        **{name: Entry(HONOURED, _messages(name)) for name in ("assistant", "developer", "system", "tool", "user")},
+        "function": Entry(REFUSED, _messages("function", name="f"), "`tool` in its place"),
+    },
+    "chat.completions.create, type of a content part": {
+        "file": Entry(REFUSED, _parts({"type": "file", "file": {"file_id": "f"}})),
+        "image_url": Entry(HONOURED, _parts(_IMAGE)),
+        "input_audio": Entry(REFUSED, _parts({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
+        "text": Entry(HONOURED, _parts(_TEXT)),
+    },
+    "chat.completions.create, type of a tool": {
+        "custom": Entry(REFUSED, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        "function": Entry(HONOURED, {"tools": [CALLED]}),
+    },
+    "chat.completions.create, type of tool_choice": {
+        "allowed_tools": Entry(
+            HONOURED, _choice(type="allowed_tools", allowed_tools={"mode": "auto", "tools": [_NAMED]})
+        ),
+        "custom": Entry(REFUSED, _choice(type="custom", custom={"name": "f"})),
+        "function": Entry(HONOURED, _choice(**_NAMED)),
+    },
+    "chat.completions.create, type of response_format": {
+        "json_object": Entry(HONOURED, {"response_format": {"type": "json_object"}}),
+        "json_schema": Entry(HONOURED, {"response_format": {"type": "json_schema", "json_schema": _SCHEMA}}),
+        "text": Entry(HONOURED, {"response_format": {"type": "text"}}),
+    },
     "completions.create": {
         **_BOTH,
         "best_of": Entry(REFUSED, 3, "1 is the same as leaving it out"),
@@ -143,7 +222,11 @@ ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
 
 
 def fields_of(request: str) -> set[str]:
-    """The names that the client's types have."""
+    """The names that the client's types have, or of a kind the values that tell them apart."""
+    if request in KINDS:
+        union, tag = KINDS[request]
+        kinds = [one for one in get_args(union) if get_origin(one) is not Literal]
+        return {name for one in kinds for name in get_args(get_type_hints(one)[tag])}
     return {name for one in TYPES[request] for name in get_type_hints(one)}
 
 

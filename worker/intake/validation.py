@@ -76,7 +76,8 @@ class ReadyJob:
         text = len(self.delivery.record.value or b"")
         if (reference := self.prepared.job.body_ref) is not None:
             text += reference.num_bytes
-        num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
+        num_tokens = len(self.prepared.token_ids) + len(self.prepared.sampling.predicted)
+        num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * num_tokens
         object.__setattr__(self, "num_bytes", num_bytes)
         object.__setattr__(self, "job", self.prepared.job)
         object.__setattr__(self, "line", Line(self.lane, self.prepared.job.segment or ""))
