@@ -175,6 +175,8 @@ api_batches: Final = _table(
     _columns(Text, "task", "output_file_id", "error_file_id", nullable=True),
     _columns(ARRAY(Text, as_tuple=True), "tasks"),
     _columns(JSON, "metadata", "errors", "by_status"),
+    _columns(JSON, "used", nullable=True),
+    _columns(Integer, "output_kept_s", nullable=True),
     _columns(Integer, "num_total", "num_sent", "num_invalid", "num_completed", "num_failed"),
     _instants("created_at", "expires_at", "look_at"),
     _instants("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", nullable=True),

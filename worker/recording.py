@@ -339,6 +339,7 @@ def _outcome(
             "task": job.task,
             **{name: value for name, value in labels.items() if value is not None},
             "purpose": job.purpose.value,
+            **({"ignored_fields": job.ignored_fields} if job.ignored_fields else {}),
             **fields,
             "attempt": claimed.attempt,
             **({"num_chunks": claimed.stream.num_chunks} if claimed.stream else {}),

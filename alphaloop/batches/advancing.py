@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from alphaloop.batches.contents import FileContents, Writer
-from alphaloop.batches.lines import BatchReader, BatchSource, KeptBatches, LineRules
+from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, KeptBatches, LineRules
 from alphaloop.batches.progress import Part, Progress, RequestRow, SentBatch, count_each, open_jobs, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
@@ -73,6 +73,7 @@ _MOST_DUE: Final = 20
 #: Batches that are counted together, beside the API's.
 _MOST_COUNTED: Final = 1000
 _PAGE: Final = 500
+_MOST_ERRORS: Final = 100
 
 
 class Advancing:
@@ -249,21 +250,29 @@ class _Turn:
         return self._path
 
     def _count_lines(self) -> None:
-        """Refuse a file that is none; what is wrong with a single line is found when it is sent."""
-        console, path, num_lines = self._settings.console, self._input(), 0
+        """Refuse a file without a good line; what is wrong with one among good ones is found when it is sent."""
+        console, path, num_lines, bad = self._settings.console, self._input(), 0, list[BadRequest]()
         most = console.max_batch_mb * 10**6
         try:
             with reading(path, max_bytes=most) as source:
-                for line in source.lines:
-                    num_lines += bool(line.strip())
-                    if num_lines > MOST_LINES:
-                        told = f"expected at most {MOST_LINES} requests, found more"
-                        self._fail("too_many_requests", told)
+                lines = iter(source.lines)
+                for line in _reader(self._batch, self._settings).read(lines):
+                    num_lines += 1
+                    if isinstance(line, BatchRequest) or num_lines > MOST_LINES:
+                        break
+                    bad.append(line)
+                num_lines += sum(1 for rest in lines if rest.strip())
         except ConfigError as error:
             # The error names the file by where it lies here.
             self._fail("invalid_file", error.message.removeprefix(f"{shown_name(path)}: "))
         if not num_lines:
             self._fail("empty_file", "expected one request a line, found no line with text")
+        if num_lines > MOST_LINES:
+            self._fail("too_many_requests", f"expected at most {MOST_LINES} requests, found {num_lines}")
+        if len(bad) == num_lines:
+            counts: dict[str, Any] = dict.fromkeys(("num_total", "num_invalid", "num_failed"), num_lines)
+            counts["by_status"] = {"invalid": num_lines}
+            self._end("failed", [], errors=[one.as_json() for one in bad[:_MOST_ERRORS]], **counts)
         self._changed("in_progress", num_total=num_lines)
 
     def _send(self) -> None:
@@ -326,7 +335,7 @@ class _Turn:
     def _write(self, end: Status | None) -> None:
         """Write the files of a batch that is over, in one pass over its requests; the open ones ended with it."""
         contents = ContentStore.of(self._settings.claim_check)
-        writers, by_status = dict[Part, Writer](), Counter[str]()
+        writers, by_status, used = dict[Part, Writer](), Counter[str](), Counter[str]()
         try:
             for row in self._rows(contents, end):
                 if row.part == "open":
@@ -335,6 +344,7 @@ class _Turn:
                     writers[row.part] = Writer(self._around._contents, self._file_id(row.part))
                 writers[row.part].add(json.dumps(row.row).encode() + b"\n")
                 by_status[row.status] += 1
+                used.update(_tokens_of(row))
             files = {part: self._written(part, *writer.close()) for part, writer in writers.items()}
         except BaseException:
             for writer in writers.values():
@@ -343,11 +353,12 @@ class _Turn:
         self._keep_lease()
         ids = {f"{part}_file_id": files[part].id if part in files else None for part in ("output", "error")}
         status = "cancelled" if end is Status.CANCELLED else "expired" if by_status["expired"] else "completed"
-        self._end(status, list(files.values()), **ids, **_values(Progress(by_status)))
+        self._end(status, list(files.values()), **ids, used=dict(used), **_values(Progress(by_status)))
 
     def _written(self, part: str, num_bytes: int, parts: Any) -> ApiFile:
         name = f"{self._batch.id}_{part}.jsonl"
-        expires_at = self._now + KEPT_FOR
+        kept_s = self._batch.output_kept_s
+        expires_at = self._now + (KEPT_FOR if kept_s is None else timedelta(seconds=kept_s))
         file_id, key_name = self._file_id(part), self._batch.key_name
         return ApiFile(file_id, key_name, name, "batch_output", num_bytes, parts, self._now, expires_at)
 
@@ -393,6 +404,13 @@ class _Turn:
         raise _Ended
 
 
+def _tokens_of(row: RequestRow) -> dict[str, int]:
+    """Of a request that has a text."""
+    told = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
+    thought = told.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {"input": told.get("prompt_tokens", 0), "output": told.get("completion_tokens", 0), "reasoning": thought}
+
+
 def _values(found: Progress, status: str | None = "open") -> dict[str, Any]:
     """Columns of a batch of the API, or of another one, which has no `status`."""
     if status is None:
@@ -423,7 +441,7 @@ def api_source(batch: ApiBatch, path: Path | None, settings: Settings) -> BatchS
 
 def _reader(batch: ApiBatch, settings: Settings) -> BatchReader:
     fixed = {"segment": batch.segment, "deadline": batch.expires_at.isoformat()}
-    rules = LineRules(batch.endpoint, batch.tasks, fixed)
+    rules = LineRules(batch.endpoint, batch.tasks, fixed, task_by="metadata.task of the batch")
     return BatchReader(settings, batch.id, task=batch.task, rules=rules)
 
 

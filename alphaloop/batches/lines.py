@@ -23,7 +23,7 @@ from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, Messag
 from alphaloop.files import STANDARD, readable_again
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job, Status
-from alphaloop.messages.fields import without_nulls
+from alphaloop.messages.fields import kind_of, without_nulls
 from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
@@ -46,6 +46,15 @@ class BadRequest:
     custom_id: str | None
     error: MessageError
 
+    @property
+    def message(self) -> str:
+        """What is wrong, and what to do about it."""
+        return f"{self.error.message} ({self.error.hint})" if self.error.hint else self.error.message
+
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI's batch object has the errors of its file."""
+        return {"code": self.error.code, "message": self.message, "param": self.error.field, "line": self.number}
+
 
 BatchLine = BatchRequest | BadRequest
 
@@ -57,6 +66,7 @@ class LineRules:
     endpoint: str | None = None  #: the only one
     tasks: tuple[str, ...] = ()  #: the only ones; empty: all
     fixed: Mapping[str, str] = field(default_factory=dict)  #: fields of every job, whatever its line says
+    task_by: str = "--task"  #: what names the task of lines that name none
 
 
 class BatchReader:
@@ -73,7 +83,7 @@ class BatchReader:
     ) -> None:
         self._rules = rules or LineRules()
         top = {**self._rules.fixed, "batch_id": batch_id}
-        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top))
+        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top, task_by=self._rules.task_by))
         self._batch_id = batch_id
         self._ignores_model = ignores_model
         self._seen: set[str] = set()
@@ -98,22 +108,27 @@ class BatchReader:
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
         if self._rules.tasks and item.job.task not in self._rules.tasks:
-            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to"
+            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {item.job.task}"
             return BadRequest(number, custom_id, InvalidField(told, field="task"))
         return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
-        if fields.get("method", "POST") != "POST":
-            raise InvalidField("expected POST", field="method")
+        if (method := fields.get("method", "POST")) != "POST":
+            raise InvalidField(f"expected POST, found {_shown(method)}", field="method")
         url = fields.get("url")
         needed = ENDPOINTS.get(url) if isinstance(url, str) else None
         if needed is None:
-            raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}", field="url")
+            raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}, found {_shown(url)}", field="url")
         if self._rules.endpoint not in (None, url):
-            raise InvalidField(f"expected {self._rules.endpoint}, the endpoint of the batch", field="url")
+            told = f"expected {self._rules.endpoint}, the endpoint of the batch, found {url}"
+            raise InvalidField(told, field="url")
         body = fields.get("body")
         if not isinstance(body, dict) or body.get(needed) is None:
-            raise InvalidField(f"expected an object with {needed}, which {url} needs", field="body")
+            told = f"expected an object with {needed}, which {url} needs, found {_shown(body)}"
+            raise InvalidField(told, field="body")
+        if body.get("stream"):
+            told = "expected false in a batch, whose answers are the rows of a file, found true"
+            raise InvalidField(told, field="body.stream")
         if self._ignores_model:
             body = {name: value for name, value in body.items() if name != "model"}
         digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
@@ -203,10 +218,18 @@ _OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
 _DIGITS: Final = 24
 
 
+_URL: Final = re.compile(r"[A-Za-z0-9/_.-]{1,64}")
+
+
+def _shown(value: object) -> str:
+    is_name = isinstance(value, str) and _URL.fullmatch(value)
+    return "nothing" if value is None else str(value) if is_name else kind_of(value)
+
+
 def _custom_id(fields: dict[str, Any]) -> str:
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        raise InvalidField("expected a text that names the request", field="custom_id")
+        raise InvalidField(f"expected a text that names the request, found {_shown(custom_id)}", field="custom_id")
     return custom_id
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.client import Client
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
 from alphaloop.letters.redriving import next_job_id
@@ -159,7 +159,7 @@ def rows_of(
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
-                yield RequestRow("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
+                yield RequestRow("error", "invalid", None, bad_line_row(one))
                 continue
             if one.job_id in redriven:
                 continue
@@ -324,11 +324,11 @@ def refused_row(
     }
 
 
-def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
+def bad_line_row(line: BadRequest) -> dict[str, Any]:
     """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
-    message = f"{error.message} ({error.hint})" if error.hint else error.message
-    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
-    return {**row, "line": number}
+    error, name = line.error, f"line-{line.number}"
+    row = refused_row(name, error.code, line.message, error.field, custom_id=line.custom_id)
+    return {**row, "line": line.number}
 
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
@@ -407,7 +407,8 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
         result, status = result.model_copy(update={"status": Status.FAILED, "error": failure}), Status.FAILED.value
     is_done = result.status is Status.SUCCEEDED
     row = (output_row if is_done else failed_row)(result, custom_id=custom_id)
-    return RequestRow("output" if is_done else "error", status, job_id, row)
+    ignored = {"ignored_fields": result.ignored_fields} if result.ignored_fields else {}
+    return RequestRow("output" if is_done else "error", status, job_id, row | ignored)
 
 
 def _open(status: str, job_id: str, asked: _Asked, batch: BatchSource) -> RequestRow:

@@ -54,7 +54,7 @@ from alphaloop.wording import sentence as capitalized
 
 #: As alphaloop.acceptance.sampling_bucket and form_bucket make them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
-_FORM: Final = re.compile(r"(?=[a-z])(json|regex|choice|grammar)?((^|,)tools)?((^|,)images)?|text")
+_FORM: Final = re.compile(r"(?=[a-z])(json|regex|choice|grammar)?((^|,)tools)?((^|,)images)?((^|,)predicted)?|text")
 _MAX_ALTERNATIVES: Final = 10
 _AIMS: Final = {
     Aim.TIME_PER_TOKEN: "time per token",

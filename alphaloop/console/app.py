@@ -26,13 +26,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
 from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, reports, tasks
+from alphaloop.console.connections import Connection
 from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
@@ -123,7 +124,7 @@ class ConsoleServer:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config = uvicorn.Config(
             Console(self._sources, self._advancing).app(),
-            http="h11",
+            http=Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -132,7 +133,6 @@ class ConsoleServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=200,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=1,
         )
@@ -429,7 +429,12 @@ class _SafeHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_safe if scope["type"] == "http" else send)
+        app = self._app
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
+            # A proxy between may read the other one, and then take what is left for a request (RFC 9112, 6.3).
+            told = "expected Content-Length or Transfer-Encoding, found both\n"
+            app = PlainTextResponse(told, 400, {"Connection": "close"})
+        await app(scope, receive, send_safe if scope["type"] == "http" else send)
 
 
 @cache

@@ -138,8 +138,7 @@ def check_size(request: Request, max_mb: int) -> None:
     Raises WrongRequest.
     """
     announced = request.headers.get("content-length", "")
-    # A body in chunks may be longer than the length that stands beside it.
-    if not announced.isdigit() or "transfer-encoding" in request.headers:
+    if not announced.isdigit():
         raise WrongRequest("expected the length of the file", hint="send the form of the page of batches")
     if int(announced) > max_mb * _MB + _FRAME_BYTES:
         told = f"expected a file of at most {max_mb} MB, found {int(announced) / _MB:.0f} MB"

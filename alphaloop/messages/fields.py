@@ -90,3 +90,20 @@ def refuse_other_keys(value: Mapping[str, Any], known: Collection[str], *, withi
                 if within
                 else ValueError(f"{expected}, found another key")
             )
+
+
+def kind_of(value: Any) -> str:
+    """What kind of JSON value this is, with the value itself only where it cannot be prompt text."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            return repr(value)[:40]
+        case str():
+            return f"a string of {len(value)} characters"
+        case list() | tuple():
+            return f"an array of {len(value)}"
+        case dict():
+            return f"an object with {len(value)} fields"
+        case _:
+            return type(value).__name__

@@ -210,6 +210,9 @@ class Result(_Part):
     redrive_of: str | None = None
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC
+    ignored_fields: tuple[str, ...] = Field(
+        (), exclude_if=not_, description="Fields of the job's message that nothing reads, at most 64."
+    )
     target: str | None = Field(None, description="Name of the model whose text it is.")
     target_revision: str | None = Field(None, description="Hash of that model's weights.")
     text: str | None = Field(

@@ -151,7 +151,7 @@ class ApiBatch:
     tasks: tuple[str, ...]  #: that lines may name; empty: all
     endpoint: str
     completion_window: str
-    metadata: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None
     input_file_id: str
     created_at: datetime
     expires_at: datetime
@@ -172,6 +172,8 @@ class ApiBatch:
     cancelling_at: datetime | None = None
     cancelled_at: datetime | None = None
     by_status: Mapping[str, int] = field(default_factory=dict)  #: its requests by what became of them
+    output_kept_s: int | None = None  #: how long its files are kept; None: as long as any other
+    used: Mapping[str, int] | None = None  #: tokens of its texts, once it has ended
 
     @property
     def had_ended(self) -> bool:
@@ -275,15 +277,15 @@ class ApiBatchStore(Store):
         return [of_row(ApiBatch, row) for row in found]
 
     def cancel(self, key_name: str, batch_id: str, deed: Deed | None) -> ApiBatch:
-        """Ask for the end of the key's batch; one that has ended stays as it is. Raises NotThere."""
+        """Ask for the end of the key's batch; one that ends or has ended stays as it is. Raises NotThere."""
         is_it = (api_batches.c.key_name == key_name) & (api_batches.c.id == batch_id)
         now = func.clock_timestamp()
         statement = update(api_batches).where(is_it, api_batches.c.status.in_(("validating", "in_progress")))
         with self._database.begin() as connection:
             asked = statement.values(status="cancelling", cancelling_at=now, look_at=now)
-            if connection.execute(asked).rowcount and deed is not None:
+            if (row := connection.execute(asked.returning(*_BATCH)).first()) is not None and deed is not None:
                 write_down(connection, deed)
-        return self.find(key_name, batch_id)
+        return self.find(key_name, batch_id) if row is None else of_row(ApiBatch, row)
 
     def due(self, limit: int) -> list[str]:
         """The ids of open batches that are to be looked at, the longest due first."""

@@ -31,7 +31,7 @@ BEGIN
         GRANT SELECT, INSERT, UPDATE ON batches TO alphaloop_worker;
         GRANT SELECT, INSERT, UPDATE, DELETE ON batches TO alphaloop_scheduler;
         GRANT SELECT ON batches TO alphaloop_reader;
-        GRANT SELECT (by_status) ON api_batches TO alphaloop_reader;
+        GRANT SELECT (by_status, used, output_kept_s) ON api_batches TO alphaloop_reader;
     END IF;
     RETURN missing;
 END
@@ -62,6 +62,8 @@ def upgrade() -> None:
     op.create_index("ix_batches_created_at", "batches", ["created_at", "id"])
     op.create_index("ix_batches_open", "batches", ["id"], postgresql_where=text("is_open"))
     op.add_column("api_batches", Column("by_status", JSON(), server_default=NOTHING, nullable=False, comment=COUNTED))
+    op.add_column("api_batches", Column("used", JSON(), comment="Tokens of its texts: input, output, reasoning; null until it has ended"))
+    op.add_column("api_batches", Column("output_kept_s", Integer(), comment="Seconds for which its files are kept; null: as long as any other"))
     op.create_index("ix_api_batches_created_at", "api_batches", ["created_at", "id"])
     op.execute(
         "INSERT INTO batches (id, source, created_at) SELECT batch_id, 'kafka', min(created_at) FROM jobs "
@@ -80,6 +82,8 @@ def downgrade() -> None:
     op.execute("DROP FUNCTION grant_to_roles()")
     op.execute(f"ALTER FUNCTION {BEFORE}() RENAME TO grant_to_roles")
     op.drop_index("ix_api_batches_created_at", "api_batches")
+    op.drop_column("api_batches", "output_kept_s")
+    op.drop_column("api_batches", "used")
     op.drop_column("api_batches", "by_status")
     op.drop_table("batches")
     op.execute(f"DELETE FROM code_revisions WHERE revision = '{revision}'")

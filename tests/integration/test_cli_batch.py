@@ -231,6 +231,8 @@ def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> Non
     file.write_text(json.dumps(batch_line("hot", temperature=9)) + "\n{}\n")
     ran = stack_cli("batch", "submit", file, "--task", "chat", "--wait")
     hot, nameless, *_ = (line for line in ran.err.splitlines() if line.startswith("line "))
-    assert hot.startswith("line 1, hot: invalid, invalid_field: body.temperature: Input should be less than")
-    assert nameless == "line 2: invalid, invalid_field: custom_id: expected a text that names the request"
+    assert hot.startswith("line 1, hot: invalid, invalid_field: body.temperature: expected less than")
+    assert (
+        nameless == "line 2: invalid, invalid_field: custom_id: expected a text that names the request, found nothing"
+    )
     assert ran.code == 1

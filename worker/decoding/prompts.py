@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ import jinja2.meta
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel, reason_of
+from alphaloop.lookup import MAX_NGRAM
 from alphaloop.messages import Body, ChatMessage, Job
 from alphaloop.messages.capabilities import features_of, refusal_of, served_by
 from worker.decoding.replies import PROMPT_END, ReplyForm, calls_grammar
@@ -88,6 +90,11 @@ def prepare_job(
             f"({tokenizer.convert_ids_to_tokens(highest)!r}): its embeddings have {num_rows} rows",
             field="body.prompt" if job.body.messages is None else "body.messages",
         )
+    if body.prediction is not None:
+        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
+        most = len(tokenizer) if num_logits is None else num_logits
+        known = takewhile(lambda token: token < most, predicted[:context_length])
+        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
     return fit_job(job, token_ids, sampling, context_length)
 
 

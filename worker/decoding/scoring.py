@@ -101,7 +101,8 @@ class Shadows:
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    propose = drafter.rereading(seen, sequence.task, sequence.segment)
+                    predicted = sequence.sampling.predicted
+                    propose = drafter.rereading(seen, sequence.task, sequence.segment, predicted)
                     constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
