@@ -114,6 +114,25 @@ class DraftRegistry(Store):
         )
         return self._database.change(statement) == 1
 
+    def retired(self) -> set[str]:
+        """The drafters that an operator retired, by name: no worker opens them."""
+        query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
+        return {drafter for (drafter,) in self._database.rows(query)}
+
+    def set_retired(self, drafter: str, is_retired: bool) -> bool:
+        """Retire every revision of a drafter, or make retired ones active again; returns whether there were such."""
+        was_retired = draft_revisions.c.status == DraftStatus.RETIRED
+        statement = (
+            update(draft_revisions)
+            .where(draft_revisions.c.drafter == drafter, ~was_retired if is_retired else was_retired)
+            .values(
+                status=DraftStatus.RETIRED if is_retired else DraftStatus.ACTIVE,
+                status_reason="retired by an operator" if is_retired else "restored by an operator",
+                status_changed_at=func.now(),
+            )
+        )
+        return self._database.change(statement) > 0
+
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
