@@ -82,11 +82,10 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         retired = DraftRegistry(database).retired() & set(settings.models.drafters)
         if retired:
             log.warning("retired drafters are not opened: %s", ", ".join(sorted(retired)))
-        models = settings.models.without(retired)
-        settings = settings.model_copy(update={"models": models})
+        settings = settings.model_copy(update={"models": settings.models.without(retired)})
         engine = start_wait.until_answered(
             "the inference servers",
-            partial(open_engine, models, num_slots=settings.worker.batch_size, database=database),
+            partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),
         )
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.

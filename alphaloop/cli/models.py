@@ -207,11 +207,11 @@ def restore(context: typer.Context, name: str = typer.Argument(help="A drafter t
 
 def _set_retired(context: typer.Context, name: str, *, is_retired: bool) -> None:
     with open_database(connected_settings(context, broker=False)) as database:
-        registry = DraftRegistry(database)
-        if name not in (known := sorted({draft.drafter for draft in registry.all()})):
-            raise ConfigError(f"expected a known drafter, one of {', '.join(known) or 'none'}, found {name!r}")
-        has_changed = registry.set_retired(name, is_retired)
-    note(f"{name} is {'now ' if has_changed else ''}{'retired' if is_retired else 'in use'}")
+        known = {draft.drafter for draft in DraftRegistry(database).all()}
+        if name not in known:
+            raise ConfigError(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
+        DraftRegistry(database).set_retired(name, is_retired)
+    note(f"{name} is {'retired' if is_retired else 'in use'}")
 
 
 def _draft_cells(draft: DraftRevision) -> list[str]:

@@ -75,14 +75,7 @@ class EmbeddedStack:
         if not (needs_broker or needs_database):
             return settings
         _refuse_unreadable(self._folder)
-        try:
-            lock = FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S)
-        except OSError as error:
-            raise ConfigError(
-                f"data_dir: expected a folder to write in, found at {self._folder}: {error.strerror}",
-                hint="choose another folder with --data-dir",
-            ) from error
-        exits.enter_context(lock)
+        exits.enter_context(FolderLock(self._folder / "stack.lock", what="an embedded stack", wait_s=_OWNER_WAIT_S))
         url: str | None = None
         servers: str | None = None
         kind: Literal["kafka", "tansu"] | None = None

@@ -119,19 +119,15 @@ class DraftRegistry(Store):
         query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
         return {drafter for (drafter,) in self._database.rows(query)}
 
-    def set_retired(self, drafter: str, is_retired: bool) -> bool:
-        """Retire every revision of a drafter, or make retired ones active again; returns whether there were such."""
-        was_retired = draft_revisions.c.status == DraftStatus.RETIRED
-        statement = (
-            update(draft_revisions)
-            .where(draft_revisions.c.drafter == drafter, ~was_retired if is_retired else was_retired)
-            .values(
-                status=DraftStatus.RETIRED if is_retired else DraftStatus.ACTIVE,
-                status_reason="retired by an operator" if is_retired else "restored by an operator",
-                status_changed_at=func.now(),
-            )
+    def set_retired(self, drafter: str, is_retired: bool) -> None:
+        """Retire every revision of a drafter, or make the retired ones active again."""
+        drafts, was_retired = draft_revisions.c, draft_revisions.c.status == DraftStatus.RETIRED
+        status, done = (DraftStatus.RETIRED, "retired") if is_retired else (DraftStatus.ACTIVE, "restored")
+        statement = update(draft_revisions).where(
+            drafts.drafter == drafter, ~was_retired if is_retired else was_retired
         )
-        return self._database.change(statement) > 0
+        reason = f"{done} by an operator"
+        self._database.change(statement.values(status=status, status_reason=reason, status_changed_at=func.now()))
 
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""

@@ -164,12 +164,12 @@ def calibrate(
     began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
-    done, total, tell = 0, NUM_PASSES * len(wanted.needed), _teller()
+    done, total, told_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
 
     def measure(shape: Shape) -> None:
-        nonlocal done
+        nonlocal done, told_at
         start = clock()
-        tell(start, f"measuring {shape.drafter or 'the target'}, {done + 1} of {total}")
+        told_at = _tell(f"measuring {shape.drafter or 'the target'}, {done + 1} of {total}", start, told_at)
         median_ms = shape.measure_ms(engine, num_samples)
         seconds[shape] = min(clock() - start, seconds.get(shape, float("inf")))
         least[shape] = min(median_ms, least.get(shape, median_ms))
@@ -291,17 +291,12 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
     return {name: other for name, other in whose.items() if name != other}
 
 
-def _teller() -> Callable[[float, str], None]:
-    """Logs what it is given with the time, every few seconds."""
-    told_at = -math.inf
-
-    def tell(now: float, doing: str) -> None:
-        nonlocal told_at
-        if now - told_at >= _TOLD_EVERY_S:
-            told_at = now
-            log.info("%s", doing, extra={"action": START_PROGRESS})
-
-    return tell
+def _tell(doing: str, now: float, told_at: float) -> float:
+    """Log it, unless something was logged a moment ago; returns when something was."""
+    if now - told_at < _TOLD_EVERY_S:
+        return told_at
+    log.info("%s", doing, extra={"action": START_PROGRESS})
+    return now
 
 
 def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> None:

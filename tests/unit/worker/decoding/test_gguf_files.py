@@ -163,7 +163,6 @@ def test_a_file_has_the_logits_of_its_safetensors_twin(
         (lambda writer: writer.add_causal_attention(False), r"llama\.attention\.causal = False"),
         (lambda writer: writer.add_float32("general.sampling.xtc_threshold", 0.5), r"general\.sampling\.xtc_threshold"),
         (lambda writer: writer.add_add_space_prefix(True), r"tokenizer\.ggml\.add_space_prefix = True"),
-        (lambda writer: writer.add_uint16("split.count", 3), r"split\.count = 3"),
         (lambda writer: writer.add_bool("made.up", True), r"made\.up = True"),
         (
             lambda writer: writer.add_chat_template([{"name": "tool_use", "template": "x"}]),
