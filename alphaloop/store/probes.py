@@ -89,12 +89,6 @@ class ProbeSetStore(Store):
             )
             connection.execute(insert(probe_prompts).on_conflict_do_nothing(), prompts)
 
-    def retire(self, task: str) -> bool:
-        """Probe the task no more; False when it had no set in use."""
-        sets = probe_sets.c
-        retired = update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
-        return self._database.change(retired) > 0
-
     def active(self) -> dict[str, ProbeSet]:
         """The set in use of each task that has one."""
         return {found.task: found for found in self._read(probe_sets.c.is_active)}

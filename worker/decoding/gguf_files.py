@@ -46,7 +46,8 @@ class GgufFile:
     """One file, whose header takes seconds to read. Methods raise UnsupportedModel for what cannot be carried."""
 
     def __init__(self, file: Path) -> None:
-        self._where: Any = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
+        self._where: Any = {"gguf_file": file.name, "trust_remote_code": False}
+        self._folder = file.parent
         reader = gguf.GGUFReader(file)
         self._keys = {key: field.contents() for key, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor.data for tensor in reader.tensors}
@@ -54,7 +55,7 @@ class GgufFile:
 
     def config(self) -> Any:
         """The model's config, with the scaling of its rotation."""
-        config: Any = AutoConfig.from_pretrained(**self._where)
+        config: Any = AutoConfig.from_pretrained(self._folder, **self._where)
         self._scale_rotation(config)
         mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type.removesuffix("_text"), {})
         known = {f"{self._kind}.{name}" for name in (*_SCALING, *(key for key in mapped if mapped[key]))} | set(
@@ -73,7 +74,7 @@ class GgufFile:
 
     def tokenizer(self) -> Any:
         """The tokenizer, which splits texts as the file says."""
-        tokenizer: Any = AutoTokenizer.from_pretrained(**self._where)
+        tokenizer: Any = AutoTokenizer.from_pretrained(self._folder, **self._where)
         split = self._keys.get("tokenizer.ggml.pre") if self._keys.get("tokenizer.ggml.model") == "gpt2" else None
         if split in _DIGITS:
             digits, rest = (
