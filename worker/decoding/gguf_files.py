@@ -29,7 +29,8 @@ _SAME: Final = {"attention.sliding_window": "sliding_window"} | {
     name: name for name in ("attn_logit_softcapping", "final_logit_softcapping")
 }
 _SAMPLING: Final = {f"general.sampling.{name}": name for name in ("top_k", "top_p", "min_p")} | {
-    "general.sampling.temp": "temperature"
+    "general.sampling.temp": "temperature",
+    "general.sampling.penalty_repeat": "repetition_penalty",
 }
 #: Values of `tokenizer.ggml.pre` that split as GPT-2 does, and those that split off each digit besides.
 _LIKE_GPT2: Final = ("gpt-2", "phi-2", "mpt", "olmo")

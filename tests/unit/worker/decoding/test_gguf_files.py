@@ -189,12 +189,14 @@ def test_facts_that_change_no_weight_are_carried(tmp_path: Path) -> None:
         writer.add_eot_token_id(1)
         writer.add_float32("general.sampling.temp", 0.5)
         writer.add_int32("general.sampling.top_k", 20)
+        writer.add_float32("general.sampling.penalty_repeat", 1.25)
 
     loaded = load_weights(str(write(tmp_path / "tiny.gguf", model_of("llama", {}), edit)), None, "float32", CPU)
     assert models.end_tokens(loaded.model, loaded.tokenizer) == {0, 1}
     assert models.sampling_defaults(loaded.model.generation_config, are_used=True).suggested == {
         "temperature": 0.5,
         "top_k": 20,
+        "repetition_penalty": 1.25,
     }
 
 
