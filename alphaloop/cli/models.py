@@ -27,6 +27,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
@@ -188,6 +189,29 @@ def list_drafts(
         as_json=as_json,
         row_as_json=asdict,
     )
+
+
+@example("alphaloop draft retire old-small")
+def retire(
+    context: typer.Context, name: str = typer.Argument(help="A drafter, as `alphaloop draft list` shows it.")
+) -> None:
+    """Retire a drafter: no worker opens it, drafts with it or probes it any more. What was measured of it stays."""
+    _set_retired(context, name, is_retired=True)
+
+
+@example("alphaloop draft restore old-small")
+def restore(context: typer.Context, name: str = typer.Argument(help="A drafter that was retired.")) -> None:
+    """Undo `alphaloop draft retire`: a worker whose settings name the drafter opens it when it starts."""
+    _set_retired(context, name, is_retired=False)
+
+
+def _set_retired(context: typer.Context, name: str, *, is_retired: bool) -> None:
+    with open_database(connected_settings(context, broker=False)) as database:
+        known = {draft.drafter for draft in DraftRegistry(database).all()}
+        if name not in known:
+            raise ConfigError(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
+        DraftRegistry(database).set_retired(name, is_retired)
+    note(f"{name} is {'retired' if is_retired else 'in use'}")
 
 
 def _draft_cells(draft: DraftRevision) -> list[str]:

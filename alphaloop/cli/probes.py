@@ -250,7 +250,7 @@ def _plan_table(plan: ProbePlan) -> FittedTable:
 def _plan_sentence(plan: ProbePlan) -> str:
     """What the next run sends, and what it may take."""
     if not plan.measurements:
-        return "nothing is due: every task and drafter has fresh evidence"
+        return "nothing is due: every drafter of a live worker has fresh evidence"
     needed = sum(one.device_s for one in plan.measurements if one.is_sent)
     told = f"the next run sends {len(plan.chosen)} of {len(plan.measurements)} measurements"
     return f"{told}, {needed:.1f} of {plan.budget_device_s:.1f} device seconds"

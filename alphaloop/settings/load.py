@@ -296,12 +296,12 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
 
 def read_toml(path: Path, *, required: bool) -> dict[str, Any]:
     """A file of TOML; empty without one where none is `required`. Raises ConfigError."""
-    if not path.exists():
-        if required:
-            raise ConfigError(f"expected a file, found nothing at {path}")
-        return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"expected a file, found nothing at {path}") from None
+        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
+from alphaloop.logs import START_PROGRESS
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
@@ -92,13 +93,15 @@ def load_engine(
     Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
     for a draft model or heads that cannot draft for this target.
     """
-    placement = Placement.of(models)
+    placement, names = Placement.of(models), list(models.drafters)
+    log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
     of_models = {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)}
     draft_models = DraftModels(of_models, models.target, target, placement=placement, num_slots=num_slots)
 
     def load_drafter(name: str) -> Drafter:
-        settings = models.drafters[name]
+        settings, place = models.drafters[name], names.index(name) + 1
+        log.info("loading the drafter %s, %d of %d", name, place, len(names), extra={"action": START_PROGRESS})
         if isinstance(settings, LookupDrafterSettings):
             return LookupDrafter(name, settings)
         if isinstance(settings, HeadsDrafterSettings):
