@@ -26,6 +26,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel, reason_of
 from alphaloop.messages import Body, ChatMessage, Job
 from alphaloop.messages.capabilities import features_of, refusal_of, served_by
+from alphaloop.messages.fields import as_json
 from worker.decoding.replies import PROMPT_END, ReplyForm, calls_grammar
 from worker.decoding.text import special_tokens
 from worker.engine import PreparedJob, Sampling
@@ -255,11 +256,13 @@ def _turn(message: ChatMessage, wants_parts: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; text that is no JSON stays what it is."""
+    """As an object; text that is no JSON, or none that can be written again, stays what it is."""
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+        as_json(value)
+    except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _effort(effort: str, names: Collection[str]) -> dict[str, Any]:
