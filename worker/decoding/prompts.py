@@ -200,22 +200,28 @@ class _Conversation:
         self.changed(lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
         return found
 
-    def changed(self, change: Callable[[str], str]) -> _Conversation:
-        """The same with other strings."""
+    def changed(self, change: Callable[[str], str], rename: Callable[[str], str] | None = None) -> _Conversation:
+        """The same with other strings. Names in objects are strings too: `rename` changes these, if given."""
+        rename = rename or change
         of_turns = tuple(
-            {name: item if name == "role" else _changed(item, change) for name, item in turn.items()}
+            {name: item if name == "role" else _changed(item, change, rename) for name, item in turn.items()}
             for turn in self.turns
         )
-        tools = tuple(_changed(tool, change) for tool in self.tools)
-        return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change))
+        tools = tuple(_changed(tool, change, rename) for tool in self.tools)
+        return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change, rename))
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def _changed(value: Any, change: Callable[[str], str], rename: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _changed(item, change) for name, item in value.items()}
-    return [_changed(item, change) for item in value] if isinstance(value, list | tuple) else value
+        return {rename(name): _changed(item, change, rename) for name, item in value.items()}
+    return [_changed(item, change, rename) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _defused_name(name: str) -> str:
+    """With an x for each sign, because templates may write others around it: `<{{ name }}>`. Their own have none."""
+    return re.sub(r"[^\w\s]", "x", name)
 
 
 @lru_cache(maxsize=4)
@@ -311,17 +317,16 @@ def _encode_conversation(tokenizer: Any, said: _Conversation, max_chars: int | N
     Raises InvalidField where the template fails on the conversation, or where a control token would come from a
     message in a way that cannot be undone; PromptTooLong where the whole text has more than `max_chars`.
     """
-    contents = said.texts
     text = _render(tokenizer, said)
     _refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
     control = _control_of(tokenizer)
-    harmless = [control.defused(content) for content in contents]
-    if harmless == contents:
+    harmless = said.changed(control.defused, _defused_name)
+    if harmless.texts == said.texts:
         return list(tokenizer(text, **options)["input_ids"])
-    plain = _render(tokenizer, said.changed(control.defused))
-    is_typed = any(any(control.found(content)) for content in contents)
+    plain = _render(tokenizer, harmless)
+    is_typed = any(any(control.found(content)) for content in said.texts)
     if not is_typed and control.found(text) == control.found(plain):
         return list(tokenizer(text, **options)["input_ids"])
     token_ids = _with_typed_as_text(tokenizer, control, said, text, options)
