@@ -408,15 +408,10 @@ class Worker:
         self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
+        identity, together = self.engine.identity, job.decided_together
         try:
             outcome = recording.succeeded(
-                job.claimed,
-                generation,
-                job.recorded,
-                self.engine.identity,
-                queue_s=job.queue_s,
-                now=now,
-                decode_batch_id=job.decided_together,
+                job.claimed, generation, job.recorded, identity, queue_s=job.queue_s, now=now, decode_batch_id=together
             )
         except Exception as error:  # what is wrong with one answer must not end the worker, and with it other jobs
             log.error("an outcome cannot be written", exc_info=error, extra={"action": "outcome_refused"})

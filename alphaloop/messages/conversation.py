@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from alphaloop.messages.fields import (
-    MAX_LEVELS,
-    PlainText,
-    depth_of,
-    encodable,
-    nothing_or_other,
-    shown,
-    without_nulls,
-    wrong_within,
-)
+from alphaloop.messages.fields import PlainText, encodable, nothing_or_other, shown, without_nulls, wrong_within
 
 MAX_PARTS: Final = 256
 MAX_IMAGES: Final = 64  #: of one turn
@@ -123,28 +113,13 @@ def _image(field: str, image: object) -> dict[str, Any]:
     return {"url": url, "detail": detail}
 
 
-def _not_too_deep(arguments: str) -> str:
-    """As they are, also where they are no JSON. Raises ValueError for JSON that templates cannot write again."""
-    try:
-        is_too_deep = depth_of(json.loads(arguments), most=MAX_LEVELS) > MAX_LEVELS
-    except RecursionError:
-        is_too_deep = True
-    except ValueError:
-        return arguments
-    if is_too_deep:
-        raise ValueError(f"expected at most {MAX_LEVELS} levels of nesting, found more")
-    return arguments
-
-
 class CalledFunction(BaseModel):
     """Which function was called, and with what."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     name: PlainText = Field(min_length=1, max_length=128)
-    arguments: Annotated[PlainText, AfterValidator(_not_too_deep)] = Field(
-        description="As the model wrote them: JSON, as text."
-    )
+    arguments: PlainText = Field(description="As the model wrote them: JSON, as text.")
 
 
 class PastToolCall(BaseModel):

@@ -11,19 +11,18 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
-from itertools import chain
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, GrammarConflict, InvalidField, JobTooLarge, reason_of
+from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
@@ -78,8 +77,6 @@ if TYPE_CHECKING:
     from worker.task_memory.index import ViewOf
 
 log = logging.getLogger(__name__)
-
-Made = TypeVar("Made")
 
 #: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
 #: the stream does not wait long.
@@ -231,7 +228,7 @@ class TransformersEngine:
         except InvalidField:
             if job.body.must_call:
                 for number, tool in enumerate(job.body.tools or ()):
-                    schema = json.dumps(tool["function"].get("parameters") or {})
+                    schema = json.dumps({**(tool["function"].get("parameters") or {}), "type": "object"})
                     compiled(Constraint("json_schema", schema, f"body.tools.{number}.function.parameters"))
             raise
 
@@ -297,7 +294,10 @@ class TransformersEngine:
                 self._make_room(batch)
             else:
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
-        told = [_alone(sequence, sequence.take_deltas, list[TokenDelta]()) for sequence in batch]
+        deltas: list[TokenDelta] = []
+        for sequence in batch:
+            with _failing_alone(sequence):
+                deltas += sequence.take_deltas()
         failed = {sequence.owner: sequence.failure for sequence in batch if sequence.failure is not None}
         for job_id in failed:
             self.cancel(job_id)
@@ -323,7 +323,7 @@ class TransformersEngine:
         spared = self._resident.take_spared()
         return Step(
             finished=tuple(one for one in whole if one is not None),
-            deltas=tuple(chain.from_iterable(told)),
+            deltas=tuple(deltas),
             batch=len(batch),
             wall_s=wall_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
@@ -332,10 +332,7 @@ class TransformersEngine:
             num_resident_tokens=spared.num_tokens,
             resident_bytes=self._resident.num_bytes,
             drafter_failures=self._open_drafters.take_failures(),
-            failed=tuple(
-                FailedRequest(job_id, error, is_final=isinstance(error, GrammarConflict))
-                for job_id, error in failed.items()
-            ),
+            failed=tuple(FailedRequest(job_id, error, is_final=True) for job_id, error in failed.items()),
             **vars(round_),
         )
 
@@ -380,8 +377,8 @@ class TransformersEngine:
                 columns = (*range(fresh), *(index + fresh for index in verdict.path))
                 self._keep_states(states, number, sequence, columns)
                 cache.keep(sequence.slot, columns)
-            take = partial(sequence.take, proposal, verdict, asks.get(sequence.job_id))
-            round_.tokens_by_job[sequence.job_id] = _alone(sequence, take, 0)
+            with _failing_alone(sequence):
+                round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
         widths = [len(read.token_ids) for read in reads[: len(pending)]]
         round_.width, round_.num_positions = max(widths, default=1), sum(widths)
         round_.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
@@ -734,14 +731,14 @@ class _Round:
             self.drafting = tuple(dict.fromkeys(owners.get(one, one) for one in self.drafting))
 
 
-def _alone(sequence: Sequence, act: Callable[[], Made], otherwise: Made) -> Made:
-    """What `act` returns; where it raises, the text of this sequence is the cause, so it fails and the others go on."""
+@contextmanager
+def _failing_alone(sequence: Sequence) -> Iterator[None]:
+    """Whatever is raised inside, the text of this sequence is the cause: it fails, and the others go on."""
     try:
-        return act()
+        yield
     except Exception as error:
         log.error("a text cannot be read", exc_info=error, extra={"action": "text_unreadable"})
         sequence.failure = DecodeFailed(f"reading the text failed: {reason_of(error)}")
-        return otherwise
 
 
 def _verifying(sequence: Sequence, proposal: Proposal) -> Read:

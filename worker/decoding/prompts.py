@@ -14,7 +14,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -197,12 +197,11 @@ class _Conversation:
     def texts(self) -> list[str]:
         """Every string that its sender wrote."""
         found: list[str] = []
-        self.changed(lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+        self.changed(*[lambda text: found.append(text) or text] * 2)  # type: ignore[func-returns-value]
         return found
 
-    def changed(self, change: Callable[[str], str], rename: Callable[[str], str] | None = None) -> _Conversation:
-        """The same with other strings. Names in objects are strings too: `rename` changes these, if given."""
-        rename = rename or change
+    def changed(self, change: Callable[[str], str], rename: Callable[[str], str]) -> _Conversation:
+        """The same with other strings, and with other names in objects, which are strings too."""
         of_turns = tuple(
             {name: item if name == "role" else _changed(item, change, rename) for name, item in turn.items()}
             for turn in self.turns
@@ -473,8 +472,8 @@ def _with_typed_as_text(
     written = {text[begin:end].strip() for token_id, (begin, end) in tokens if token_id in control.token_ids}
     typed = _any_of(written.union(control.strings))
     mark = next(mark for number in itertools.count() if (mark := f"\ue000{number}\ue000") not in text)
-    marked = said.changed(lambda one: typed.sub(lambda found: mark + found[0], one))
-    pieces = _render(tokenizer, marked).split(mark)
+    marking = partial(typed.sub, lambda found: mark + found[0])
+    pieces = _render(tokenizer, said.changed(marking, marking)).split(mark)
     if "".join(pieces) != text:
         return None
     places = set(itertools.accumulate(map(len, pieces[:-1])))

@@ -26,7 +26,7 @@ from alphaloop.messages.fields import as_json, encodable
 from alphaloop.messages.result import ToolCall, ToolCallFunction
 from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.settings.models import ToolParser
-from worker.decoding.grammars import JSON_STYLE
+from worker.decoding.grammars import JSON_STYLE, as_compiled
 from worker.decoding.sampling import key_of
 from worker.engine import AnswerPiece, PreparedJob
 
@@ -44,7 +44,7 @@ _PARTS: Final[Mapping[str, Part]] = {
 _BEGIN_CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _MISTRAL: Final = "[TOOL_CALLS]"
 _LLAMA: Final = "<|python_tag|>"
-_KEYS_OF_CALLS, _ARGUMENTS = frozenset({"name", "id", "type"}), frozenset({"arguments", "parameters"})
+_KEYS_OF_CALLS, _ARGUMENTS = frozenset({"name", "id", "type", "function"}), frozenset({"arguments", "parameters"})
 #: Tokens of a prompt's end in which an opened tag is looked for.
 PROMPT_END: Final = 16
 
@@ -167,10 +167,12 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
     """
     told = json.loads(wanted.source)
     rules, names = [], []
+    numbers = {tool["function"]["name"]: number for number, tool in enumerate(body.tools or ())}
     key = "parameters" if form.parser == "llama3" else "arguments"
     for number, function in enumerate(told["functions"]):
         head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
-        schema = {"x-guidance": JSON_STYLE, **(function.get("parameters") or {"type": "object"})}
+        field = f"body.tools.{numbers[function['name']]}.function.parameters"
+        schema = {"x-guidance": JSON_STYLE, **as_compiled(function.get("parameters") or {}, field), "type": "object"}
         rules.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
         names.append(f"call_{number}")
@@ -369,11 +371,9 @@ class _TemplateReader(AnswerReader):
         # Character by character, because an error takes with it what the parser found in the same text.
         fed = [piece for one in text for piece in self._fed(one)]
         fed += self._fed("", is_last=True) if is_last else []
-        for part, pieces in groupby(fed, key=lambda piece: piece.part):
-            if part == "tool_calls":
-                yield from pieces
-            else:
-                yield AnswerPiece("".join(piece.text for piece in pieces), part)
+        for part, alike in groupby(fed, key=lambda piece: piece.part):
+            pieces = list(alike)
+            yield from pieces if part == "tool_calls" else [AnswerPiece("".join(one.text for one in pieces), part)]
 
     def _fed(self, text: str, *, is_last: bool = False) -> list[AnswerPiece]:
         self._unread += text
@@ -482,23 +482,18 @@ def _as_calls(value: object, *, is_whole: bool = False) -> list[tuple[str, str]]
     has other keys is none.
     """
     found = []
-    for item in value if isinstance(value, list) else [value]:
-        keys = set(item) if isinstance(item, dict) else set()
-        if isinstance(item, dict) and isinstance(item.get("function"), dict):
-            item = item["function"]
-            keys = (keys - {"function"}) | set(item)
-        if not isinstance(item, dict) or not isinstance(name := item.get("name"), str) or not name:
-            return None
-        if keys - _KEYS_OF_CALLS - _ARGUMENTS and (is_whole or not keys & _ARGUMENTS):
+    for one in value if isinstance(value, list) else [value]:
+        outer = one if isinstance(one, dict) else {}
+        item = outer["function"] if isinstance(outer.get("function"), dict) else outer
+        name, keys = item.get("name"), {*outer, *item} - _KEYS_OF_CALLS
+        if not isinstance(name, str) or not name or (keys - _ARGUMENTS and (is_whole or not keys & _ARGUMENTS)):
             return None
         arguments = item.get("arguments", item.get("parameters", {}))
         try:
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-            written = as_json(arguments, separators=(", ", ": "))
-            encodable(name)
+            if not isinstance(arguments, dict):
+                return None
+            found.append((encodable(name), as_json(arguments, separators=(", ", ": "))))
         except (ValueError, RecursionError):
             return None
-        if not isinstance(arguments, dict):
-            return None
-        found.append((name, written))
     return found or None

@@ -106,7 +106,7 @@ def test_a_text_that_cannot_be_read_fails_alone(
         failed += step.failed
         finished |= {one.job_id: one.token_ids for one in step.finished}
     (only,) = failed
-    assert (only.job_id, only.is_final, only.error.code) == (asked[1].job_id, False, "decode_failed")
+    assert (only.job_id, only.is_final, only.error.code) == (asked[1].job_id, True, "decode_failed")
     assert "prompt" not in only.error.message
     assert finished == {asked[0].job_id: expected, asked[2].job_id: expected}
     assert engine.load().num_free == 4

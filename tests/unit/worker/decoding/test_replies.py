@@ -152,6 +152,30 @@ CASES: dict[str, tuple[str, dict[str, Any], str, tuple[str, str, list[Any], int]
     ),
     "mistral, broken": (MISTRAL, TOOLS, "a [TOOL_CALLS] [{]", ("a [TOOL_CALLS] [{]", "", [], 1)),
     "plain JSON": (TEMPLATE + "{{ tools }}", TOOLS, f"[{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0)),
+    "plain JSON, names of its own": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        '{"name": "clock", "city": "Bern"}',
+        ('{"name": "clock", "city": "Bern"}', "", [], 1),
+    ),
+    "plain JSON, more than a call": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]',
+        (f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]', "", [], 1),
+    ),
+    "plain JSON, as OpenAI's": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        f'{{"id": "a", "type": "function", "function": {CALL}}}',
+        ("", "", [BERN], 0),
+    ),
+    "arguments under other names": (
+        QWEN,
+        TOOLS,
+        '<tool_call>{"name": "clock", "city": "Bern"}</tool_call>',
+        ('<tool_call>{"name": "clock", "city": "Bern"}</tool_call>', "", [], 1),
+    ),
     "plain JSON, content": (TEMPLATE + "{{ tools }}", TOOLS, " It rains", (" It rains", "", [], 0)),
 }
 
@@ -332,6 +356,13 @@ def test_any_text_in_any_pieces_is_one_answer_that_can_be_sent(
         assert made.content.strip() == text.strip(), "what is no call stays text, all of it"
 
 
+#: A schema that says of objects alone what they are.
+NAMELESS: Final = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}},
+}
+
+
 @pytest.mark.parametrize(
     ("template", "body", "good", "bad"),
     [
@@ -342,6 +373,7 @@ def test_any_text_in_any_pieces_is_one_answer_that_can_be_sent(
         (LLAMA, {}, [LLAMAS, f'{LLAMAS}; {{"name": "clock", "parameters": {{}}}}'], [CALL, '{"name": "get_weather", "parameters": {}}']),
         (MISTRAL, {}, [f"[TOOL_CALLS][{CALL}, {OTHER}]"], [f"[{CALL}]"]),
         (TEMPLATE + "{{ tools }}", {}, [f"[{CALL}]"], [CALL]),
+        (QWEN, {"tools": [NAMELESS]}, ['<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": 2}}\n</tool_call>'], ['<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>', '<tool_call>\n{"name": "f", "arguments": {"\\u0061": "x"}}\n</tool_call>']),
     ],
 )  # fmt: skip
 def test_a_call_that_has_to_be_made_is_a_grammar_in_the_targets_form(
