@@ -123,7 +123,7 @@ WRITTEN: Final = (
 )  # fmt: skip
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, derandomize=True)
 @given(schema=st.sampled_from(WRITTEN), seed=st.integers(0, 2**32))
 def test_a_text_that_ends_by_itself_validates(schema: Any, seed: int) -> None:
     """Any tokens that masks allow, by a model that likes to repeat names and to write them with escapes."""

@@ -356,6 +356,25 @@ def test_only_the_last_tokens_of_a_prompt_are_kept(tiny_tokenizer: Any, given: d
     assert len(one.token_ids) == 50, "too long a text is cut, not refused"
 
 
+@pytest.mark.parametrize("template", [QWEN, LLAMA, MISTRAL], ids=["qwen", "llama", "mistral"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(
+            f'{{"a": {value}}}'
+            for value in (r'"\ud83d"', "NaN", "1e999", "9" * 5000, "[" * 2000 + "]" * 2000, '"\x01"')
+        ),
+        "[" * 2000,
+    ],
+    ids=["surrogate", "nan", "infinite", "digits", "deep", "control", "open"],
+)
+def test_arguments_of_a_past_call_that_are_no_json_are_text(template: str, arguments: str) -> None:
+    call = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    asked = [*said("a"), {"role": "assistant", "tool_calls": [call]}, *said("b")]
+    text = tokenizer_with(template).decode(prepared(tokenizer_with(template), 9000, messages=asked).token_ids)
+    assert json.dumps(arguments)[1:-1] in text
+
+
 #: Reads each property as newer templates of Qwen do: its name stands in a tag of the template's.
 XML: Final = QWEN.replace(
     "{{ tool | tojson }}",

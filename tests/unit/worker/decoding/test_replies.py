@@ -328,7 +328,7 @@ def make(request: pytest.FixtureRequest) -> Callable[[], AnswerReader]:
     return readers(template, response, **body)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120, derandomize=True)
 @given(pieces=st.lists(st.sampled_from(PIECES), max_size=9), seed=st.integers(0, 2**32))
 def test_any_text_in_any_pieces_is_one_answer_that_can_be_sent(
     make: Callable[[], AnswerReader], pieces: list[str], seed: int
