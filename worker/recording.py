@@ -44,6 +44,7 @@ from worker.publishing import Publication, RecordedGroup
 if TYPE_CHECKING:
     from worker.tracing import Tracing
 
+OUTCOME_REFUSED: Final = "outcome_refused"
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered
 log = logging.getLogger(__name__)
@@ -195,7 +196,7 @@ class Recorder:
                 return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
         claimed = group[0].claimed
-        failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
+        failure = Failure(code=OUTCOME_REFUSED, message="the database does not take the outcome of this job")
         failed = ended(claimed, Status.FAILED, failure, now=self.now())
         return [failed], self.retry.until_done("record", lambda: self.record([failed.outcome]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final
@@ -53,7 +54,7 @@ def encodable(value: str) -> str:
 PlainText = Annotated[str, AfterValidator(encodable)]
 
 
-def as_json(value: object, *, max_bytes: int) -> str:
+def as_json(value: object, *, max_bytes: float = math.inf, separators: tuple[str, str] = (",", ":")) -> str:
     """A value of any form as JSON, its keys in their order.
 
     Raises ValueError where it is larger, has more than MAX_LEVELS, or cannot be JSON.
@@ -61,7 +62,7 @@ def as_json(value: object, *, max_bytes: int) -> str:
     if depth_of(value, most=MAX_LEVELS) > MAX_LEVELS:
         raise ValueError(f"expected at most {MAX_LEVELS} levels of nesting, found more")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError):
         raise ValueError("expected what JSON can write, found a number or a value that it cannot") from None
     if (found := len(encodable(text).encode())) > max_bytes:

@@ -179,6 +179,10 @@ class Sending:
                 beside, load = landing.num_beside, landing.load
                 sent = SentRequest(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
                 self._say(request, generation_of(request.job_id, outcome, sent))
+        except Exception as error:  # without a word the job would wait for ever
+            log.error("a reply cannot be used", exc_info=error, extra={"action": "reply_raised", "endpoint": name})
+            failure = ServerFailed(f"reading the reply failed: {reason_of(error)}")
+            self._say(request, FailedRequest(request.job_id, failure, is_final=False))
         finally:
             self._on_their_way.discard(request)
             request.task, request.is_begun = None, False

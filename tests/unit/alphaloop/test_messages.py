@@ -189,6 +189,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"prompt": "x", "tools": [TOOL, {**TOOL, "function": {"name": "g", "parameters": 1}}]},
         "tools.1.function.parameters",
     ),
+    (
+        {
+            "prompt": "x",
+            "tools": [TOOL, {**TOOL, "function": {"name": "g", "parameters": {"type": ["array", "null"]}}}],
+        },
+        "tools.1.function.parameters.type",
+    ),
     ({"prompt": "x", "tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
     ({"prompt": "x", "tools": [TOOL], "tool_choice": {"type": "custom"}}, "tool_choice.type"),
     ({"prompt": "x", "tools": [TOOL] * 129}, "tools"),
