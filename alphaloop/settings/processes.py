@@ -130,9 +130,17 @@ class SessionLimits:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """The server's parameters by name; times come back in UTC."""
+        """The server's parameters by name: the limits, and every one that changes what a text means or a row holds."""
         return {
             "timezone": "UTC",
+            "datestyle": "ISO, MDY",
+            "intervalstyle": "postgres",
+            "bytea_output": "hex",
+            "extra_float_digits": "1",
+            "standard_conforming_strings": "on",
+            "array_nulls": "on",
+            "transform_null_equals": "off",
+            "default_transaction_isolation": "read committed",
             "lock_timeout": _milliseconds(self.lock_s),
             "statement_timeout": _milliseconds(self.statement_s),
             "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),
@@ -141,11 +149,9 @@ class SessionLimits:
     @property
     def connecting(self) -> Mapping[str, Any]:
         """What the driver is told for each new connection."""
-        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
-        if self.through_pooler:
-            # A statement that one session has prepared is not known to the next.
-            return {**ours, "prepare_threshold": None}
-        return {**ours, "options": " ".join(f"-c {name}={value}" for name, value in self.parameters.items())}
+        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30, "client_encoding": "utf8"}
+        # A statement that one session has prepared is not known to the next.
+        return {**ours, "prepare_threshold": None} if self.through_pooler else ours
 
 
 def _milliseconds(seconds: float) -> str:

@@ -1,0 +1,176 @@
+"""What the errors of Postgres and of its driver mean, as errors of our tree.
+
+The SQLSTATE decides, never a text, because a server may speak another language. A connection that failed has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+import psycopg
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from alphaloop.errors import StoreBusy, StoreError, StoreLoginRefused, StoreUnavailable, StoreValueRefused
+
+_POOLED_PLAN: Final = "set postgres.through_pooler where the URL leads to a pooler in transaction mode"
+_NO_TABLE: Final = "alphaloop migrate; or the search_path of this user leads elsewhere"
+#: What an SQLSTATE means, by its longest beginning here, and what an operator can do; every other is a StoreError.
+#: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_STATES: Final[Mapping[str, tuple[type[StoreError], str | None]]] = {
+    "08": (StoreUnavailable, "is the server up, and the URL right?"),  # connection exceptions
+    # The values are at fault: they are malformed, break a constraint, or exceed a limit of Postgres.
+    "22": (StoreValueRefused, None),
+    "23": (StoreValueRefused, None),
+    "54": (StoreValueRefused, None),
+    "25006": (StoreUnavailable, "the server is read-only: a standby, or default_transaction_read_only"),
+    "25P03": (StoreUnavailable, "the process stood still inside a transaction for 20 s"),
+    "25P04": (StoreUnavailable, "a transaction took longer than the server's transaction_timeout"),
+    "26": (StoreUnavailable, _POOLED_PLAN),  # no such prepared statement: another session than the one that made it
+    "42P05": (StoreUnavailable, _POOLED_PLAN),  # prepared already, by another session
+    "28": (StoreLoginRefused, "check user and password of postgres.url"),
+    "3D": (StoreLoginRefused, "check the database of postgres.url"),
+    "3F": (StoreError, _NO_TABLE),
+    "40": (StoreBusy, None),  # serialization failure, deadlock: another transaction is in the way
+    "40003": (StoreUnavailable, None),  # statement completion unknown
+    "42501": (StoreError, "alphaloop migrate grants the roles their rights"),
+    "42703": (StoreError, _NO_TABLE),
+    "42883": (StoreError, _NO_TABLE),
+    "42P01": (StoreError, _NO_TABLE),
+    "53": (StoreUnavailable, "the server lacks a resource"),
+    "53100": (StoreUnavailable, "the server's disk is full"),
+    "53300": (StoreUnavailable, "raise max_connections, or run fewer processes"),
+    "55000": (StoreUnavailable, None),  # an object is not in the state that the statement needs
+    "55006": (StoreBusy, None),  # an object is in use
+    "55P03": (StoreBusy, "another transaction has held the lock for 5 s"),
+    "57000": (StoreUnavailable, None),  # operator intervention
+    "57014": (
+        StoreUnavailable,
+        "the statement was cancelled, or took longer than 1 min in a worker, 30 min in a command",
+    ),
+    "57P": (StoreUnavailable, "the server was stopped, has crashed, or starts"),
+    "58": (StoreUnavailable, "the server's disk or operating system fails"),
+    "72": (StoreUnavailable, None),  # snapshot too old
+    "XX001": (StoreError, "the data is damaged: restore a backup"),
+    "XX002": (StoreError, "an index is damaged: REINDEX"),
+}
+#: The connection has ended with these, so nothing is known of the statement.
+_GONE: Final = ("08", "57P", "25P03", "25P04")
+#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
+#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
+_LOGIN_REFUSED: Final = (
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "not permitted to log in",
+    "permission denied for database",
+    "does not exist",  # a database, a role, a file of certificates
+    "certificate",
+    "tlsv1 alert",
+    "wrong version number",  # TLS to a server that speaks none
+    "ssl was required",
+)
+
+
+def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
+    """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
+
+    `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
+    holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
+    because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused`
+    means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
+    right or a table is missing.
+    """
+    if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
+        return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
+    if isinstance(error, PoolTimeout):
+        told = "this process waits for its own statements: pg_stat_activity says what those wait for"
+        return StoreUnavailable(f"no free connection to {where}", hint=told)
+    original = error.orig if isinstance(error, DBAPIError) else error
+    if not isinstance(original, psycopg.Error):
+        return StoreError(f"{type(error).__name__} at {where}")
+    state = original.sqlstate or ""
+    said = original.diag.message_primary
+    kind, hint = _meaning(state)
+    broken = isinstance(error, DBAPIError) and error.connection_invalidated
+    if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
+        refused = _tls_hint(str(original)) or _login_hint(original)
+        if not state and refused is not None:
+            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
+        return StoreUnavailable(
+            f"no connection to {where}: {said or _first_line(original)}", hint=hint or _STATES["08"][1]
+        )
+    refusal = f"{where} refused a statement: {said or type(original).__name__} (SQLSTATE {state or 'unknown'})"
+    # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
+    is_value = not state and isinstance(original, psycopg.DataError)
+    return StoreValueRefused(refusal) if is_value else kind(refusal, hint=hint)
+
+
+@contextmanager
+def our_errors(where: str) -> Iterator[None]:
+    """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts."""
+    try:
+        yield
+    except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
+        raise store_error(error, where) from None
+
+
+def _meaning(state: str) -> tuple[type[StoreError], str | None]:
+    known = [begin for begin in _STATES if state.startswith(begin)]
+    return _STATES[max(known, key=len)] if known else (StoreError, None)
+
+
+def _login_hint(error: psycopg.Error) -> str | None:
+    """What to check, if the server refused the login."""
+    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
+    return "check user, password, database and sslmode of postgres.url" if is_refused else None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+#: A part of libpq's or the server's text, and what to set. libpq gives no code for these, only a text, which it does
+#: not translate in the build that psycopg[binary] brings. A text that is not known here leaves the ordinary hint.
+#: https://www.postgresql.org/docs/current/libpq-ssl.html
+_TLS_HINTS: Final = (
+    (
+        "certificate verify failed",
+        "the server's certificate was not signed by a certificate in sslrootcert of postgres.url (DATABASE_URL): set "
+        "sslrootcert to the file of the CA that signed it, or to `system` for the CAs that this machine trusts",
+    ),
+    (
+        "does not match host name",
+        "sslmode=verify-full wants a host in postgres.url (DATABASE_URL) that the server's certificate names; "
+        "hostaddr=… may give the address beside it",
+    ),
+    (
+        "server does not support SSL",
+        "postgres.url (DATABASE_URL) asks for TLS with sslmode, and the server speaks none: set ssl = on in "
+        "postgresql.conf, or connect to the port that speaks it",
+    ),
+    (
+        "root certificate file",
+        "sslmode=verify-full and verify-ca want sslrootcert=FILE in postgres.url (DATABASE_URL), or sslrootcert=system "
+        "for the CAs that this machine trusts",
+    ),
+    (
+        "requires a valid client certificate",
+        "the server asks for a certificate of its clients: set sslcert=FILE and sslkey=FILE in postgres.url "
+        "(DATABASE_URL)",
+    ),
+    (
+        "no encryption",
+        "the server takes this user over TLS only (hostssl in pg_hba.conf): set sslmode=verify-full and sslrootcert in "
+        "postgres.url (DATABASE_URL)",
+    ),
+    ("certificate file", "sslcert in postgres.url (DATABASE_URL) names a file that cannot be read"),
+    ("private key file", "sslkey in postgres.url (DATABASE_URL) names a file that only its owner may read (chmod 600)"),
+)
+
+
+def _tls_hint(told: str) -> str | None:
+    """What to set, if TLS is why a connection failed; `told` is libpq's text."""
+    return next((hint for part, hint in _TLS_HINTS if part in told), None)
