@@ -144,7 +144,7 @@ def assemble(
             lambda topic: ensure_topic(settings.kafka, topic, validation.tasks), metrics.topic_unavailable
         ),
         metrics,
-        letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
+        letter_of=partial(letter_of, validation=validation, group=settings.kafka.named(settings.kafka.group_id)),
         is_hurried=retry.hurry.is_set,
     )
     publisher = Publisher(
@@ -382,7 +382,8 @@ def open_tracing(
             f"tracing.endpoint: set, and the package {error.name} is not installed",
             hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
         ) from None
-    return Tracing(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+    group_id = settings.kafka.named(settings.kafka.group_id)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=group_id, now=now)
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:

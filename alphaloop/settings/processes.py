@@ -69,11 +69,25 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
 
 
+def _not_of_jobs(prefix: str) -> str:
+    if prefix.startswith("jobs."):
+        why = "an installation without a prefix reads the topics that begin with jobs."
+        raise PydanticCustomError("prefix", "Expected another prefix: {why}", {"why": why})
+    return prefix
+
+
+#: What topics and groups begin with, in Kafka's characters.
+NamePrefix = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$", max_length=100), AfterValidator(_not_of_jobs)
+]
+
+
 class KafkaSettings(Section):
     """How to reach the broker; `extra` passes librdkafka's properties through, except those that promises rest on."""
 
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
     group_id: str = "alphaloop-workers"  #: consumer group that all workers share
+    prefix: NamePrefix = ""  #: of all topics and groups, such as team-a. where several installations share a cluster
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None
@@ -97,6 +111,10 @@ class KafkaSettings(Section):
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
     extra: dict[ExtraProperty, str | int | float | bool] = Field({})  #: other properties of librdkafka, by their names
+
+    def named(self, name: str) -> str:
+        """A topic or a group as the cluster knows it."""
+        return self.prefix + name
 
     @model_validator(mode="after")
     def _tokens_come_from_one_place(self) -> Self:
