@@ -50,6 +50,7 @@ _DAY_MS: Final = 24 * _HOUR_MS
 _WEEK_MS: Final = 7 * _DAY_MS
 _RETENTION_MS: Final = {TOKENS: _HOUR_MS, CONTROL: _DAY_MS, DRIFT_REPORTS: 30 * _DAY_MS}
 _JOBS_PREFIX: Final = "jobs."
+_WORKER: Final = "alphaloop-worker-"
 _LISTED_WITHIN_S: Final = 3.0
 _MOST_NAMED: Final = 10  #: refused topics that an error names
 
@@ -171,6 +172,22 @@ def cluster_id(kafka: KafkaSettings) -> str:
     if not metadata.cluster_id:
         raise BrokerError("expected the broker to name its cluster, found no cluster id")
     return str(metadata.cluster_id)
+
+
+def other_databases(kafka: KafkaSettings, database_id: str) -> list[str]:
+    """The ids of the other databases whose workers are in the workers' group. Raises BrokerError."""
+    group = kafka.named(kafka.group_id)
+    with mapped(f"asking for the members of {group}"):
+        admin = admin_client(kafka)
+        answers = admin.describe_consumer_groups([group], request_timeout=kafka.request_timeout_s)
+        clients = {member.client_id for member in answers[group].result().members}
+    ids = {name.removeprefix(_WORKER) for name in clients if name.startswith(_WORKER)}
+    return sorted(ids - {database_id})
+
+
+def worker_client_id(database_id: str) -> str:
+    """What a worker calls itself in its group, so that a worker of another database shows."""
+    return _WORKER + database_id
 
 
 def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:

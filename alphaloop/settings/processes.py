@@ -35,6 +35,7 @@ RESERVED: Final = {
     "offset.store.sync.interval.ms": _OFFSETS,
     "auto.offset.reset": "a group without offsets has to begin with the oldest job, or jobs are passed over",
     "isolation.level": "a job of an aborted transaction was never sent",
+    "client.id": "it says which database a worker of the group has, so that two installations do not share one",
     "group.id": f"{_ALIASES}: kafka.group_id",
     "group.instance.id": "two workers with one instance id put each other out of the group",
     "group.protocol": _GROUP,

@@ -37,24 +37,22 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DisconnectionError
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from alphaloop.errors import (
     ConfigError,
-    LeadershipLost,
     SchemaMismatch,
     StoreBusy,
-    StoreError,
     StoreValueRefused,
 )
 from alphaloop.settings.processes import SessionLimits
-from alphaloop.store.sqlstates import our_errors, store_error
+from alphaloop.store.sqlstates import store_error
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0007",)
+SUPPORTED_REVISIONS: Final = ("0010",)
 
 _IS_THERE: Final = text("SELECT to_regclass(:name) IS NOT NULL")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
@@ -197,16 +195,17 @@ class Database:
 
     @contextmanager
     def _our_errors(self) -> Iterator[None]:
-        """The driver's errors as ours. After one that another connection may not meet, all of the pool are replaced."""
+        """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts.
+
+        Only after an error about locks or values is a connection used again: any other may be one of its server.
+        """
         try:
-            with our_errors(self.redacted_url):
-                yield
-        except (StoreBusy, StoreValueRefused):
-            raise
-        except StoreError as error:
-            if not isinstance(error, LeadershipLost):
-                self._pooled.replace_all()
-            raise
+            yield
+        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
+            ours = store_error(error, self.redacted_url)
+            if not isinstance(ours, (StoreBusy, StoreValueRefused)):
+                self._pooled.number += 1
+            raise ours from None
 
     def rows(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of one statement that is a transaction by itself. Raises as `begin` does."""
@@ -250,12 +249,10 @@ class Database:
 
     def dedicated(self) -> psycopg.Connection:
         """A connection outside the pool, in autocommit, for what must outlive transactions. The caller closes it."""
-        with our_errors(self.redacted_url):
-            connection = self._connect()
-            connection.autocommit = True
-            return connection
+        with self._our_errors():
+            return self._connect(autocommit=True)
 
-    def _connect(self) -> psycopg.Connection:
+    def _connect(self, *, autocommit: bool = False) -> psycopg.Connection:
         """A new connection. What our statements rely on holds, whatever others have set for the database or the role.
 
         Parameters that libpq sends, such as those of PG* variables, win over its `options`: so they are set afterwards.
@@ -264,7 +261,7 @@ class Database:
         try:
             if not self._limits.through_pooler:
                 connection.execute(_setting(self._limits, is_local=False))
-            connection.autocommit = False
+            connection.autocommit = autocommit
         except BaseException:
             connection.close()
             raise
@@ -273,14 +270,13 @@ class Database:
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
         found = self._scalar("alembic_version", _REVISION)
+        again = "or run the release that migrated" if found else "or the search_path of this user leads elsewhere"
         if found in SUPPORTED_REVISIONS or (found and self.serves(SUPPORTED_REVISIONS[-1])):
             return str(found)
         raise SchemaMismatch(
             f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, or a later one that code of revision "
             f"{SUPPORTED_REVISIONS[-1]} can run on, found {found or 'none'} in {self.redacted_url}",
-            hint="alphaloop migrate; or the search_path of this user leads elsewhere"
-            if found is None
-            else "alphaloop migrate; or run the release that migrated",
+            hint=f"alphaloop migrate; {again}",
         )
 
     def serves(self, code_revision: str) -> bool:
@@ -296,7 +292,7 @@ class Database:
 
     def close(self) -> None:
         """Close every connection; one that a thread still uses is closed when the thread has finished with it."""
-        self._pooled.close_all()
+        self._pooled.is_closed = True
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -317,36 +313,24 @@ class _Pooled:
     """Which connections of a pool are used again. Threads share it."""
 
     def __init__(self, engine: Engine) -> None:
-        self._number = 0  # connections that were opened under another one are not used again
-        self._is_closed = False
-        event.listen(engine, "connect", self._opened)
+        self.is_closed = False
+        self.number = 0  #: connections that were first taken under another number are replaced
         event.listen(engine, "checkout", self._taken)
         event.listen(engine, "checkin", self._returned)
 
-    def replace_all(self) -> None:
-        """Have the pool open a new connection in place of each that it has now."""
-        self._number += 1
-
-    def close_all(self) -> None:
-        """Have each connection closed that is returned from now on."""
-        self._is_closed = True
-
-    def _opened(self, connection: psycopg.Connection, record: ConnectionPoolEntry) -> None:
-        record.info["number"] = self._number
-
     def _taken(self, connection: psycopg.Connection, record: ConnectionPoolEntry, proxy: object) -> None:
-        """Have the pool replace a connection that is too old, or that the server has ended.
+        """Have the pool replace a connection that is of an earlier number, or that the server has ended.
 
         The server sends a last message or closes the socket, and sends nothing else to an idle connection, but a change
         of its settings. So the socket shows it, and no question needs to be sent each time a connection is taken.
         """
         waiting = select.poll()
         waiting.register(connection.fileno(), select.POLLIN)
-        if record.info["number"] != self._number or waiting.poll(0):
+        if record.info.setdefault("number", self.number) != self.number or waiting.poll(0):
             raise DisconnectionError
 
     def _returned(self, connection: psycopg.Connection | None, record: ConnectionPoolEntry) -> None:
-        if self._is_closed and connection is not None:
+        if self.is_closed and connection is not None:
             record.close()
 
 

@@ -5,8 +5,7 @@ The SQLSTATE decides, never a text, because a server may speak another language.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Final
 
 import psycopg
@@ -15,46 +14,33 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from alphaloop.errors import StoreBusy, StoreError, StoreLoginRefused, StoreUnavailable, StoreValueRefused
 
-_POOLED_PLAN: Final = "set postgres.through_pooler where the URL leads to a pooler in transaction mode"
 _NO_TABLE: Final = "alphaloop migrate; or the search_path of this user leads elsewhere"
+_POOLER: Final = "set postgres.through_pooler where the URL leads to a pooler in transaction mode"
 #: What an SQLSTATE means, by its longest beginning here, and what an operator can do; every other is a StoreError.
 #: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _STATES: Final[Mapping[str, tuple[type[StoreError], str | None]]] = {
-    "08": (StoreUnavailable, "is the server up, and the URL right?"),  # connection exceptions
     # The values are at fault: they are malformed, break a constraint, or exceed a limit of Postgres.
-    "22": (StoreValueRefused, None),
-    "23": (StoreValueRefused, None),
-    "54": (StoreValueRefused, None),
+    **dict.fromkeys(("22", "23", "54"), (StoreValueRefused, None)),
+    # Another transaction is in the way: serialization failure, deadlock, object in use, lock not available.
+    **dict.fromkeys(("40", "55006"), (StoreBusy, None)),
+    "55P03": (StoreBusy, "another transaction has held the lock for 5 s"),
+    # Completion unknown, an object in another state than the statement needs, operator intervention, snapshot too old.
+    **dict.fromkeys(("40003", "55000", "57000", "72"), (StoreUnavailable, None)),
+    "08": (StoreUnavailable, "is the server up, and the URL right?"),
     "25006": (StoreUnavailable, "the server is read-only: a standby, or default_transaction_read_only"),
     "25P03": (StoreUnavailable, "the process stood still inside a transaction for 20 s"),
     "25P04": (StoreUnavailable, "a transaction took longer than the server's transaction_timeout"),
-    "26": (StoreUnavailable, _POOLED_PLAN),  # no such prepared statement: another session than the one that made it
-    "42P05": (StoreUnavailable, _POOLED_PLAN),  # prepared already, by another session
-    "28": (StoreLoginRefused, "check user and password of postgres.url"),
-    "3D": (StoreLoginRefused, "check the database of postgres.url"),
-    "3F": (StoreError, _NO_TABLE),
-    "40": (StoreBusy, None),  # serialization failure, deadlock: another transaction is in the way
-    "40003": (StoreUnavailable, None),  # statement completion unknown
-    "42501": (StoreError, "alphaloop migrate grants the roles their rights"),
-    "42703": (StoreError, _NO_TABLE),
-    "42883": (StoreError, _NO_TABLE),
-    "42P01": (StoreError, _NO_TABLE),
+    **dict.fromkeys(("26", "42P05"), (StoreUnavailable, _POOLER)),  # another session's prepared statements
     "53": (StoreUnavailable, "the server lacks a resource"),
     "53100": (StoreUnavailable, "the server's disk is full"),
     "53300": (StoreUnavailable, "raise max_connections, or run fewer processes"),
-    "55000": (StoreUnavailable, None),  # an object is not in the state that the statement needs
-    "55006": (StoreBusy, None),  # an object is in use
-    "55P03": (StoreBusy, "another transaction has held the lock for 5 s"),
-    "57000": (StoreUnavailable, None),  # operator intervention
-    "57014": (
-        StoreUnavailable,
-        "the statement was cancelled, or took longer than 1 min in a worker, 30 min in a command",
-    ),
+    "57014": (StoreUnavailable, "the statement was cancelled, or took over 1 min in a worker, 30 min in a command"),
     "57P": (StoreUnavailable, "the server was stopped, has crashed, or starts"),
     "58": (StoreUnavailable, "the server's disk or operating system fails"),
-    "72": (StoreUnavailable, None),  # snapshot too old
-    "XX001": (StoreError, "the data is damaged: restore a backup"),
-    "XX002": (StoreError, "an index is damaged: REINDEX"),
+    **dict.fromkeys(("28", "3D"), (StoreLoginRefused, "check user, password and database of postgres.url")),
+    "42501": (StoreError, "alphaloop migrate grants the roles their rights"),
+    **dict.fromkeys(("3F", "42703", "42883", "42P01"), (StoreError, _NO_TABLE)),
+    **dict.fromkeys(("XX001", "XX002"), (StoreError, "the server's data is damaged: restore a backup")),
 }
 #: The connection has ended with these, so nothing is known of the statement.
 _GONE: Final = ("08", "57P", "25P03", "25P04")
@@ -106,15 +92,6 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
     is_value = not state and isinstance(original, psycopg.DataError)
     return StoreValueRefused(refusal) if is_value else kind(refusal, hint=hint)
-
-
-@contextmanager
-def our_errors(where: str) -> Iterator[None]:
-    """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts."""
-    try:
-        yield
-    except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
-        raise store_error(error, where) from None
 
 
 def _meaning(state: str) -> tuple[type[StoreError], str | None]:
