@@ -73,7 +73,7 @@ def test_with_a_prefix_nothing_makes_a_name_without_it(
         sent = client.submit([{"task": "code", "prompt": "one"}, {"task": "code", "prompt": "two", "stream": True}])
         assert {one.status for one in client.results(sent, timeout_s=WAIT_S)} == {Status.SUCCEEDED}
         assert [*client.stream({"task": "code", "prompt": "three"}, timeout_s=WAIT_S)]
-        for value in (asking("unlucky one", job_id="unlucky"), b"no job"):
+        for value in (asking("unlucky one", job_id="unlucky"), asking("hot", temperature=9.5)):
             producer.send("jobs.code", key=None, value=value)
         producer.send(CONTROL, key=None, value=b"no order")
         producer.flush(WAIT_S)
@@ -85,7 +85,7 @@ def test_with_a_prefix_nothing_makes_a_name_without_it(
             ("job", "unlucky"),
             ("cancel", "unlucky"),
             ("dlq", "list"),
-            ("dlq", "redrive", "--task", "code"),
+            ("dlq", "redrive", "--task", "code", "--set", "temperature=0.5"),
             ("batch", "submit", str(batch), "--task", "code"),
             ("batch", "status", str(batch)),
             ("topics", "create", "code", "--high", "--all"),
