@@ -111,10 +111,9 @@ def await_servers(settings: Settings, database: Database, start_wait: StartWait)
 
 
 def check_installation(kafka: KafkaSettings, database: Database) -> None:
-    """Note in the database which Kafka it belongs to.
+    """Note in the database which Kafka it belongs to. Raises BrokerError, StoreError.
 
-    Raises ConfigError where it belongs to another one, or where workers of another database are in the workers' group;
-    BrokerError, StoreError.
+    Raises ConfigError where it has noted another, or workers of another database are in the workers' group.
     """
     database_id = InstallationStore(database).belong(cluster_id(kafka), kafka.prefix)
     if others := other_databases(kafka, database_id):

@@ -138,13 +138,8 @@ cancellations: Final = _table(
 code_revisions: Final = _table("code_revisions", ["revision"], _columns(Text, "revision"))
 
 #: One row, made by the migration.
-installation: Final = _table(
-    "installation",
-    ["id"],
-    [Column("id", Uuid, nullable=False, server_default=text("gen_random_uuid()"))],
-    _columns(Text, "kafka_cluster", "kafka_prefix", nullable=True),
-    _instants("noted_at", nullable=True),
-)
+_id, _kafka = _columns(Uuid, "id"), _columns(Text, "kafka_cluster", "kafka_prefix", nullable=True)
+installation: Final = _table("installation", ["id"], _id, _kafka, _instants("noted_at", nullable=True))
 
 leader_terms: Final = _table(
     "leader_terms", ["role"], _columns(Text, "role"), _columns(BigInteger, "term"), _instants("began_at")

@@ -251,7 +251,7 @@ def assemble(
     def ask_ids(topics: Collection[str]) -> dict[str, str]:
         try:
             check_installation(settings.kafka, database)
-        except ConfigError as error:  # such as a worker of another database that came into the group with this one
+        except ConfigError as error:  # workers of another database came into the group meanwhile
             log.error("%s", error.message, extra={"action": "installations_mixed", "hint": error.hint or ""})
         return topic_ids(settings.kafka, topics)
 

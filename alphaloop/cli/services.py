@@ -265,10 +265,7 @@ def fetch_kafka(*, version: str | None = None, mirror: str | None = None, deadli
 
 
 def prepare(settings: Settings, *, owns_both: bool = False) -> None:
-    """Create the schema and the topics. Raises StoreError, BrokerError.
-
-    An embedded broker and an embedded database belong together, also where another broker was installed meanwhile.
-    """
+    """Create schema and topics; `owns_both`: the broker may be another than before. Raises StoreError, BrokerError."""
     from alphaloop.store import schema
 
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in

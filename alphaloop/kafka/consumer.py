@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import sys
 import threading
 import time
@@ -82,7 +81,7 @@ class Consumer:
         on_revoke: PartitionsCallback,
         on_lost: PartitionsCallback,
     ) -> None:
-        """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
+        """Join the group for topics and `^patterns` of the cluster's; the callbacks run inside `poll` and `close`.
 
         Called again, it changes what this member reads: only partitions of topics that are left out are revoked, and
         their offsets stay for the members that read these. Without any topic the group is left until the next call.
@@ -352,7 +351,7 @@ class _Membership:
             self.client.unsubscribe()
             return
         self.client.subscribe(
-            [_after_prefix(pattern, self.prefix) for pattern in subscription.patterns],
+            [one if one.startswith("^") else self.prefix + one for one in subscription.patterns],
             on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
             on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
             on_lost=lambda _, partitions: self._taken(partitions, subscription.on_lost, is_revoking=False),
@@ -496,11 +495,6 @@ class _Commits:
         if self._thread is not None:
             self._thread.join(timeout_s)
         return not self.is_waiting
-
-
-def _after_prefix(pattern: str, prefix: str) -> str:
-    """A topic, or a `^pattern` of topics, as the cluster knows it."""
-    return f"^{re.escape(prefix)}{pattern[1:]}" if pattern.startswith("^") else prefix + pattern
 
 
 def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str) -> dict[str, Any]:

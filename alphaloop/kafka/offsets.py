@@ -1,6 +1,6 @@
 """Records and partitions without the client library's types, and what a consumer asks the broker about offsets.
 
-Topics go by two names: ours, and the cluster's, which begins with `kafka.prefix`. Only this package knows the second.
+Topics have two names: ours, and the cluster's, with `kafka.prefix`, which only this package knows.
 """
 
 from __future__ import annotations

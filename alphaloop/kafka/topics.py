@@ -50,7 +50,6 @@ _DAY_MS: Final = 24 * _HOUR_MS
 _WEEK_MS: Final = 7 * _DAY_MS
 _RETENTION_MS: Final = {TOKENS: _HOUR_MS, CONTROL: _DAY_MS, DRIFT_REPORTS: 30 * _DAY_MS}
 _JOBS_PREFIX: Final = "jobs."
-_WORKER: Final = "alphaloop-worker-"
 _LISTED_WITHIN_S: Final = 3.0
 _MOST_NAMED: Final = 10  #: refused topics that an error names
 
@@ -174,6 +173,10 @@ def cluster_id(kafka: KafkaSettings) -> str:
     return str(metadata.cluster_id)
 
 
+#: The client.id of a worker in its group begins with it and goes on with the id of the worker's database.
+WORKER_CLIENT: Final = "alphaloop-worker-"
+
+
 def other_databases(kafka: KafkaSettings, database_id: str) -> list[str]:
     """The ids of the other databases whose workers are in the workers' group. Raises BrokerError."""
     group = kafka.named(kafka.group_id)
@@ -181,13 +184,9 @@ def other_databases(kafka: KafkaSettings, database_id: str) -> list[str]:
         admin = admin_client(kafka)
         answers = admin.describe_consumer_groups([group], request_timeout=kafka.request_timeout_s)
         clients = {member.client_id for member in answers[group].result().members}
-    ids = {name.removeprefix(_WORKER) for name in clients if name.startswith(_WORKER)}
-    return sorted(ids - {database_id})
-
-
-def worker_client_id(database_id: str) -> str:
-    """What a worker calls itself in its group, so that a worker of another database shows."""
-    return _WORKER + database_id
+    return sorted(
+        {name.removeprefix(WORKER_CLIENT) for name in clients if name.startswith(WORKER_CLIENT)} - {database_id}
+    )
 
 
 def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:

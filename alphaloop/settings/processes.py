@@ -77,7 +77,6 @@ def _not_of_jobs(prefix: str) -> str:
     return prefix
 
 
-#: What topics and groups begin with, in Kafka's characters.
 NamePrefix = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$", max_length=100), AfterValidator(_not_of_jobs)
 ]

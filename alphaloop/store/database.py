@@ -336,10 +336,8 @@ class _Pooled:
 
 def _setting(limits: SessionLimits, *, is_local: bool) -> str:
     """The statement that sets the parameters: for a session, or for the transaction that it is the first of."""
-    local = str(is_local).lower()
-    return "SELECT " + ", ".join(
-        f"set_config('{name}', '{value}', {local})" for name, value in limits.parameters.items()
-    )
+    parameters = limits.parameters.items()
+    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', {is_local})" for name, value in parameters)
 
 
 def redacted(url: URL) -> str:

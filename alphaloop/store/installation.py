@@ -1,8 +1,4 @@
-"""The Kafka that a database belongs to: its jobs come from there, and its results go there.
-
-The first process notes it. A process that connects another Kafka with the same database would publish results where
-nobody waits for them, and count offsets of other topics as the same ones.
-"""
+"""The Kafka that a database belongs to: its jobs come from there, and its results go there."""
 
 from __future__ import annotations
 
@@ -36,8 +32,8 @@ class InstallationStore(Store):
             noted = self._database.one(_READ)
         if (noted.cluster, noted.prefix) != (cluster, prefix):
             raise ConfigError(
-                f"{self._database.redacted_url} belongs to the Kafka cluster {_named(noted.cluster, noted.prefix)}, "
-                f"found the cluster {_named(cluster, prefix)}",
+                f"{self._database.redacted_url} belongs to the Kafka cluster {noted.cluster} with kafka.prefix "
+                f"{noted.prefix!r}, found the cluster {cluster} with {prefix!r}",
                 hint="connect the Kafka and the database that belong together; after a move, or a restore from a "
                 f"backup: alphaloop migrate --adopt-cluster {cluster}",
             )
@@ -46,7 +42,3 @@ class InstallationStore(Store):
     def adopt(self, cluster: str, prefix: str) -> bool:
         """Note another cluster or prefix, under a new id, because a copy is another database; whether it is another."""
         return self._database.change(_ADOPT, {"cluster": cluster, "prefix": prefix}) > 0
-
-
-def _named(cluster: str, prefix: str) -> str:
-    return f"{cluster} with kafka.prefix {prefix!r}" if prefix else cluster

@@ -44,30 +44,34 @@ _STATES: Final[Mapping[str, tuple[type[StoreError], str | None]]] = {
 }
 #: The connection has ended with these, so nothing is known of the statement.
 _GONE: Final = ("08", "57P", "25P03", "25P04")
-#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
-#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
-_LOGIN_REFUSED: Final = (
-    "authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "not permitted to log in",
-    "permission denied for database",
-    "does not exist",  # a database, a role, a file of certificates
-    "certificate",
-    "tlsv1 alert",
-    "wrong version number",  # TLS to a server that speaks none
-    "ssl was required",
-)
+_URL: Final = "postgres.url (DATABASE_URL)"
+_LOGIN: Final = "check user, password, database and sslmode of postgres.url"
+#: Parts of what libpq says of a connection that was refused, in lower case, and what to set; the first that is there
+#: counts. libpq gives no code for these, only a text, which the build of psycopg[binary] does not translate. A server
+#: in another language than English is not understood: its refusal is an outage.
+#: https://www.postgresql.org/docs/current/libpq-ssl.html
+_REFUSED: Final = {
+    "certificate verify failed": f"in {_URL} set sslrootcert to the file of the CA that signed it, or to `system`",
+    "does not match host name": f"sslmode=verify-full wants a host in {_URL} that the server's certificate names; "
+    "hostaddr=… may give the address beside it",
+    "server does not support ssl": f"{_URL} asks for TLS with sslmode: set ssl = on in postgresql.conf",
+    "root certificate file": f"sslmode=verify-full and verify-ca want sslrootcert=FILE in {_URL}, or `system`",
+    "requires a valid client certificate": f"the server wants one: set sslcert=FILE and sslkey=FILE in {_URL}",
+    "no encryption": f"the server takes TLS only (hostssl): set sslmode=verify-full and sslrootcert in {_URL}",
+    "private key file": f"sslkey in {_URL} names a file that only its owner may read (chmod 600)",
+    "certificate file": f"sslcert in {_URL} names a file that cannot be read",
+    **dict.fromkeys(("authentication failed", "no password supplied", "no pg_hba.conf entry"), _LOGIN),
+    **dict.fromkeys(("not permitted to log in", "permission denied for database", "does not exist"), _LOGIN),
+    **dict.fromkeys(("certificate", "tlsv1 alert", "wrong version number", "ssl was required"), _LOGIN),
+}
 
 
 def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
     """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
 
-    `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
-    holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
-    because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused`
-    means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
-    right or a table is missing.
+    `StoreUnavailable` means: wait, and do the same again. `StoreBusy` is one of these errors, and so is
+    `StoreLoginRefused`, because somebody may mend the login while a worker runs; a process that starts ends with it.
+    `StoreValueRefused` means: leave this row out and go on. Every other `StoreError` needs a person.
     """
     if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
         return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
@@ -82,12 +86,12 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     kind, hint = _meaning(state)
     broken = isinstance(error, DBAPIError) and error.connection_invalidated
     if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        refused = _tls_hint(str(original)) or _login_hint(original)
+        libpq = str(original).strip()
+        failed = f"no connection to {where}: {said or (libpq.splitlines() or [type(original).__name__])[0]}"
+        refused = next((hint for part, hint in _REFUSED.items() if part in libpq.lower()), None)
         if not state and refused is not None:
-            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
-        return StoreUnavailable(
-            f"no connection to {where}: {said or _first_line(original)}", hint=hint or _STATES["08"][1]
-        )
+            return StoreLoginRefused(failed, hint=refused)
+        return StoreUnavailable(failed, hint=hint or _STATES["08"][1])
     refusal = f"{where} refused a statement: {said or type(original).__name__} (SQLSTATE {state or 'unknown'})"
     # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
     is_value = not state and isinstance(original, psycopg.DataError)
@@ -97,57 +101,3 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
 def _meaning(state: str) -> tuple[type[StoreError], str | None]:
     known = [begin for begin in _STATES if state.startswith(begin)]
     return _STATES[max(known, key=len)] if known else (StoreError, None)
-
-
-def _login_hint(error: psycopg.Error) -> str | None:
-    """What to check, if the server refused the login."""
-    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
-    return "check user, password, database and sslmode of postgres.url" if is_refused else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-#: A part of libpq's or the server's text, and what to set. libpq gives no code for these, only a text, which it does
-#: not translate in the build that psycopg[binary] brings. A text that is not known here leaves the ordinary hint.
-#: https://www.postgresql.org/docs/current/libpq-ssl.html
-_TLS_HINTS: Final = (
-    (
-        "certificate verify failed",
-        "the server's certificate was not signed by a certificate in sslrootcert of postgres.url (DATABASE_URL): set "
-        "sslrootcert to the file of the CA that signed it, or to `system` for the CAs that this machine trusts",
-    ),
-    (
-        "does not match host name",
-        "sslmode=verify-full wants a host in postgres.url (DATABASE_URL) that the server's certificate names; "
-        "hostaddr=… may give the address beside it",
-    ),
-    (
-        "server does not support SSL",
-        "postgres.url (DATABASE_URL) asks for TLS with sslmode, and the server speaks none: set ssl = on in "
-        "postgresql.conf, or connect to the port that speaks it",
-    ),
-    (
-        "root certificate file",
-        "sslmode=verify-full and verify-ca want sslrootcert=FILE in postgres.url (DATABASE_URL), or sslrootcert=system "
-        "for the CAs that this machine trusts",
-    ),
-    (
-        "requires a valid client certificate",
-        "the server asks for a certificate of its clients: set sslcert=FILE and sslkey=FILE in postgres.url "
-        "(DATABASE_URL)",
-    ),
-    (
-        "no encryption",
-        "the server takes this user over TLS only (hostssl in pg_hba.conf): set sslmode=verify-full and sslrootcert in "
-        "postgres.url (DATABASE_URL)",
-    ),
-    ("certificate file", "sslcert in postgres.url (DATABASE_URL) names a file that cannot be read"),
-    ("private key file", "sslkey in postgres.url (DATABASE_URL) names a file that only its owner may read (chmod 600)"),
-)
-
-
-def _tls_hint(told: str) -> str | None:
-    """What to set, if TLS is why a connection failed; `told` is libpq's text."""
-    return next((hint for part, hint in _TLS_HINTS if part in told), None)

@@ -15,7 +15,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.kafka.client import client_config
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, SHARED, cluster_id, list_topics, worker_client_id
+from alphaloop.kafka.topics import CONTROL, SHARED, WORKER_CLIENT, cluster_id, list_topics
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings, Settings, load_settings
 from alphaloop.start_wait import check_installation
@@ -192,7 +192,7 @@ def test_a_group_with_workers_of_another_database_is_refused(
         with running_worker(worker_settings, FakeEngine(num_slots=4)) as running:
             until(lambda: running.worker.intake.is_assigned, "the first installation's worker is in the group")
             # One that came in at the same moment is seen by those that run.
-            intruder = Consumer(kafka, group_id=kafka.group_id, client_id=worker_client_id("an-intruder"))
+            intruder = Consumer(kafka, group_id=kafka.group_id, client_id=f"{WORKER_CLIENT}an-intruder")
             with closing(intruder):
                 intruder.subscribe(["jobs.sql"], **{f"on_{name}": print for name in ("assign", "revoke", "lost")})
 
