@@ -106,7 +106,6 @@ def await_servers(settings: Settings, database: Database, start_wait: StartWait)
     """
     servers = bootstrap_servers(settings.kafka)
     start_wait.until_answered(f"PostgreSQL at {database.address}", database.check_revision)
-    start_wait.until_answered(f"Kafka at {servers}", lambda: check_reachable(settings.kafka, _ASK_S))
     start_wait.until_answered(f"Kafka at {servers}", lambda: check_installation(settings.kafka, database))
 
 
@@ -115,6 +114,7 @@ def check_installation(kafka: KafkaSettings, database: Database) -> None:
 
     Raises ConfigError where it has noted another, or workers of another database are in the workers' group.
     """
+    check_reachable(kafka, _ASK_S)
     database_id = InstallationStore(database).belong(cluster_id(kafka), kafka.prefix)
     if others := other_databases(kafka, database_id):
         raise ConfigError(
