@@ -137,6 +137,10 @@ cancellations: Final = _table(
 #: releases that still use it.
 code_revisions: Final = _table("code_revisions", ["revision"], _columns(Text, "revision"))
 
+#: One row, made by the migration.
+_id, _kafka = _columns(Uuid, "id"), _columns(Text, "kafka_cluster", "kafka_prefix", nullable=True)
+installation: Final = _table("installation", ["id"], _id, _kafka, _instants("noted_at", nullable=True))
+
 leader_terms: Final = _table(
     "leader_terms", ["role"], _columns(Text, "role"), _columns(BigInteger, "term"), _instants("began_at")
 )
