@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.evidence import HALF_LIFE
-from alphaloop.errors import package_missing
+from alphaloop.errors import ConfigError, package_missing
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, topic_ids, topic_lister
