@@ -461,6 +461,7 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
         num_draft_tokens=shadow.num_draft_tokens,
         counts=shadow.counts,
         chances=shadow.chances,
+        is_whole=shadow.is_whole,
         num_prompt_tokens=run.num_prompt_tokens,
         num_output_tokens=run.num_tokens - run.counts.num_forced,
         decoded_at=run.decoded_at,
@@ -483,7 +484,7 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
     if is_whole or not run.is_evidence:
         return []
-    scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
+    scored = {shadow.drafter for shadow in generation.shadows if shadow.is_whole}
     return [
         replace(
             _shadow(
@@ -491,6 +492,7 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
                 ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
             ),
             is_drafted=True,
+            is_whole=False,
         )
         for one in drafted
         if one.drafter not in scored

@@ -431,5 +431,5 @@ def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
 def _position(its: Evidence, i: int) -> tuple[str, str, str]:
     if i >= len(its.acceptance):
         return "", "", ""
-    tested = its.seen.trials[i] if i < len(its.seen.trials) else 0.0
-    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.posterior.reach[i])
+    tested = f"{its.tested[i]:.0f}" if its.tested[i] else "not tested"
+    return share_with_interval(its.acceptance[i]), tested, share(its.posterior.reach[i])

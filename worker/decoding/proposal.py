@@ -406,7 +406,9 @@ class RoundCounts:
         Those that drafted themselves are left out: their own counts are better.
         """
         return tuple(
-            ShadowCounts(name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances))
+            ShadowCounts(
+                name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances), is_whole=False
+            )
             for name, one in self._shared.items()
             if name not in self._drafters
         )
