@@ -148,9 +148,11 @@ def drafted_by_load(done: Decoded | None) -> list[str]:
 
 def drafted_sentence(done: Decoded | None) -> str:
     """What was done, in one sentence without a window."""
-    if done is None or not done.num_rounds:
-        return "No round of traffic was decoded"
+    if done is None:
+        return "No job of traffic was decoded"
     jobs = f"{done.num_jobs:,} decoded job{'' if done.num_jobs == 1 else 's'}"
+    if not done.num_rounds:
+        return f"No round behind the prompts of {jobs} was decoded"
     by_load = ", ".join(drafted_by_load(done))
     told = f"{percent(done.drafted_share)} of the {done.num_rounds:,} rounds of {jobs} drafted"
     if done.drafters:

@@ -103,7 +103,7 @@ def second(at: datetime) -> str:
 
 def words(name: str) -> str:
     """A cause, a kind, a reason or a verdict as people say it: without its underscores."""
-    return name.replace("_", " ")
+    return name.replace("_", " ").replace(",", ", ")
 
 
 def sentence(text: str) -> str:

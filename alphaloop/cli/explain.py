@@ -22,7 +22,7 @@ from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
 from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.experiment.wording import draft_lengths, expectations, reason_word, sentence, why
+from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why
 from alphaloop.explaining.explanation import (
     HISTORY,
     Evidence,
@@ -49,6 +49,7 @@ from alphaloop.wording import (
     second,
     share,
     share_with_interval,
+    words,
 )
 from alphaloop.wording import sentence as capitalized
 
@@ -169,7 +170,7 @@ def check_task(database: Database, settings: Settings, task: str) -> None:
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
-    reason = why(found.next_job, found.measured.speedup)
+    reason = why(found.next_job)
     what = "decided" if found.recorded is not None else "next job"
     next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
     paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
@@ -339,8 +340,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        reason = reason_word(change.reason, change.expected_low)
-        paragraph(f"{second(change.decided_at)}  {step} ({reason}; {where})", style="bold")
+        paragraph(f"{second(change.decided_at)}  {step} ({words(change.reason)}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)

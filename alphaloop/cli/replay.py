@@ -43,10 +43,10 @@ _NO_COST = "no cost was known of how they were, or would have been, decoded"
 _NO_SNAPSHOT = "no snapshot of their decision is stored"
 _MAX_WAYS: Final = 3
 _HONESTLY: Final = (
-    '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
-    "posteriors and the costs of each decision's snapshot, so only their difference counts. Its bounds include the "
-    "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
-    "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
+    '"measured" is the device time that the jobs took, "replayed" that time by the ratio of what both ways would take '
+    "by the posteriors and the costs of each decision's snapshot. Its bounds include the doubt about α only. No job was "
+    "decoded with the replayed settings: the evidence is that of the decoded jobs, exploration of the past costs the "
+    "replay nothing, and a job keeps one setting, however many sequences run."
 )
 
 
@@ -246,7 +246,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     if not everything.num_jobs:
         return
     out().print()
-    columns = ("jobs", "same", "measured", "as it was", "replayed", "device time [95 %]")
+    columns = ("jobs", "same", "measured", "replayed", "device time [95 %]")
     made = FittedTable("ms/token", *columns, right=columns[:-1])
     for task, its in sorted(found.tasks.items()):
         made.add_row(task, *_cells(its))
@@ -260,10 +260,10 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
     paragraph(f"Reasons: {reasons} jobs.")
     num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
-    gained = everything.was_s - everything.would_s
+    gained = everything.measured_s - everything.replayed_s
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
     paragraph(
-        f"It would have {verdict} {_time(everything.was_s)} of the device. "
+        f"It would have {verdict} {_time(everything.measured_s)} of the device. "
         f"{percent(num_changed / everything.num_tokens)} of the tokens would change settings; "
         f"{percent(everything.num_untested_tokens / everything.num_tokens)} from drafts longer than any tested."
     )
@@ -288,7 +288,7 @@ def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared(its: Compared) -> dict[str, Any]:
-    sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "was_s", "would_s"
+    sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "replayed_s"
     return {
         **{name: getattr(its, name) for name in sums},
         "ratio": asdict(its.ratio) if its.ratio else None,
@@ -300,7 +300,7 @@ def _compared(its: Compared) -> dict[str, Any]:
 
 
 def _cells(its: Compared) -> list[str]:
-    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.was_s, its.would_s)]
+    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.replayed_s)]
     ratio = its.ratio
     gain = "-" if ratio is None else f"{ratio.mean - 1:+.1%} [{ratio.low - 1:+.1%} {ratio.high - 1:+.1%}]"
     return [str(its.num_jobs), f"{its.num_same_jobs / its.num_jobs:.0%}", *per_token, gain]

@@ -138,7 +138,7 @@ def _drafted(now: TaskFigures) -> str:
 
 def _next(now: TaskFigures) -> str:
     one = now.next_job
-    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one, now.measured)}"
+    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one)}"
 
 
 def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:

@@ -131,6 +131,11 @@ class Compared:
         # The mean of a convex function is not the function of the mean: keep the middle inside.
         return Interval(mean, min(mean, float(low)), max(mean, float(high)))
 
+    @property
+    def replayed_s(self) -> float:
+        """Seconds that the jobs would have taken, because they took `measured_s`."""
+        return self.measured_s * (self.would_s / self.was_s if self.was_s > 0 else 1.0)
+
     def __add__(self, other: Compared) -> Compared:
         return Compared(*(getattr(self, name) + getattr(other, name) for name in Compared.__slots__))
 

@@ -24,7 +24,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
-from alphaloop.experiment.wording import own_of
+from alphaloop.experiment.wording import judged, own_of
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
@@ -197,7 +197,7 @@ class Explanation:
     @property
     def next_job(self) -> NextJob:
         """The decision, as other screens show it."""
-        return _next_job(self.decision, self.request, self.engine.target_revision)
+        return judged(_next_job(self.decision, self.request, self.engine.target_revision), self.measured.speedup)
 
     @property
     def own_speedup(self) -> TaskSpeedup | None:
@@ -314,7 +314,8 @@ def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW
         of_day = task_figures(database)
     coming = next_jobs(database, settings, [of_day.get(one.task, TaskFigures(one.task)) for one in found], now)
     for one in found:
-        one.next_job = coming.get(one.task)
+        if (chosen := coming.get(one.task)) is not None:
+            one.next_job = judged(chosen, one.measured)
     return found
 
 

@@ -113,6 +113,7 @@ def document(found: Explanation) -> dict[str, Any]:
         "incumbent": asdict(found.incumbent) if found.incumbent else None,
         "decision": {
             **{name: value for name, value in asdict(found.decision).items() if name != "posteriors"},
+            "reason": found.next_job.reason,
             "alternatives": [{**way._asdict(), "error": way.error._asdict()} for way in found.decision.alternatives],
         },
         "next_job": asdict(found.next_job),

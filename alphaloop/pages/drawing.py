@@ -18,7 +18,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
-from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, reason_word, why
+from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why
 from alphaloop.store.task_figures import AcceptanceHour
 from alphaloop.wording import (
     acceptance_of,
@@ -183,7 +183,7 @@ def _times(history: Mapping[str, Any]) -> list[datetime]:
 def _course_told(history: Mapping[str, Any]) -> str:
     """What the course shows, for those who cannot see it."""
     parts = [
-        f"{name} {points[0]['alpha_1']['mean']:.2f} to {points[-1]['alpha_1']['mean']:.2f}"
+        f"{name} {share(points[0]['alpha_1']['mean'])} to {share(points[-1]['alpha_1']['mean'])}"
         for name in ("traffic", "probes")
         if (points := history[name])
     ]
@@ -324,7 +324,6 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
         percent,
         rate,
         ratio,
-        reason_word,
         sentence,
         setting,
         share,

@@ -16,6 +16,7 @@ from alphaloop.acceptance import Interval, consecutive_runs, share_interval
 from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
+from alphaloop.experiment.wording import judged
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
@@ -117,6 +118,7 @@ def _task_line(
         }
     elif drafter:
         seen |= _of_probes(counts, task, drafter)
+    choice = choice and judged(choice, measured)
     if choice is None:
         seen |= {"mode": None, "num_draft_tokens": 0, "reason": ""}
     else:

@@ -44,11 +44,11 @@ from scheduler.report.wording import (
 
 WIDTH: Final = 80
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
-HEADER: Final = ("task", "jobs", "drafted", "α_1", "α")
+HEADER: Final = ("task", "jobs", "drafted", "α₁", "α")
 _LEGEND: Final = (
     "jobs: traffic of the last day.",
     "drafted: share of its rounds in which a drafter was asked.",
-    "α_1: acceptance of its first drafted tokens [95 %].",
+    "α₁: acceptance of its first drafted tokens [95 %].",
     "α: pooled over positions, at its k, the longest draft that a round was allowed.",
 )
 RIGHT: Final = frozenset({1, 2})
@@ -133,7 +133,7 @@ def _next_job(line: TaskLine) -> str:
     next_job, found = line.next_job, drafted_by_load(line.done)
     told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
     if next_job is not None:
-        told += f" {at_load(next_job)}, {why(next_job, line.measured)}"
+        told += f" {at_load(next_job)}, {why(next_job)}"
     told += f"; {line.not_served}" if line.not_served else ""
     return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
 

@@ -204,7 +204,7 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
     assert [job["job_id"] for job in seen] == [f"j-{number:03d}" for number in range(118, -1, -2)]
     share = run.chances[0] / (run.counts.rounds - 1)
     told = {"mode": "speculative", "drafter": "lookup", "num_draft_tokens": run.num_draft_tokens, "num_tokens": 48}
-    told |= {"drafted_share": share}
+    told |= {"drafted_share": share, "num_rounds": run.counts.rounds - 1}
     assert f"<small>asked in {percent(share)} of its rounds</small>" in visitor.get("/jobs").text
     assert all({**job["decoded"], "latency_s": 0} == {**told, "latency_s": 0} for job in seen)
     assert f"{run.queue_s + run.wall_s:.2f} s" in visitor.get("/jobs?status=succeeded").text
