@@ -375,10 +375,11 @@ def _action_after(probes: ProbeVerdict, cause: Cause) -> str:
 
 def _probes(probes: ProbeVerdict) -> str:
     before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
+    its = probes.subject
     return (
-        f"On the same {probes.num_prompts} probe prompts of {probes.subject.task}, acceptance of "
-        f"{probes.subject.drafter}'s first tokens was {share(after)} at {minute(probes.measured_after)}, and {share(before)} at "
-        f"{minute(probes.measured_before)} (change {_change(probes.change)})."
+        f"On the same {probes.num_prompts} probe prompts of {its.task}, acceptance of {its.drafter}'s first tokens was "
+        f"{share(after)} at {minute(probes.measured_after)}, and {share(before)} at {minute(probes.measured_before)} "
+        f"(change {_change(probes.change)})."
     )
 
 

@@ -44,9 +44,9 @@ _NO_SNAPSHOT = "no snapshot of their decision is stored"
 _MAX_WAYS: Final = 3
 _HONESTLY: Final = (
     '"measured" is the device time that the jobs took, "replayed" that time by the ratio of what both ways would take '
-    "by the posteriors and the costs of each decision's snapshot. Its bounds include the doubt about α only. No job was "
-    "decoded with the replayed settings: the evidence is that of the decoded jobs, exploration of the past costs the "
-    "replay nothing, and a job keeps one setting, however many sequences run."
+    "by the posteriors and the costs of each decision's snapshot. Its bounds include the doubt about α only. No job "
+    "was decoded with the replayed settings: the evidence is that of the decoded jobs, exploration of the past costs "
+    "the replay nothing, and a job keeps one setting, however many sequences run."
 )
 
 

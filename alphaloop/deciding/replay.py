@@ -6,7 +6,7 @@ are carried from decision to decision. The evidence stays what history decoded, 
 
 A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
 n / (b · tokens a round) rounds, by the posterior and the costs of its snapshot. What was decoded is priced in the same
-way, so errors that both share cancel; `measured_s` tells how large they are. Bounds are those of acceptance alone:
+way, so errors that both share cancel in the ratio that `measured_s` is taken by. Bounds are those of acceptance alone:
 settings are priced with draws from the posterior, both with the same draw. A drafter's draws in one task are the same
 for all decisions, because the uncertainty of one is that of the next too.
 """

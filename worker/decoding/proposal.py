@@ -239,8 +239,8 @@ class _Rounds:
     chances: list[int] = field(default_factory=list)
 
     def reach(self, num: int) -> None:
-        """The first positions of a round were chances."""
-        self.chances += [0] * (num - len(self.chances))
+        """The first positions of a round were chances. Without one, it is a round without any."""
+        self.chances += [0] * (max(num, 1) - len(self.chances))
         for position in range(num):
             self.chances[position] += 1
 
