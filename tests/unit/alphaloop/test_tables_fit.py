@@ -70,7 +70,7 @@ def test_the_status_table_fits_in_few_lines(task: str) -> None:
         alpha_1=Interval(0.73, 0.71, 0.75),
         alpha_drafter="small-draft-of-2026-11",
         decoded=Decoded(123_456, loads, ("lookup",), (3, 12), 8, "greedy"),
-        next_job=NextJob("speculative", "lookup", 12, "faster", "", 8, "greedy"),
+        next_job=NextJob("speculative", "lookup", 12, "expected_faster", "", 8, "greedy"),
         measured=task_speedup(Interval(1.62, 1.55, 1.70), AT, task=task, drafter="small-draft-of-2026-11"),
     )
     lines = rendered(task_table([now], {task: 292}, {task: 240.0}))
