@@ -26,7 +26,7 @@ from alphaloop.messages.job import Label
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, one_line
+from alphaloop.wording import counts, how_many, one_line
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
@@ -66,7 +66,7 @@ def submit(
             sent = send(lines.read(source.lines), settings, database)
         if not sent.num_lines:
             raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
-        note(f"{sent.num_sent} requests sent")
+        note(f"{how_many(sent.num_sent, 'request')} sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
             sys.stdout.flush()
@@ -97,7 +97,7 @@ def cancel(context: typer.Context, batch: str = _BATCH) -> None:
         job_ids = open_jobs(rows_of(found, settings, database))
     with Client(settings) as client:
         client.cancel(job_ids)
-    note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
+    note(f"asked to cancel {how_many(len(job_ids), 'request')}; `alphaloop batch status` shows what became of them")
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")
@@ -118,7 +118,7 @@ def _wait(client: Client, waiting: Batch, timeout_s: float) -> None:
             pass
     except ResultsMissing as error:
         raise AlphaloopError(
-            f"{len(error.job_ids)} requests have not ended within {timeout_s:g} s",
+            f"not ended within {timeout_s:g} s: {how_many(len(error.job_ids), 'request')}",
             hint="they go on; `alphaloop batch status` shows how far they are",
         ) from None
 
@@ -156,7 +156,7 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
             if row.part == part:
                 file.write(json.dumps(row.row) + "\n")
     if num_open:
-        note(f"{num_open} requests have not ended yet")
+        note(f"not ended yet: {how_many(num_open, 'request')}")
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -18,7 +18,7 @@ from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
-from alphaloop.wording import FORMS, moment_ago, one_line
+from alphaloop.wording import FORMS, how_many, moment_ago, one_line
 
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
@@ -123,7 +123,9 @@ def redrive(
             note(f"{problem['at']}: {problem['message']}")
         note(f"{done.num_sent} {'would be sent' if dry_run else 'sent'}; {done.num_before} were sent before")
     if done.num_wrong:
-        raise AlphaloopError(f"{done.num_wrong} letters would be refused again", hint="correct them with --set")
+        raise AlphaloopError(
+            f"{how_many(done.num_wrong, 'letter')} would be refused again", hint="correct them with --set"
+        )
 
 
 @example("""\

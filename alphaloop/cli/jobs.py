@@ -45,7 +45,7 @@ from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
 from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.wording import counts, json_text, moment_ago, one_line
+from alphaloop.wording import counts, how_many, json_text, moment_ago, one_line
 
 _MAX_SHOWN: Final = 20
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
@@ -119,7 +119,7 @@ def wait(
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
-            f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
+            f"not ended within {timeout:g} s: {missing} of {how_many(len(wanted), 'job')}",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
     if any(result.status is not Status.SUCCEEDED for result in found.values()):
@@ -167,7 +167,7 @@ def cancel(
         note(f"ended: {counts(Counter(ended.values()))}")
     if wait and (missing := len(awaited) - len(ended)):
         raise AlphaloopError(
-            f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
+            f"{how_many(missing, 'job')} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
     if any(one.place is JobPlace.UNKNOWN for one in found):
@@ -327,7 +327,7 @@ def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
     if len(found) > _MAX_SHOWN:
         out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
     if num_asked:
-        note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
+        note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
     else:
         note("nothing to cancel")
 
@@ -492,7 +492,8 @@ def erase(
     if as_json:
         print_json({**asdict(found), "erased": is_done})
     if found.num_running:
-        note(f"{found.num_running} jobs have not ended, and write their texts when they do: erase again then")
+        running = how_many(found.num_running, "job")
+        note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 

@@ -24,7 +24,7 @@ from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import SnapshotStore
-from alphaloop.wording import moment_ago, named, second
+from alphaloop.wording import how_many, moment_ago, named, second
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
@@ -86,7 +86,7 @@ def replay(
             days = bar.add_task("days", total=sum(1 for _ in window.days()), note="")
 
             def tell(num_done: int, num_jobs: int) -> None:
-                bar.update(days, completed=num_done, note=f"{num_jobs} jobs")
+                bar.update(days, completed=num_done, note=how_many(num_jobs, "job"))
 
             found = replay_history(database, rules_of(was, would), window, seed=seed, tell=tell)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
@@ -229,8 +229,9 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     """Print what would have been chosen, and what that would have cost."""
     everything = total(found.tasks.values())
     paragraph(
-        f"{everything.num_jobs} jobs from {second(found.window.since)} to {second(found.window.until)}, "
-        f"{found.num_recorded} decisions, taken again with {', '.join(changed) or 'the settings of today'}.",
+        f"{how_many(everything.num_jobs, 'job')} from {second(found.window.since)} to {second(found.window.until)}, "
+        f"{how_many(found.num_recorded, 'decision')}, taken again with "
+        f"{', '.join(changed) or 'the settings of today'}.",
         style="bold",
     )
     if found.num_given:
@@ -258,7 +259,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
         if named_changes := _ways(its):
             paragraph(f"{task}: {named_changes}.")
     reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
-    paragraph(f"Reasons: {reasons} jobs.")
+    paragraph(f"Jobs by reason: {reasons}.")
     num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
     gained = everything.measured_s - everything.replayed_s
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"

@@ -13,7 +13,7 @@ from alphaloop.console.reading import Sources
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.wording import minute
+from alphaloop.wording import how_many, minute
 
 #: Ended events and incidents that are still shown.
 _SHOWN_FOR: Final = timedelta(days=30)
@@ -48,8 +48,7 @@ def _measured(report: StoredReport | None) -> dict[str, str]:
     at, content = minute(report.created_at), report.content
     num_sets, num_tasks = content.get("num_probe_sets", 0), len(content.get("tasks", ()))
     num_pairs = content.get("exactness", {}).get("num_pairs", 0)
-    pairs = f"{num_pairs:,} new pair{'' if num_pairs == 1 else 's'} of probe and control compared"
-    tasks = f"{num_tasks:,} task{'' if num_tasks == 1 else 's'}"
+    pairs, tasks = f"{how_many(num_pairs, 'new pair')} of probe and control compared", how_many(num_tasks, "task")
     probed = (
         f"{num_sets:,} with a probe set" if num_sets else "none with a probe set, so a stale draft would not be told"
     )

@@ -11,7 +11,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.deciding.decision import reason_said
 from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
-from alphaloop.wording import words
+from alphaloop.wording import how_many, words
 
 NO_VERDICT: Final = "no verdict yet"
 _EXPECTED: Final = ("expected_faster", "not_surely_faster")
@@ -81,8 +81,7 @@ def control(measured: SpeedupShown | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
     if measured is None:
         return ""
-    blocks = "1 block" if measured.num_blocks == 1 else f"{measured.num_blocks} blocks"
-    return f"{blocks}, {measured.control_share:.1%} control"
+    return f"{how_many(measured.num_blocks, 'block')}, {measured.control_share:.1%} control"
 
 
 def computed(measured: Iterable[SpeedupShown | None]) -> str:
@@ -112,10 +111,10 @@ class ExpectationsShown(LoadShown, Protocol):
 
 def expectations(compared: ExpectationsShown) -> str:
     """How expected speed-ups compared with measured ones, in one sentence."""
-    num = compared.num_pairs
     return (
-        f"Expected speed-ups of {compared.drafter} ({load(compared)}): {compared.num_held} of {num} "
-        f"interval{'' if num == 1 else 's'} held the measured one, which was {ratio(compared)} of the expected."
+        f"Expected speed-ups of {compared.drafter} ({load(compared)}): {compared.num_held} of "
+        f"{how_many(compared.num_pairs, 'interval')} held the measured one, which was {ratio(compared)} "
+        "of the expected."
     )
 
 
@@ -131,7 +130,9 @@ def expectations_of_all(compared: Sequence[ExpectationsShown]) -> str:
         return ""
     held, num = sum(one.num_held for one in compared), sum(one.num_pairs for one in compared)
     each = ", ".join(f"{one.task} {one.num_held} of {one.num_pairs} with {one.drafter}" for one in compared)
-    return f"Expected speed-ups of the last 7 days: {held} of {num} intervals held the measured one ({each})."
+    return (
+        f"Expected speed-ups of the last 7 days: {held} of {how_many(num, 'interval')} held the measured one ({each})."
+    )
 
 
 def judged(chosen: NextJob, measured: SpeedupShown | None) -> NextJob:
@@ -163,8 +164,8 @@ def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
 
 def sentence(drafter: str, measured: SpeedupShown) -> str:
     """What the experiment says of a drafter, in one sentence."""
-    blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
-    where = f"{drafter}, {load(measured)}; {blocks}, {measured.control_share:.1%} of the time"
+    blocks = how_many(measured.num_blocks, "block")
+    where = f"{drafter}, {load(measured)}; {blocks} of control rounds, {measured.control_share:.1%} of the time"
     at = f"Computed at {_moment(measured)} UTC."
     bounds = measured.speedup
     if bounds is None:

@@ -23,6 +23,7 @@ from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
 from alphaloop.store.task_figures import TaskFigures
+from alphaloop.wording import how_many
 from scheduler.counts import RunCounts
 from scheduler.events import Flagged
 from scheduler.probe_history import ProbeSetup, differences
@@ -166,8 +167,7 @@ def _headline(
     num_rounds = sum(line.decoded.num_rounds for line in tasks if line.decoded)
     num_drafted = sum(line.decoded.num_drafted_rounds for line in tasks if line.decoded)
     num_jobs = sum(line.num_jobs for line in tasks)
-    jobs = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    sentence = f"{jobs} in the last day"
+    sentence = f"{how_many(num_jobs, 'job')} of {how_many(len(tasks), 'task')} in the last day"
     if num_rounds:
         sentence += f"; {percent(num_drafted / num_rounds)} of the rounds drafted"
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})

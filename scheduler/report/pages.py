@@ -24,7 +24,7 @@ from alphaloop.files import replace_file
 from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
-from alphaloop.wording import minute, share, share_with_interval, words
+from alphaloop.wording import how_many, minute, share, share_with_interval, words
 from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
@@ -74,7 +74,7 @@ def render_text(report: DriftReport) -> str:
         parts += [*_items(map(_next_job, report.tasks)), ""]
     if report.incidents:
         told = (
-            f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
+            f"{words(one.kind)}, since {minute(one.opened_at)}, {how_many(one.num_jobs, 'job')}: {one.sentence}"
             for one in report.incidents
         )
         parts += ["Incidents", *_items(told), ""]
