@@ -34,8 +34,8 @@ _MAX_SHOWN: Final = 20
 
 
 @example("""\
-alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
-alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
+alphaloop enqueue --task code --prompt "def fib(n):" --max-tokens 64 --wait
+alphaloop enqueue --file a.jsonl --file b.jsonl --wait --output texts.jsonl
 cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday""")
 def enqueue(
     context: typer.Context,

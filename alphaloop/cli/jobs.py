@@ -19,7 +19,7 @@ import typer
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.cli.batch import account
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
+from alphaloop.cli.screen import as_shown, note, paragraph, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
@@ -72,7 +72,7 @@ def job(
         print_json([one.as_json() for one in found])
     else:
         for one in found:
-            out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+            paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
@@ -323,9 +323,9 @@ def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, R
 
 def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
     for one in found[:_MAX_SHOWN]:
-        out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+        paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if len(found) > _MAX_SHOWN:
-        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
+        paragraph(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
     if num_asked:
         note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
     else:

@@ -52,8 +52,8 @@ _HONESTLY: Final = (
 
 @example("""\
 alphaloop replay --set policy.explore_share=0.0
-alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
-alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json""")
+alphaloop replay --since 7d --set models.drafters.lookup.max_draft_tokens=4
+alphaloop replay --configs ./configs-to-be --task code --since 2026-09-01""")
 def replay(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task; all, if not given."),

@@ -63,7 +63,7 @@ def render_text(report: DriftReport) -> str:
         *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
         "",
         "What changed",
-        f"  {told_changes(report.changes)}",
+        *_items([told_changes(report.changes)]),
         *_items((line.sentence for line in report.changes.lines), "  - "),
         "",
     ]
@@ -79,8 +79,8 @@ def render_text(report: DriftReport) -> str:
         )
         parts += ["Incidents", *_items(told), ""]
     measured = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
-    none = "  no verdict yet: no slice of the switchback experiment was recorded in the last day"
-    parts += ["Measured speed-up", *(measured or [none]), ""]
+    none = _items(["no verdict yet: no slice of the switchback experiment was recorded in the last day"])
+    parts += ["Measured speed-up", *(measured or none), ""]
     if report.expectations:
         told = (f"{one.task}: {expectations(one)}" for one in report.expectations)
         parts += ["Expected and measured speed-up", *_items(told), ""]

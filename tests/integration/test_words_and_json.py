@@ -6,7 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,15 +16,31 @@ from sqlalchemy import text
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import Decoded, drafted_sentence, percent
 from alphaloop.deciding.decision import Reason
+from alphaloop.errors import InvalidField
+from alphaloop.measurements import DriftSubject
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
+from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.workers import WorkerLoad, WorkerStore
 from alphaloop.wording import named, share_with_interval, words
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import render_page
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import Visitor, console
-from tests.fixtures.drift import scheduler_of
-from tests.fixtures.worker import Client, running_worker, until
+from tests.fixtures.drift import content, scheduler_of
+from tests.fixtures.runs import (
+    DecodedJobs,
+    block_rows,
+    calibrate,
+    claim,
+    decode_run,
+    outcome,
+    simulated_counts,
+    subject,
+)
+from tests.fixtures.worker import Client, running_worker, until, write_letter
 from worker.decoding.engine import TransformersEngine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(300)]
@@ -159,3 +175,58 @@ def test_replay_and_report_count_the_same_device_time(ran: tuple[Cli, Visitor, D
         assert (its["num_jobs"], its["measured_s"]) == (cost.num_jobs, pytest.approx(cost.device_s, abs=1e-3))
     told = plain(cli("replay").out)
     assert f"{replayed['total']['measured_s']:.1f} s of the device" in told or "more than" in told
+
+
+LONG: Final = "summarization_of_very_long_documents_in_the_legal_department.v2"
+
+
+def test_no_line_of_a_text_screen_is_longer_than_80_columns(
+    worker_settings: Settings,
+    database: Database,
+    rng: random.Random,
+    stack_cli: Cli,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever the names; an address that is to be copied stands alone on its line."""
+    monkeypatch.setenv("COLUMNS", "80")
+    Client(worker_settings)
+    calibrate(database)
+    jobs = DecodedJobs(database, rng)
+    claim(database, *(f"{LONG}-{number}" for number in range(9)), task=LONG)
+    for number in range(9):
+        run = decode_run(simulated_counts(rng, [0.9, 0.7], 20), task=LONG, drafter="lookup")
+        OutcomeStore(database).record([outcome(f"{LONG}-{number}", task=LONG, run=run)], owner="w")
+    jobs.decoded("code", 0.6, 3, drafter=LONG)
+    slices, now = SwitchbackStore(database), datetime.now(UTC)
+    slices.add(block_rows(subject(LONG), now - timedelta(minutes=5), 12))
+    slices.refresh(now)
+    workers = WorkerStore(database)
+    workers.say(WorkerLoad(LONG, "NVIDIA H100 80GB HBM3", LONG, 4, 7, 1, {"j": 5}, 10.0, f"temperature 0.6 of {LONG}"))
+    incident = Incident(IncidentKind.WRONG_TEXT, LONG, LONG, "r", "t", "e", ("j-1",), f"{LONG} wrote other texts.", {})
+    IncidentStore(database).open([incident], now)
+    event = content(DriftSubject(LONG, LONG, "r" * 40, "t" * 40), verdict=f"Acceptance of {LONG} on {LONG} fell.")
+    DriftEventStore(database).write([EventChange(None, EventState.OPENED, event, "fell")], now)
+    wrong = InvalidField(f"expected a task, found {LONG}", field="body.messages", hint="one of code, sql")
+    write_letter(worker_settings.kafka, wrong, b"{}", job_id=LONG)
+    scheduler_of(database, worker_settings.model_copy(update={"data_dir": tmp_path})).run_once(now)
+    commands = [
+        ["status"],
+        ["report"],
+        ["explain", LONG],
+        ["explain", "code"],
+        ["drift", "list"],
+        ["drift", "show", "1"],
+    ]
+    commands += [["probes", "list"], ["probes", "plan"], ["draft", "list"], ["job", f"{LONG}-1", "nothere"]]
+    commands += [["dlq", "list"], ["dlq", "show", stack_cli("dlq", "list", "--json").json[0]["at"]], ["replay"]]
+    addresses = str(tmp_path), "postgresql", "/tmp"
+    for typed in commands:
+        ran = stack_cli(*typed)
+        for line in (ran.out + ran.err).splitlines():
+            is_address = line.startswith("  ") and line.strip().startswith(addresses)
+            assert len(line) <= 80 or is_address, f"{' '.join(typed)}: {len(line)} {line}"
+    shown = stack_cli("status")
+    assert "1 running, slots: 4, 10.0 tokens/s, 7 jobs read ahead" in " ".join(shown.out.split())
+    assert re.search(r"^console +http://\S+:9466$", shown.out, re.MULTILINE)
+    assert stack_cli("status", "--json").json["console"].endswith(":9466")
