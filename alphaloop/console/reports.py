@@ -82,14 +82,15 @@ def reports(sources: Sources, request: Request) -> Page:
 
 
 def report(sources: Sources, request: Request) -> Response:
-    """The report that was made at `at`, the newest without one, as it was published. Raises NotFound."""
+    """The report of `at`, the newest without one, as it was published, with a way back. Raises NotFound."""
     at, store = moment(request, "at"), ReportStore(sources.database)
     found = store.latest() if at is None else store.made_at(at)
     if found is None:
         raise NotFound("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
     if wants_json(request):
         return as_json({**found.content, "created_at": found.created_at, "summary": found.summary})
-    return HTMLResponse(found.html, headers={"Content-Security-Policy": _POLICY})
+    back = '<main>\n<p><a href="/">alphaloop</a> · <a href="/reports">Reports</a></p>'
+    return HTMLResponse(found.html.replace("<main>", back, 1), headers={"Content-Security-Policy": _POLICY})
 
 
 def drafts(sources: Sources, request: Request) -> Page:

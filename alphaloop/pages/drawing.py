@@ -8,6 +8,7 @@ escaped.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -15,6 +16,7 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from jinja2.ext import Extension
 from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
@@ -288,12 +290,22 @@ def _text(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _shown(value: Any) -> Any:
+#: Before a unit and within an interval, where no line may begin: in a text, and in the source of a template.
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|×|s|ms|min|h|GB|MB)(?!\w)|[-+\d.]+\])")
+_UNIT_IN_SOURCE: Final = re.compile(r"(?<=\d) (?=%(?!}))|(?<=}}) (?=(?:%(?!})|s|ms|tokens/s)(?!\w))")
+
+
+class _Units(Extension):
+    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
+        return _UNIT_IN_SOURCE.sub("&nbsp;", source)
+
+
+def kept_together(value: Any) -> Any:
     """A text from outside without what turns the direction of the text around it; markup as it is.
 
     A field of a form gives back what it was given, so its value goes through `e`, which makes markup of it.
     """
-    return harmless(value) if type(value) is str else value
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def breaks(name: str) -> Markup:
@@ -344,10 +356,11 @@ def environment(package: str, folder: str = ".") -> Environment:
         loader=ChoiceLoader([PackageLoader(package, folder), PackageLoader("alphaloop.pages", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=kept_together,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
+        extensions=[_Units],
     )
     made.globals.update(_WORDS)
     return made

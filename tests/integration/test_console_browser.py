@@ -69,6 +69,17 @@ def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, databas
                 assert not is_phone_in_the_dark or astray(page) == [], path
                 paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert paper == ("rgb(20, 24, 29)" if is_phone_in_the_dark else "rgb(255, 255, 255)"), path
+                assert not re.search(r"\d (%|s|ms)\b|\d\.\d+ [\d.]+\]", page.inner_text("main")), (
+                    f"{path}: a unit may wrap"
+                )
+            for path, rows in (("/jobs", "tbody tr"), ("/tasks/code", "table.figures tbody tr")):
+                page.goto(visitor.url + path)
+                heights = page.eval_on_selector_all(rows, "all => all.map(one => one.offsetHeight)")
+                assert heights, path
+                assert not is_phone_in_the_dark or max(heights) < 90, f"{path}: a card a row"
+            page.goto(visitor.url + "/report")
+            page.get_by_role("link", name="Reports").click()
+            expect(page.get_by_role("heading", name="Reports")).to_be_visible()
             page.goto(visitor.url + "/tasks/code")
             expect(page.locator("svg.plot .band")).to_have_count(2)
             page.goto(visitor.url)
@@ -145,7 +156,7 @@ def test_it_works_and_filters_jobs_without_its_script_and_on_a_phone(
         for row in rows.all():
             expect(row.locator("[data-label=Task]")).to_have_text("sql")
             expect(row.locator("[data-label=Status]")).to_have_text("succeeded")
-            expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+$"))
+            expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+ tokens$"))
             expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d s$"))
             expect(row.locator("[data-label=Decoded]")).to_have_text(
                 re.compile(r"^(vanilla|lookup k=\d+asked in \d+% of its rounds)$")
