@@ -257,7 +257,7 @@ def succeeded(
                 "engine": identity.engine,
                 "num_draft_tokens": run.num_draft_tokens,
                 "reason": run.reason,
-                "explanation": _decided(decision, run.mode) + decision.explanation + _remark(generation),
+                "explanation": _explained(decision, run.mode) + _remark(generation),
                 **(_rounds_of(counts) if claimed.ready.prepared.tells_rounds else {}),
                 "batch_size": generation.batch_size,
             },
@@ -427,11 +427,10 @@ def _reason(decision: Decision, mode: Mode) -> str:
     return reason_said(decision.reason, decision.chosen.speedup_low if decision.chosen else None)
 
 
-def _decided(decision: Decision, mode: str) -> str:
-    """Before the explanation of a decision, what was decided, where that is not how the job was decoded."""
-    if decision.mode.value == mode:
-        return ""
-    return f"{named(decision.drafter, decision.num_draft_tokens)} at first ({words(decision.reason)}): "
+def _explained(decision: Decision, mode: str) -> str:
+    """The decision's explanation, after what was decided where that is not how the job was decoded."""
+    first = f"{named(decision.drafter, decision.num_draft_tokens)} at first ({words(decision.reason)}): "
+    return ("" if decision.mode.value == mode else first) + decision.explanation
 
 
 def _drafted_most(generation: Generation) -> DrafterCounts | Served | None:

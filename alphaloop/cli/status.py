@@ -189,20 +189,14 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     stack = running_stack(settings.data_dir)
     is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
     shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database}
-    for name, module, field, its in (
-        ("worker", "worker", "metrics", settings.worker),
-        ("scheduler", "scheduler", "metrics", settings.scheduler),
-        ("console", "scheduler", "console", settings.console),
-    ):
+    console = settings.console
+    for name, process in (("worker", settings.worker), ("scheduler", settings.scheduler), ("console", console)):
         # Port 0: the process logs the port that the system chose.
-        known = url_of(its.http_host, its.http_port) if its.http_port else None
-        address = _logged(settings, module, field) if is_embedded else known
-        path = f"/{field}" if name == module else ""
+        known = url_of(process.http_host, process.http_port) if process.http_port else None
+        address = _logged(settings, name) if is_embedded else known
+        path = "" if name == "console" else "/metrics"
         shown[name] = f"{address}{path}" if address else "not running" if is_embedded else "-"
-    if not settings.console.is_on:
-        shown["console"] = "off"
-    elif settings.console.public_url is not None:
-        shown["console"] = settings.console.public_url
+    shown["console"] = (console.public_url or shown["console"]) if console.is_on else "off"
     return {
         **shown,
         "reports": str(settings.report_folder),
@@ -210,8 +204,9 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     }
 
 
-def _logged(settings: Settings, module: str, field: str) -> str | None:
+def _logged(settings: Settings, name: str) -> str | None:
     """The address that a process of `alphaloop up` logged at its start; None where nothing listens there."""
+    module, field = ("scheduler", name) if name == "console" else (name, "metrics")
     found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
     address = field_of(found, field) if found else None
     found_at = urlsplit(address) if address else None

@@ -67,11 +67,7 @@ class Evidence:
     seen: EvidenceSums  #: of the whole task, weighted
     jobs_alike: float  #: weighted jobs of those with the same key
     is_split: bool  #: whether segments differ beyond chance
-
-    @property
-    def tested(self) -> tuple[float, ...]:
-        """Weighted trials at each position of `acceptance`."""
-        return fitted(self.seen.trials, len(self.acceptance))
+    tested: tuple[float, ...]  #: weighted trials at each position of `acceptance`
 
 
 def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
@@ -520,7 +516,7 @@ def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     expected = acceptance(posterior)
     tested = fitted(seen.trials, len(expected))
     shown = tuple(its if trials or not any(tested) else None for its, trials in zip(expected, tested, strict=True))
-    return Evidence(posterior, shown, None, seen, group.alike.get(drafter, 0.0), past.is_split)
+    return Evidence(posterior, shown, None, seen, group.alike.get(drafter, 0.0), past.is_split, tested)
 
 
 def _is_meant(group: Group, segment: str, prompt_bucket: str | None, form_bucket: str | None) -> int:

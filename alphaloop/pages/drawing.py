@@ -16,7 +16,6 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from jinja2.ext import Extension
 from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
@@ -290,14 +289,8 @@ def _text(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-#: Before a unit and within an interval, where no line may begin: in a text, and in the source of a template.
+#: Before a unit and within an interval no line may end.
 _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|×|s|ms|min|h|GB|MB)(?!\w)|[-+\d.]+\])")
-_UNIT_IN_SOURCE: Final = re.compile(r"(?<=\d) (?=%(?!}))|(?<=}}) (?=(?:%(?!})|s|ms|tokens/s)(?!\w))")
-
-
-class _Units(Extension):
-    def preprocess(self, source: str, name: str | None, filename: str | None = None) -> str:
-        return _UNIT_IN_SOURCE.sub("&nbsp;", source)
 
 
 def kept_together(value: Any) -> Any:
@@ -360,7 +353,6 @@ def environment(package: str, folder: str = ".") -> Environment:
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=[_Units],
     )
     made.globals.update(_WORDS)
     return made
