@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import random
 import re
@@ -88,11 +89,11 @@ class Screens:
         return {name: its for name, its in self.texts.items() if name not in others}
 
 
-def plain(page: str) -> str:
-    """A text on one line, without markup."""
-    return " ".join(
-        re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.DOTALL).replace("\N{NO-BREAK SPACE}", " ").split()
-    )
+def plain(shown: str) -> str:
+    """A text on one line; a page without its markup."""
+    if shown.startswith("<!doctype"):
+        shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]*>", " ", shown, flags=re.DOTALL))
+    return " ".join(shown.split())
 
 
 @pytest.fixture
