@@ -210,7 +210,7 @@ class Scheduler:
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
                 its = made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
-                found[task] = NextJob(*its, expected_low=change.expected_low)
+                found[task] = NextJob(*its)
         asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
         return found | next_jobs(self._database, self._settings, asked, counts.now)
 

@@ -408,6 +408,7 @@ class ShadowCounts:
     num_draft_tokens: int
     counts: AcceptanceCounts
     chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
+    is_whole: bool = True  #: whether the counts are of whole rounds over the whole text
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, one_line, span, words
+from alphaloop.wording import counts, how_many, one_line, span, words
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
@@ -73,7 +73,7 @@ def submit(
             noted: dict[str, str | int] = {"id": batch.batch_id, "source": "command", "by": account(), "task": task}
             noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size, "num_total": num_lines}
             sent = send(lines.read(source.lines), settings, database, noted=noted)
-        note(f"{sent.num_sent} requests sent")
+        note(f"{how_many(sent.num_sent, 'request')} sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
             sys.stdout.flush()
@@ -103,7 +103,7 @@ def cancel(context: typer.Context, batch: str = _BATCH) -> None:
     with open_database(settings) as database, _named(batch, settings, database) as found:
         deed = Deed("command", account(), "batch_cancelled", found.batch_id)
         num_open = advancing.cancel(found, settings, database, deed)
-    note(f"asked to cancel {num_open} requests; `alphaloop batch status` shows what became of them")
+    note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
 
 
 @example("""\
@@ -158,7 +158,7 @@ def _wait(client: Client, waiting: Batch, timeout_s: float) -> None:
             pass
     except ResultsMissing as error:
         raise AlphaloopError(
-            f"{len(error.job_ids)} requests have not ended within {timeout_s:g} s",
+            f"not ended within {timeout_s:g} s: {how_many(len(error.job_ids), 'request')}",
             hint="they go on; `alphaloop batch status` shows how far they are",
         ) from None
 
@@ -206,7 +206,7 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Literal["ou
             if row.part == part:
                 file.write(json.dumps(row.row) + "\n")
     if num_open:
-        note(f"{num_open} requests have not ended yet")
+        note(f"not ended yet: {how_many(num_open, 'request')}")
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -20,7 +20,7 @@ from alphaloop.batches.progress import latest_jobs
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.cli.batch import account
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
+from alphaloop.cli.screen import as_shown, note, paragraph, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
@@ -46,7 +46,7 @@ from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
 from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.wording import counts, json_text, moment_ago, one_line
+from alphaloop.wording import counts, how_many, json_text, moment_ago, one_line
 
 _MAX_SHOWN: Final = 20
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
@@ -76,7 +76,7 @@ def job(
         print_json([one.as_json() for one in found])
     else:
         for one in found:
-            out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+            paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
@@ -123,7 +123,7 @@ def wait(
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
     if missing := len(wanted) - len(found):
         raise AlphaloopError(
-            f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
+            f"not ended within {timeout:g} s: {missing} of {how_many(len(wanted), 'job')}",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
     if any(result.status is not Status.SUCCEEDED for result in found.values()):
@@ -171,7 +171,7 @@ def cancel(
         note(f"ended: {counts(Counter(ended.values()))}")
     if wait and (missing := len(awaited) - len(ended)):
         raise AlphaloopError(
-            f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
+            f"{how_many(missing, 'job')} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
     if any(one.place is JobPlace.UNKNOWN for one in found):
@@ -327,11 +327,11 @@ def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, R
 
 def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
     for one in found[:_MAX_SHOWN]:
-        out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+        paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if len(found) > _MAX_SHOWN:
-        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
+        paragraph(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
     if num_asked:
-        note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
+        note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
     else:
         note("nothing to cancel")
 
@@ -496,7 +496,8 @@ def erase(
     if as_json:
         print_json({**asdict(found), "erased": is_done})
     if found.num_running:
-        note(f"{found.num_running} jobs have not ended, and write their texts when they do: erase again then")
+        running = how_many(found.num_running, "job")
+        note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 

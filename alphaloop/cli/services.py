@@ -46,7 +46,7 @@ from alphaloop.cli.options import (
     global_options,
     require_tasks,
 )
-from alphaloop.cli.screen import err, note, out, print_json, show_rows
+from alphaloop.cli.screen import err, note, out, print_json, show_address, show_rows
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
 from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
 from alphaloop.embedded.stack import EmbeddedStack, running_stack
@@ -143,7 +143,7 @@ def down(
     note("stopped")
 
 
-@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker")
+@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=… alphaloop worker")
 def worker(
     context: typer.Context,
     seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
@@ -331,9 +331,8 @@ def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
     }
-    screen = out()
-    for name, value in rows.items():  # not a table: what is to be copied must not be folded
-        screen.print(f"{name:<20}{value}", markup=False, soft_wrap=True)
+    for name, value in rows.items():
+        show_address(name, f"{value}")
     note("up; Ctrl-C stops it")
 
 

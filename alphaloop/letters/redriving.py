@@ -26,6 +26,7 @@ from alphaloop.messages.dead_letter import SHORTENED, is_reason
 from alphaloop.messages.topics import jobs_topic, task_of
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.known_jobs import RedriveStore
+from alphaloop.wording import how_many
 
 
 @dataclass(eq=False)
@@ -132,7 +133,7 @@ class Purge:
         for partition, codes in sorted(self._codes.items()):
             where = f"{partition.topic}[{partition.partition}] below offset {self._offsets[partition]}"
             by_code = ", ".join(f"{number} {code}" for code, number in codes.most_common())
-            rows.append(f"{where}: {codes.total()} letters ({by_code})")
+            rows.append(f"{where}: {how_many(codes.total(), 'letter')} ({by_code})")
         return rows
 
     def as_json(self) -> dict[str, Any]:

@@ -90,7 +90,8 @@ class HowDecoded:
     mode: str  #: vanilla or speculative
     drafter: str | None
     num_draft_tokens: int
-    drafted_share: float | None  #: of its rounds; None without a round behind the prefill
+    num_rounds: int  #: those after the prefill of each text, which alone can draft
+    drafted_share: float | None  #: of these; None without any
     num_tokens: int  #: generated
     latency_s: float  #: from the message's timestamp in Kafka to the last token
 
@@ -231,8 +232,9 @@ class JobPages:
             return found
         runs = decode_runs.c
         columns = (runs.job_id, runs.attempt, runs.mode, func.nullif(runs.drafter, ""), runs.num_draft_tokens)
+        rounds: ColumnElement[int] = literal_column(ROUNDS)
         drafted_share: ColumnElement[float | None] = literal_column(f"({DRAFTED_ROUNDS}) / nullif({ROUNDS}, 0)::float8")
-        query = select(*columns, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
+        query = select(*columns, rounds, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
             runs.job_id.in_([job.job_id for job in ended]),
             # So that older days need not be looked at.
             runs.decoded_at >= min(job.created_at for job in ended) - _CLOCKS_APART,

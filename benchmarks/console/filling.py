@@ -129,7 +129,7 @@ def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: i
         purpose="traffic",
         mode=Mode.SPECULATIVE if is_spoken else Mode.VANILLA,
         num_draft_tokens=k if is_spoken else 0,
-        reason=Reason.FASTER if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
+        reason="expected_faster" if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
         device=DEVICE,
         counts=counts,
         num_prompt_tokens=rng.randint(80, 240),
@@ -214,7 +214,7 @@ def find(database: Database, now: datetime) -> None:
     fallen = EventContent(
         DriftSubject("code", DRAFTER, DRAFT, TARGET),
         "traffic_changed",
-        "α₁ of code with lookup fell by .11 [.08 .14], from .74 to .63; its probes are steady (.75, within ±.05).",
+        "Acceptance of lookup on code fell from 0.74 to 0.63, change -0.11 [-0.14 -0.08]; its probes are steady.",
         "The jobs have changed, not the draft: look at what new producers send, or let the policy choose a smaller k.",
         {"flagged_by": "traffic"},
         41.5,
@@ -224,7 +224,7 @@ def find(database: Database, now: datetime) -> None:
     over = EventContent(
         DriftSubject("summarization", DRAFTER, DRAFT, TARGET),
         "setup_changed",
-        "α₁ of summarization with lookup fell by .07 [.04 .10] when the engine's dtype changed.",
+        "α₁ of summarization with lookup fell by 0.07 [0.04 0.10] when the engine's dtype changed.",
         "Nothing, if the change was meant.",
         {"flagged_by": "probes"},
         0.0,
@@ -234,12 +234,12 @@ def find(database: Database, now: datetime) -> None:
     store.write([EventChange(None, EventState.OPENED, fallen, fallen.verdict)], now - timedelta(hours=2))
     (first,) = store.open_events()
     store.write(
-        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: .63 [.61 .66].")],
+        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: 0.63 [0.61 0.66].")],
         now - timedelta(hours=1),
     )
     store.write([EventChange(None, EventState.OPENED, over, over.verdict)], now - timedelta(days=2))
     second = max(event.id for event in store.open_events())
-    closed = "Back within ±.05 of .62 for 64 jobs: an equivalence test says so."
+    closed = "Back within ±0.05 of 0.62 for 64 jobs: an equivalence test says so."
     store.write([EventChange(second, EventState.CLOSED, over, closed)], now - timedelta(days=1))
     wrong = Incident(
         IncidentKind.WRONG_TEXT,

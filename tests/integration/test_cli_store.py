@@ -139,7 +139,7 @@ def test_versions_of_a_probe_set_are_compared_without_their_texts(
         (False, 4, "file"),
     ]
     shown = cli("probes", "show", "code", "--against", before["version"])
-    assert "1 prompts in both, 1 only here, 1 only there" in shown.err
+    assert "1 prompt in both, 1 only here, 1 only there" in shown.err
     assert "secret" not in shown.out + shown.err
     lines = cli("probes", "show", "code", "--against", before["version"], "--json").json["prompts"]
     assert sorted(line["is_shared"] for line in lines) == [False, True]

@@ -100,7 +100,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     (event,) = DriftEventStore(database).open_events()
     assert event.subject.task == "code"
     assert event.cause == "too_little_evidence", "the task has no probe set"
-    assert "fell from 8" in event.content.verdict
+    assert "fell from 0.8" in event.content.verdict
     assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
