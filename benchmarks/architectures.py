@@ -28,14 +28,14 @@ from typing import Any, Final
 import torch
 import transformers
 
+import engine as _engine  # noqa: F401  # before torch computes: it settles how threads wait
+from alphaloop.engine import Generation, PreparedJob, Sampling
 from alphaloop.errors import AlphaloopError
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.exactness import first_difference
 from benchmarks.jobs import PromptJob, forced
 from benchmarks.reporting import console, parser_of, table_of
-from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.engine import Generation, PreparedJob, Sampling
+from engine.own import TransformersEngine, load_engine
 
 WINDOW: Final = 16  #: of every layer that has one: shorter than every prompt
 PROMPT_LENGTHS: Final = (19, 33, 64, 150)  #: characters, which are tokens

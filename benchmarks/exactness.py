@@ -24,15 +24,15 @@ from typing import Any, Final
 import torch
 from rich.progress import Progress
 
+import engine as _engine  # noqa: F401  # before torch computes: it settles how threads wait
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.jobs import PromptJob, forced, prompts_of, sample
 from benchmarks.reporting import console, parser_of
-from worker import decoding as _decoding  # noqa: F401  # before torch computes: it settles how threads wait
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.decoding.models import load_weights
-from worker.engine import Generation, Sampling
+from engine.models import load_weights
+from engine.own import TransformersEngine, load_engine
 
 BATCH: Final = 8
 #: Logits that a pass of another shape may swap: rounding in float32 over 30 layers moves a logit by some 1e-5 of its

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.settings.models import HybridDrafterSettings, ModelSettings
 from benchmarks.jobs import forced, prompts_of, sample, without_residents
 from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.reporting import console, machine, parser_of, table_of
-from worker.engine import PreparedJob, Sampling
 
 LOOKUP = "lookup"
 #: Tokens before a timed round, and how often it is timed.
@@ -51,7 +51,7 @@ def main() -> None:
 def _measured(
     settings: ModelSettings, prompts: dict[str, list[str]], lengths: dict[str, int], load: int, options: Any
 ) -> dict[str, Any]:
-    from worker.decoding.engine import load_engine
+    from engine.own import load_engine
 
     engine = load_engine(settings, num_slots=load)
     rng = random.Random(options.seed)

@@ -11,14 +11,7 @@ from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
-from alphaloop.errors import DecodeFailed, InvalidField
-from alphaloop.messages import Choice, Job
-from alphaloop.messages.capabilities import served_by
-from tests.fixtures.answers import deltas_of
-from worker.decoding.prompts import fit_job
-from worker.decoding.proposal import RoundCounts
-from worker.decoding.text import TextStream
-from worker.engine import (
+from alphaloop.engine import (
     CacheMemory,
     EngineIdentity,
     Generation,
@@ -29,6 +22,13 @@ from worker.engine import (
     Step,
     TokenDelta,
 )
+from alphaloop.errors import DecodeFailed, InvalidField
+from alphaloop.messages import Choice, Job
+from alphaloop.messages.capabilities import served_by
+from engine.prompts import fit_job
+from engine.proposal import RoundCounts
+from engine.text import TextStream
+from tests.fixtures.answers import deltas_of
 
 _TEXT: Final = """
     amber basil cedar delta ember fjord grove heath inlet jetty kelp larch meadow nectar
@@ -73,7 +73,7 @@ class _Running:
 
 
 class FakeEngine:
-    """`worker.engine.Engine` whose text is a function of the prompt (and of the seed, when sampled).
+    """`alphaloop.engine.Engine` whose text is a function of the prompt (and of the seed, when sampled).
 
     `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
     `failing_steps` names steps, counted from 0, that raise DecodeFailed. `before_step` is called first in every step.

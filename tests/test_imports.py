@@ -17,8 +17,8 @@ RULES: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 ]
 #: Who may import what: everybody else must stand in a contract against it.
 OWNERS: Final = {
-    "torch": ("worker.decoding",),
-    "transformers": ("worker.decoding",),
+    "torch": ("engine",),
+    "transformers": ("engine",),
     "sqlalchemy": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "psycopg": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "confluent_kafka": ("alphaloop.kafka",),

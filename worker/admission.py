@@ -27,8 +27,8 @@ from itertools import count
 from statistics import fmean
 from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
+from alphaloop.engine import Sampling
 from alphaloop.messages import Job, Purpose
-from worker.engine import Sampling
 from worker.sharing import SHORTEST_JOB_S, FairShares
 
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
@@ -311,7 +311,7 @@ def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
 class SharedBeginnings:
     """The beginnings that the slots will hold when the next job starts, and how much device time sharing one is worth.
 
-    The engine copies a beginning that a running sequence holds (worker/decoding/network/slots.py) and does not read it
+    The engine copies a beginning that a running sequence holds (engine/network/slots.py) and does not read it
     again. Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which
     admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
     a beginning is read again, or a job goes first for nothing.

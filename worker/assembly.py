@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.evidence import HALF_LIFE
+from alphaloop.engine import AsksServers, Engine, EngineIdentity
 from alphaloop.errors import ConfigError, package_missing
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
@@ -41,7 +42,6 @@ from worker.claims import Claiming, LeaseKeeper
 from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
 from worker.deciding.decider import open_deciding, revisions
 from worker.deciding.evidence_cache import SegmentsApart
-from worker.engine import AsksServers, Engine, EngineIdentity
 from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
 from worker.intake.control import ControlReader
 from worker.intake.polling import MAX_BUFFERED, TopicWatch, make_topics, open_intake
@@ -407,7 +407,7 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
 
             identities = ServerIdentityStore(database) if database is not None else None
             return open_server_engine(models, identities=identities)
-        from worker.decoding.engine import load_engine
+        from engine.own import load_engine
 
         return load_engine(models, num_slots=num_slots)
     except ImportError as error:

@@ -49,6 +49,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
+from alphaloop.engine import Engine
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError, package_missing
 from alphaloop.files import readable_again
 from alphaloop.payoff.figures import VANILLA
@@ -59,13 +60,12 @@ from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
-from worker.engine import Engine
 from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
-    from worker.decoding.pairing import DeviceRoom
+    from engine.pairing import DeviceRoom
 
 
 INTERRUPTED: Final = 130
@@ -246,9 +246,9 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
 
     1 where the draft is refused.
     """
-    from worker.decoding.device import TARGET_SETTING
-    from worker.decoding.drafters.head_files import check_heads, find_heads
-    from worker.decoding.pairing import check_pair, facts_of, translation_between
+    from engine.device import TARGET_SETTING
+    from engine.drafters.head_files import check_heads, find_heads
+    from engine.pairing import check_pair, facts_of, translation_between
 
     served = settings.models.target
     dtype = order.dtype or served.dtype
@@ -276,8 +276,8 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
 
 
 def _room(name: str, setting: str) -> DeviceRoom:
-    from worker.decoding.device import available_bytes, find_device
-    from worker.decoding.pairing import DeviceRoom
+    from engine.device import available_bytes, find_device
+    from engine.pairing import DeviceRoom
 
     device = find_device(name, setting=setting)
     return DeviceRoom(str(device), available_bytes(device))
@@ -326,8 +326,8 @@ def _key(name: str | None) -> SecretStr | None:
 
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
-    from worker.decoding.training.recipe import read_recipe
-    from worker.decoding.training.run import TrainingRun, register_folder
+    from engine.training.recipe import read_recipe
+    from engine.training.run import TrainingRun, register_folder
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
@@ -355,7 +355,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
 def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft register`: register a draft that was trained before; the report is a sentence."""
-    from worker.decoding.training.run import register_folder
+    from engine.training.run import register_folder
 
     card, status = register_folder(order.folder, settings, order.name)
     name = order.name or card.name

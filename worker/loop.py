@@ -20,6 +20,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.engine import AsksServers, Engine, Generation
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
 from alphaloop.experiment.observe import Slice
 from alphaloop.kafka.topics import RESULTS
@@ -32,7 +33,6 @@ from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
 from worker.costs.learning import KnownCosts
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Decider
-from worker.engine import AsksServers, Engine, Generation
 from worker.feed import JobFeed
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation

@@ -19,12 +19,12 @@ from prometheus_client.registry import Collector
 
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import AsksServers, Engine, Step
 from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from worker.costs.learning import KnownCosts
-from worker.engine import AsksServers, Engine, Step
 from worker.intake.polling import Intake
 from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 

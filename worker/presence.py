@@ -13,12 +13,12 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final
 
+from alphaloop.engine import Step
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.database import Listener
 from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from worker.background import BackgroundThread, Write
-from worker.engine import Step
 
 log = logging.getLogger(__name__)
 

@@ -25,6 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
 from alphaloop.deciding.decision import Decision, Reason, reason_said
+from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
 from alphaloop.errors import AlphaloopError, StoreValueRefused
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
@@ -37,7 +38,6 @@ from alphaloop.wording import named, words
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import failed_job
-from worker.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup

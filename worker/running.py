@@ -30,6 +30,7 @@ from uuid import UUID
 
 from alphaloop import page
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.engine import Engine, FailedRequest, Generation, PreparedJob, Sampling, Step
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat
 from alphaloop.messages import Body, Failure, Job, Mode, Purpose
@@ -37,7 +38,6 @@ from worker import recording
 from worker.admission import LaneKey, Line
 from worker.claims import ClaimedJob, Claims, LeaseKeeper
 from worker.dead_letters import JobRetries
-from worker.engine import Engine, FailedRequest, Generation, PreparedJob, Sampling, Step
 from worker.intake.validation import ReadyJob
 
 log = logging.getLogger(__name__)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, NamedTuple, TypeGuard
 
+from alphaloop.engine import TokenDelta
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageRefused, TopicUnavailable
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS
@@ -23,7 +24,6 @@ from alphaloop.liveness import beat
 from alphaloop.messages import Chunk, Result, chunk_headers, final_chunk, text_chunk
 from alphaloop.messages.headers import encoded
 from worker.background import Retry
-from worker.engine import TokenDelta
 
 log = logging.getLogger(__name__)
 

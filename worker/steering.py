@@ -20,6 +20,7 @@ from typing import Final, TypeAlias
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.engine import EngineIdentity, Generation, Served, Step
 from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
 from alphaloop.experiment.observe import (
@@ -35,7 +36,6 @@ from alphaloop.experiment.observe import (
 from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from worker.admission import LaneKey
-from worker.engine import EngineIdentity, Generation, Served, Step
 from worker.running import RunningJob, RunningJobs
 
 log = logging.getLogger(__name__)

@@ -27,10 +27,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from alphaloop import __version__
+from alphaloop.engine import EngineIdentity
 from alphaloop.messages import Status as JobStatus
 from alphaloop.settings import TracingSettings
 from alphaloop.store.job_counts import DecodeRun
-from worker.engine import EngineIdentity
 
 if TYPE_CHECKING:
     from worker.recording import EndedJob

@@ -2,7 +2,7 @@
 
 A free slot is refilled before the next step. Requests name what is wanted: `tokens` of prompts, `decode`, or
 `near_ties` between two texts of a job; without a name they are those of every contestant. The engine is known as
-`load_engine` and `worker.engine.Engine`; torch is imported when it is loaded.
+`load_engine` and `alphaloop.engine.Engine`; torch is imported when it is loaded.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import engine as _engine  # noqa: F401  # before torch: it settles how threads wait
+from alphaloop.engine import Generation, PreparedJob, Sampling, Step
 from alphaloop.messages import Job
 from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.process import Run, serve
 from benchmarks.jobs import PromptJob, forced, without_residents
 from benchmarks.whole.near_ties import Reference, explain
-from worker import decoding as _decoding  # noqa: F401  # before torch: it settles how threads wait
-from worker.engine import Generation, PreparedJob, Sampling, Step
 
 
 def load(settings: str, num_slots: str) -> Run:
@@ -52,7 +52,7 @@ class FedEngine:
     """The engine of the settings, without resident beginnings. A free slot is refilled before the next step."""
 
     def __init__(self, settings: ModelSettings, *, num_slots: int) -> None:
-        from worker.decoding.engine import load_engine
+        from engine.own import load_engine
 
         self._target = settings.target
         self._engine = load_engine(without_residents(settings), num_slots=num_slots)
@@ -129,13 +129,13 @@ class FedEngine:
 
     def end_tokens(self, reference: Any) -> frozenset[int]:
         """Every token that ends a text."""
-        from worker.decoding.models import end_tokens
+        from engine.models import end_tokens
 
         return end_tokens(reference.model, reference.tokenizer)
 
     def _weights(self, dtype: str) -> Any:
-        from worker.decoding.device import find_device
-        from worker.decoding.models import load_weights
+        from engine.device import find_device
+        from engine.models import load_weights
 
         return load_weights(self._target.source, self._target.revision, dtype, find_device("cpu"))
 

@@ -19,7 +19,7 @@ def transformers_generate(target: str, assistant: str, num_threads: str) -> Run:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from worker import decoding as _  # noqa: F401  # the same waiting threads as ours
+    import engine as _  # noqa: F401  # the same waiting threads as ours
 
     torch.set_num_threads(int(num_threads))
     models: list[Any] = [

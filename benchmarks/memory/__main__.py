@@ -34,6 +34,7 @@ import numpy as np
 from pydantic import SecretStr
 
 from alphaloop.embedded.servers import EmbeddedPostgres
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.lookup import MAX_NGRAM, EarlierResults
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
@@ -45,7 +46,6 @@ from benchmarks.jobs import PromptJob, forced, without_residents
 from benchmarks.memory.streams import STREAMS, StreamJob, read_stream, repeated_share, stream
 from benchmarks.paired import paired_ratio, percentile
 from benchmarks.reporting import console, machine, parser_of, table_of
-from worker.engine import PreparedJob, Sampling
 from worker.task_memory.index import MemoryIndex, MemoryView, RememberedText, ResultWriter, Run
 from worker.task_memory.memory import RememberedTasks
 
@@ -119,8 +119,8 @@ class Decoder:
     """One engine; a contestant is what its look-up searches."""
 
     def __init__(self, num_slots: int) -> None:
-        from worker.decoding.drafters.lookup import LookupDrafter
-        from worker.decoding.engine import load_engine
+        from engine.drafters.lookup import LookupDrafter
+        from engine.own import load_engine
 
         plain = LookupDrafterSettings(max_draft_tokens=_K, shadow_share=0)
         self.settings = plain.model_copy(update={"memory": True})

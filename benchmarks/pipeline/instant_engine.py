@@ -9,9 +9,18 @@ from typing import Final
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import (
+    CacheMemory,
+    EngineIdentity,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    SamplingDefaults,
+    Step,
+)
 from alphaloop.messages import Job
 from alphaloop.messages.capabilities import served_by
-from worker.engine import CacheMemory, EngineIdentity, Generation, Load, PreparedJob, Sampling, SamplingDefaults, Step
 
 TEXT: Final = "ok"
 #: What a prompt of about 400 bytes comes to. Tokenizing is the engine's work, which is not measured here.
@@ -23,7 +32,7 @@ _ROUND_MS: Final = 0.01
 
 
 class InstantEngine:
-    """`worker.engine.Engine` that takes next to no time. One drafter is loaded, so deciding has something to weigh.
+    """`alphaloop.engine.Engine` that takes next to no time. One drafter is loaded, so deciding has something to weigh.
 
     `moments` holds, by job_id, the seconds since the epoch at which the job's only step began and at which its token
     was there.

@@ -16,11 +16,11 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.engine import Step
 from benchmarks.policy.play import Batch, Choice, Decoded, Why
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.stream import Cell
 from worker.costs.learning import LiveCosts
-from worker.engine import Step
 
 #: After so long, evidence counts half.
 HALF_LIFE: Final = timedelta(days=7)

@@ -19,6 +19,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.engine import Step
 from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import ExpectationPair, SpeedupSubject, expectation_pair
 from alphaloop.experiment.observe import Expected, RoundFacts, Slice, TaskRound, Treatment, mean_expected
@@ -35,7 +36,6 @@ from benchmarks.policy.play import BEGINNING
 from benchmarks.policy.scenario import Scenario, Slower
 from benchmarks.policy.slots import Counter, Running, SlotRound
 from worker.costs.learning import LiveCosts
-from worker.engine import Step
 
 
 @dataclass(slots=True)

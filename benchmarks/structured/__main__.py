@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from rich.progress import Progress
 
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
@@ -33,7 +34,6 @@ from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.reporting import console, machine, parser_of, print_found, table_of
 from benchmarks.structured.running import MaskShares, TimedMasks
 from benchmarks.structured.schemas import schema_for
-from worker.engine import PreparedJob, Sampling
 
 TASKS: Final = ("extraction", "function_calling")
 #: Drafter and k, None for vanilla; and whether forced tokens are taken.

@@ -24,6 +24,7 @@ from typing import Any
 import jsonschema
 from rich.progress import track
 
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
@@ -31,7 +32,6 @@ from benchmarks.contestants.our_engine import FedEngine
 from benchmarks.jobs import PromptJob
 from benchmarks.reporting import console, machine, parser_of, print_found
 from benchmarks.structured.running import MaskShares, TimedMasks
-from worker.engine import PreparedJob, Sampling
 
 FIELD = "body.response_format.json_schema.schema"
 #: Of the texts that could be written, how many have to end by themselves.

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from alphaloop.engine import PreparedJob, Step
 from benchmarks.contestants.our_engine import FedEngine, FedRun
 from benchmarks.paired import percentile
-from worker.engine import PreparedJob, Step
 
 #: What a round does about masks on its own thread: to begin them, to wait for them, and to apply what they say.
 _DELAYING = ("begin_masks", "best", "restrict")
@@ -37,7 +37,7 @@ class TimedMasks:
     """The engine with clocks around whatever it does about masks."""
 
     def __init__(self, engine: FedEngine) -> None:
-        from worker.decoding.constraint import ConstrainedText
+        from engine.constraint import ConstrainedText
 
         self.engine = engine
         self._computing = _Clock()

@@ -11,9 +11,9 @@ from typing import Final, Literal, TypeAlias
 
 import numpy as np
 
+from alphaloop.engine import ServerLoad
 from alphaloop.experiment.observe import RequestFacts, Treatment, TrialGroup
 from benchmarks.switchback.world import Host, Spells, Truth
-from worker.engine import ServerLoad
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of

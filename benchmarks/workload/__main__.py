@@ -31,6 +31,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from alphaloop.embedded.servers import EmbeddedPostgres
+from alphaloop.engine import Engine
 from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
@@ -49,9 +50,8 @@ from benchmarks.workload.contest import (
     setting_of,
     timed_once,
 )
+from engine.own import load_engine
 from worker.deciding.decider import open_deciding
-from worker.decoding.engine import load_engine
-from worker.engine import Engine
 
 #: Phases of one load, and those over which it changes.
 CONSTANT: Final = ("mixed", "changed")

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums
+from alphaloop.engine import Engine, Generation, PreparedJob, Sampling
 from alphaloop.kafka.offsets import Record
 from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import StateRow, with_jobs
@@ -30,7 +31,6 @@ from worker import recording
 from worker.admission import lane_of
 from worker.claims import ClaimedJob
 from worker.deciding.decider import Deciding
-from worker.engine import Engine, Generation, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 

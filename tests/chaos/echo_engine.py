@@ -9,10 +9,10 @@ from pathlib import Path
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, PreparedJob, Step, TokenDelta
 from alphaloop.errors import DecodeFailed
 from benchmarks.pipeline.instant_engine import InstantEngine
 from tests.chaos.work import KILLER_MARK, num_failures, text_of
-from worker.engine import Generation, PreparedJob, Step, TokenDelta
 
 
 class EchoEngine(InstantEngine):

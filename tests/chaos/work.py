@@ -189,11 +189,11 @@ def real_jobs(num_jobs: int, texts: Sequence[str]) -> list[PlannedJob]:
 
 def undisturbed_texts() -> list[str]:
     """What the target alone writes to each prompt, one job at a time. Loads the model: seconds, and a gigabyte."""
+    from alphaloop.engine import Sampling
     from alphaloop.messages import Job
     from alphaloop.settings import load_settings
+    from engine.own import load_engine
     from tests.fixtures.models import VANILLA, finish
-    from worker.decoding.engine import load_engine
-    from worker.engine import Sampling
 
     settings = load_settings(overrides={"models": {"target": REAL_TARGET}})
     engine, greedy = load_engine(settings.models, num_slots=1), Sampling(max_tokens=_MAX_TOKENS, temperature=0.0)

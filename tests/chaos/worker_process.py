@@ -66,7 +66,7 @@ def end_with_input() -> None:
 def run() -> int:
     """Run the worker; its exit code."""
     if ROUND_S in os.environ:
-        loading: Any = ModuleType("worker.decoding.engine")
+        loading: Any = ModuleType("engine.own")
         loading.load_engine = _load_engine
         sys.modules[loading.__name__] = loading
     from worker.__main__ import main

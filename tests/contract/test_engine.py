@@ -17,13 +17,13 @@ import pytest
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostKind
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Engine, Generation, Sampling, Step
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job, steps
 from worker.costs.calibration import calibrate, plan
-from worker.engine import Engine, Generation, Sampling, Step
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
 SAMPLED = Sampling(max_tokens=24, temperature=1.0)

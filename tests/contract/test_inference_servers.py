@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import Sampling
 from alphaloop.errors import (
     AlphaloopError,
     ModelNotServed,
@@ -43,7 +44,6 @@ from tests.fixtures.inference_server import (
 )
 from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import MAX_TOKENS, PROMPT, TEXT, openai, streamed
-from worker.engine import Sampling
 from worker.servers import http
 from worker.servers.client import ServerClient
 from worker.servers.http import endpoint_of

@@ -10,6 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.engine import Generation, Sampling, SliceCounts
 from alphaloop.errors import ReplyInvalid
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import (
@@ -23,7 +24,6 @@ from tests.fixtures.inference_server import (
     whole,
 )
 from tests.fixtures.models import finish, lookup_decision, make_job
-from worker.engine import Generation, Sampling, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters, ask_counters
 from worker.servers.engine import ServerEngine

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import pytest
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Body, Job
 from alphaloop.messages.capabilities import Feature
@@ -20,7 +21,6 @@ from tests.fixtures.inference_server import (
     engine_over,
     whole,
 )
-from worker.engine import Sampling
 from worker.servers.features import ask_lacking
 
 USAGE: Final = {"prompt_tokens": 3, "completion_tokens": 9}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from alphaloop.engine import Generation, Sampling
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerFailed
 from alphaloop.server_identity import ServerKind
 from tests.fakes import FakeEngine
@@ -22,7 +23,6 @@ from tests.fixtures.inference_server import (
     whole,
 )
 from tests.fixtures.models import VANILLA, finish, make_job
-from worker.engine import Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch, ask_num_present
 from worker.servers.engine import ServerEngine

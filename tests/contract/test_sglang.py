@@ -7,13 +7,13 @@ from typing import Final
 
 import pytest
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import AlphaloopError, ConfigError, PromptTooLong, ServerBusy, ServerUnavailable
 from alphaloop.messages import Body, ChatMessage, Job
 from tests.fixtures import server_replies
 from tests.fixtures.inference_server import Answer, Asked, ask, of_version, stream, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.server_replies import PROMPT, SGLANG_DETAILS, TEXT
-from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.replies import Reply
 

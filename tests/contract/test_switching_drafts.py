@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import pytest
 
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.engine import Generation, Sampling, Served
 from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import finish, make_job
-from worker.engine import Generation, Sampling, Served
 from worker.servers.engine import ServerEngine
 
 ASKED = "alphaloop_num_draft_tokens"

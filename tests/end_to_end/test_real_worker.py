@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
+from alphaloop.engine import Sampling
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, Result, Status, encode_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from engine.own import TransformersEngine
 from tests.fakes import FakeEngine
 from tests.fixtures.missing import missing
 from tests.fixtures.models import SMOLLM2, VANILLA, decode_one
 from tests.fixtures.worker import Client, by_id, running_worker, until
-from worker.decoding.engine import TransformersEngine
-from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
@@ -22,6 +23,7 @@ from alphaloop.messages import Job, Origin, Result, Status, encode_job, parse_jo
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import JobStore
+from engine.prompts import longest_token_chars, prepare_job
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import NOW, FinishedDeliveries
 from tests.fixtures.worker import RunningWorker
@@ -30,8 +32,6 @@ from worker import recording
 from worker.background import Retry
 from worker.claims import Claiming, LeaseKeeper, cancelled
 from worker.dead_letters import DeadMessage
-from worker.decoding.prompts import longest_token_chars, prepare_job
-from worker.engine import PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.validation import ReadyJob
 

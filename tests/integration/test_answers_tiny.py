@@ -10,14 +10,14 @@ from typing import Any, Final
 
 import pytest
 
+from alphaloop.engine import Generation, Sampling, TokenDelta
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint, Job, Origin, parse_job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
+from engine.own import load_engine
+from engine.prompts import prepare_job
 from tests.fixtures.chat_templates import MISTRAL, OPENED, QWEN, WEATHER, memorised, tokenizer_with
 from tests.fixtures.models import VANILLA, finish, lookup_decision, steps
-from worker.decoding.engine import load_engine
-from worker.decoding.prompts import prepare_job
-from worker.engine import Generation, Sampling, TokenDelta
 
 BERN: Final = '{"city": "Bern"}'
 CALL: Final = f'{{"name": "get_weather", "arguments": {BERN}}}'

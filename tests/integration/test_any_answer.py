@@ -16,13 +16,13 @@ from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import AnswerSoFar, Choice, Result, Status, StreamReaders, read_chunk
 from alphaloop.settings import Settings
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
+from engine.own import TransformersEngine, load_engine
 from tests.fakes import AnsweringEngine
 from tests.fixtures.answers import continued
 from tests.fixtures.chat_templates import CLOCK, QWEN, WEATHER, tokenizer_with
 from tests.fixtures.models import small_llama_of
 from tests.fixtures.worker import Client, by_id, headers_of, running_worker
 from tests.fuzz.hostile import any_value, write
-from worker.decoding.engine import TransformersEngine, load_engine
 from worker.recording import OUTCOME_REFUSED
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.model, pytest.mark.timeout(400)]

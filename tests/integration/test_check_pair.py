@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 from alphaloop.cli.models import _show_pair
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
+from engine.drafters.draft_vocabulary import write_draft_vocabulary
+from engine.pairing import facts_of
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
 from tests.fixtures.heads import eagle3
 from tests.fixtures.models import byte_fallback, small_llama
-from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.pairing import facts_of
 
 
 @pytest.fixture(scope="module")

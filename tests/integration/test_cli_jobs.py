@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from alphaloop.engine import SamplingDefaults
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.outcomes.reading import JobPlace, find_jobs
 from alphaloop.settings import Settings
@@ -23,7 +24,6 @@ from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
 from tests.fixtures.worker import WAIT_S, Client, running_worker, until
-from worker.engine import SamplingDefaults
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -14,16 +14,16 @@ import torch
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Constraint, Job, Purpose
 from alphaloop.settings.models import LookupDrafterSettings
+from engine.constraint import GRAMMAR, ConstrainedText
+from engine.drafters.lookup import LookupDrafter
+from engine.own import TransformersEngine
+from engine.scoring import Shadows
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, finish, make_job, steps
 from tests.integration.test_sampling_tiny import chi_square_excess
-from worker.decoding.constraint import GRAMMAR, ConstrainedText
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.scoring import Shadows
-from worker.engine import Generation, Sampling
 
 Text = tuple[int, ...]
 NUM_TEXTS: Final = 300

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, Sampling
+from engine.own import TransformersEngine
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job, steps
-from worker.decoding.engine import TransformersEngine
-from worker.engine import Generation, Sampling
 
 SHORT, LONG = 7, 41
 Build = Callable[..., TransformersEngine]

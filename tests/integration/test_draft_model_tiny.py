@@ -15,11 +15,11 @@ import torch
 import transformers
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Sampling
+from engine.drafters.draft_model import DraftModelDrafter
+from engine.drafters.draft_vocabulary import DraftTokens, restrict_head
+from engine.network.language_model import LanguageModel
 from tests.fixtures.models import VANILLA, decision, finish, make_job
-from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_vocabulary import DraftTokens, restrict_head
-from worker.decoding.network.language_model import LanguageModel
-from worker.engine import Sampling
 
 GREEDY: Final = Sampling(max_tokens=30, temperature=0.0)
 FREQUENT: Final = torch.arange(0, 384, 3)

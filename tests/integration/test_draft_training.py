@@ -23,20 +23,20 @@ from safetensors.torch import load_file
 from alphaloop.cli.models import _show_card
 from alphaloop.commands import RegisterOrder, TrainOrder
 from alphaloop.draft_card import DraftCard, read_card
+from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from engine.drafters.draft_vocabulary import read_draft_vocabulary
+from engine.models import find_weights, load_weights
+from engine.own import load_engine
+from engine.training.data import read_prompts
+from engine.training.recipe import Recipe
+from engine.training.run import TrainingRun
 from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
-from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary
-from worker.decoding.engine import load_engine
-from worker.decoding.models import find_weights, load_weights
-from worker.decoding.training.data import read_prompts
-from worker.decoding.training.recipe import Recipe
-from worker.decoding.training.run import TrainingRun
-from worker.engine import Sampling
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -127,7 +127,7 @@ def test_a_full_disk_at_the_end_is_told(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("worker.decoding.training.run.write_draft_vocabulary", full)
+    monkeypatch.setattr("engine.training.run.write_draft_vocabulary", full)
     with pytest.raises(ConfigError, match=r"small cannot be written: .*No space left"):
         train(settings, finished[0])
 
@@ -324,7 +324,7 @@ def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr("worker.decoding.training.run.TrainingRun", Run)
+    monkeypatch.setattr("engine.training.run.TrainingRun", Run)
     assert CarriedOut(train_order(tmp_path, **given)).code == 130
     assert read_twice == [b"prompts", b"held_out"] * 2
     for file in given.values():

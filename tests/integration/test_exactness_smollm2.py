@@ -11,11 +11,11 @@ from typing import Any, Final
 import pytest
 import torch
 
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Body, Job
 from benchmarks.exactness import BATCH, NEAR_TIE, decode, first_difference
 from benchmarks.jobs import forced
-from worker.decoding.engine import TransformersEngine
-from worker.engine import Generation, Sampling
+from engine.own import TransformersEngine
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -48,7 +48,7 @@ def engine(smollm2_engine: TransformersEngine) -> Iterator[TransformersEngine]:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_source: str) -> Any:
-    from worker.decoding.models import load_weights
+    from engine.models import load_weights
 
     return load_weights(smollm2_source, None, "float32", torch.device("cpu")).model
 

@@ -13,11 +13,11 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, Sampling
+from engine.network.language_model import PREFILL_CHUNK, LanguageModel
+from engine.own import SHARED_CHUNK, TransformersEngine
 from tests.fixtures.drafting import MOST, ScriptedDrafter, drafter_over, language_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, finish, make_job
-from worker.decoding.engine import SHARED_CHUNK, TransformersEngine
-from worker.decoding.network.language_model import PREFILL_CHUNK, LanguageModel
-from worker.engine import Generation, Sampling
 
 Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]

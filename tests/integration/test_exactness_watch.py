@@ -11,6 +11,7 @@ import pytest
 from alphaloop.store.database import Database
 from alphaloop.store.drift import IncidentKind, IncidentStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
+from engine.own import TransformersEngine
 from scheduler.probing import Watched, compare_new
 from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import ServedEngine, engine_over
@@ -19,7 +20,6 @@ from tests.fixtures.publishing import delivery, validation
 from tests.integration.test_scored_probes import carry_out
 from tests.stories.faults import Dropped, Faults, inject
 from worker.claims import ClaimedJob
-from worker.decoding.engine import TransformersEngine
 
 pytestmark = pytest.mark.postgres
 

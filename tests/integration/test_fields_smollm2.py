@@ -8,13 +8,13 @@ from typing import Final
 
 import pytest
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Job, Origin, parse_job
+from engine.own import TransformersEngine
+from engine.prompts import bad_word_tokens
 from tests.fixtures.chat_templates import WEATHER
 from tests.fixtures.models import VANILLA, finish, lookup_decision
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.prompts import bad_word_tokens
-from worker.engine import Sampling
 
 ASKED: Final = "Repeat after me, five times: the river runs to the sea, and the sea is never full."
 PLAIN: Final = Sampling(max_tokens=20, temperature=0.0)

@@ -11,13 +11,13 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import Generation, Sampling, TokenDelta
 from alphaloop.errors import InvalidField
+from engine.own import TransformersEngine
+from engine.prompts import bad_word_tokens
+from engine.sampling import Barred
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, Wanted, decision, finish, make_job, steps
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.prompts import bad_word_tokens
-from worker.decoding.sampling import Barred
-from worker.engine import Generation, Sampling, TokenDelta
 
 Build = Callable[..., TransformersEngine]
 DRAFTERS: Final = ("lookup", "another model", "the target itself", "chain", "tree")

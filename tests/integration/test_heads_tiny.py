@@ -20,16 +20,16 @@ from torch import Tensor
 from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
 from alphaloop.messages import Constraint
 from alphaloop.settings.models import HeadsDrafterSettings
+from engine.drafters.head_files import find_heads
+from engine.drafters.head_loading import load_heads
+from engine.models import Target
+from engine.proposal import Ask, Proposal
 from tests.fixtures import heads
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job
-from worker.decoding.drafters.head_files import find_heads
-from worker.decoding.drafters.head_loading import load_heads
-from worker.decoding.models import Target
-from worker.decoding.proposal import Ask, Proposal
-from worker.engine import Sampling
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 KNOWN: Final = torch.arange(0, NUM_TOKENS, 3)

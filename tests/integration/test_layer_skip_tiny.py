@@ -12,14 +12,14 @@ import torch
 import transformers
 from torch import nn
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, UnsupportedModel
 from alphaloop.settings.models import LayerSkipDrafterSettings, ModelSettings, TargetSettings
+from engine.network.language_model import LanguageModel
+from engine.network.passes import Read
+from engine.own import TransformersEngine, load_engine
 from tests.fixtures.drafting import language_model
 from tests.fixtures.models import FUSED, NUM_TOKENS, VANILLA, decision, finish, make_job, small_llama, steps
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.network.passes import Read
-from worker.engine import Sampling
 
 NUM_LAYERS: Final = 24
 SKIPPED: Final = tuple(range(6, 18))

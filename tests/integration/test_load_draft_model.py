@@ -11,16 +11,16 @@ import pytest
 import torch
 import transformers
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import IncompatiblePair
 from alphaloop.settings.models import DraftModelDrafterSettings, TargetSettings
+from engine.device import Placement
+from engine.drafters.draft_model import DraftModelDrafter, DraftModels
+from engine.drafters.draft_vocabulary import write_draft_vocabulary
+from engine.models import Target, find_weights, load_target
+from engine.proposal import Ask
+from engine.sampling import TokenChooser
 from tests.fixtures.models import small_llama, word_pieces
-from worker.decoding.device import Placement
-from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
-from worker.decoding.drafters.draft_vocabulary import write_draft_vocabulary
-from worker.decoding.models import Target, find_weights, load_target
-from worker.decoding.proposal import Ask
-from worker.decoding.sampling import TokenChooser
-from worker.engine import Sampling
 
 GREEDY = Sampling(max_tokens=20, temperature=0.0)
 
@@ -61,7 +61,7 @@ def drafts(made: DraftModelDrafter, text: list[int]) -> tuple[int, ...]:
 def test_it_drafts_what_the_model_says_within_its_context(
     served: TargetSettings, target: Target, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "worker.decoding.drafters"):
+    with caplog.at_level(logging.WARNING, "engine.drafters"):
         made = load(source, served, target)
     assert [record.__dict__["check"] for record in caplog.records] == ["context"]
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)

@@ -12,13 +12,13 @@ from pydantic import TypeAdapter
 
 from alphaloop.cli.measure import report_as_json
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Sampling
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import CarriedOut, measure_order
 from tests.fixtures.inference_server import ServedEngine, serving
 from tests.fixtures.models import make_job
-from worker.engine import Sampling
 from worker.measuring import observing
 from worker.measuring.observing import ExactnessCheck, Runner
 
@@ -84,7 +84,7 @@ def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
 def test_mistakes_are_told_before_anything_is_loaded(
     prompts: Path, options: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from worker.decoding import engine
+    from engine import engine
 
     monkeypatch.setattr(engine, "load_engine", _must_not_run)
     if said is None:
@@ -144,7 +144,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
 
     from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft
     from alphaloop.settings import load_settings
-    from worker.decoding.models import find_weights
+    from engine.models import find_weights
     from worker.measuring.records import MemoryWatch, records_of
 
     folder = tmp_path / "draft"

@@ -20,6 +20,7 @@ import pytest
 import torch
 import transformers
 
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Constraint
 from alphaloop.settings.models import (
     HeadsDrafterSettings,
@@ -30,6 +31,8 @@ from alphaloop.settings.models import (
     RecyclingDrafterSettings,
     TargetSettings,
 )
+from engine.network.slots import WORTH_A_PASS
+from engine.own import TransformersEngine, load_engine
 from tests.fixtures import heads
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import (
@@ -42,9 +45,6 @@ from tests.fixtures.models import (
     make_tiny_model,
     make_tiny_tokenizer,
 )
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.decoding.network.slots import WORTH_A_PASS
-from worker.engine import Generation, Sampling
 
 DEVICE: Final = "cuda"
 NUM_SLOTS: Final = 6
@@ -147,8 +147,8 @@ def _assert_greedy(model: Any, prompt: tuple[int, ...], output: tuple[int, ...],
 
 def test_passes_over_slots_have_the_logits_of_transformers(folder_of: Callable[..., Path]) -> None:
     """In float32, of ragged reads: a chain, a tree, a piece of a prompt, beside a slot that is not read."""
-    from worker.decoding.network.language_model import LanguageModel
-    from worker.decoding.network.passes import Read
+    from engine.network.language_model import LanguageModel
+    from engine.network.passes import Read
 
     rng = random.Random(7)
     load = functools.partial(transformers.AutoModelForCausalLM.from_pretrained, dtype=torch.float32)

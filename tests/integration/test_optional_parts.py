@@ -13,9 +13,9 @@ from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.workers import WorkerStore, running
+from engine.open_drafters import MOST_IN_A_ROW
+from engine.own import TransformersEngine
 from tests.fixtures.worker import Client, running_worker, until
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.open_drafters import MOST_IN_A_ROW
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.model]
 

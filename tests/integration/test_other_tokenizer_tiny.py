@@ -17,9 +17,20 @@ import torch
 import transformers
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Sampling
 from alphaloop.errors import IncompatiblePair
 from alphaloop.messages import Constraint
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings, TargetSettings
+from engine.device import Placement
+from engine.drafters.draft_model import DraftModelDrafter, DraftModels
+from engine.drafters.draft_vocabulary import DraftTokens, restrict_head, write_draft_vocabulary
+from engine.drafters.translation import TranslatedText, Translation
+from engine.models import find_weights, load_target
+from engine.network.language_model import LanguageModel
+from engine.own import TransformersEngine, load_engine
+from engine.proposal import Ask
+from engine.sampling import TokenChooser
+from engine.scoring import score
 from tests.fixtures.models import (
     VANILLA,
     byte_fallback,
@@ -30,17 +41,6 @@ from tests.fixtures.models import (
     other_tokenizer,
     small_llama,
 )
-from worker.decoding.device import Placement
-from worker.decoding.drafters.draft_model import DraftModelDrafter, DraftModels
-from worker.decoding.drafters.draft_vocabulary import DraftTokens, restrict_head, write_draft_vocabulary
-from worker.decoding.drafters.translation import TranslatedText, Translation
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.decoding.models import find_weights, load_target
-from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.proposal import Ask
-from worker.decoding.sampling import TokenChooser
-from worker.decoding.scoring import score
-from worker.engine import Sampling
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 SAMPLINGS: Final = (
@@ -174,7 +174,7 @@ def loaded(served: TargetSettings, **drafters: DraftModelDrafterSettings) -> dic
 def test_its_revision_names_the_map_and_what_the_map_cannot_do_is_off(
     served: TargetSettings, source: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.WARNING, "worker.decoding.drafters"):
+    with caplog.at_level(logging.WARNING, "engine.drafters"):
         made = loaded(
             served,
             plain=DraftModelDrafterSettings(source=str(source)),

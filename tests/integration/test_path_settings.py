@@ -17,7 +17,7 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.kafka.producer import Producer
 from alphaloop.settings import Settings, load_settings
 from alphaloop.settings.load import SHIPPED_CONFIGS
-from worker.decoding.models import find_description, find_weights
+from engine.models import find_description, find_weights
 
 NOBODY = 65534
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from alphaloop.deciding.decision import Decision
+from alphaloop.engine import Generation, PreparedJob, Sampling
 from alphaloop.errors import ConfigError, IncompatiblePair
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
+from engine.own import TransformersEngine, load_engine
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.logical_devices import Gpus, logical_gpus
 from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.engine import Generation, PreparedJob, Sampling
 
 GREEDY: Final = Sampling(max_tokens=14, temperature=0.0)
 DRAWN: Final = Sampling(max_tokens=14, temperature=1.0)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.settings.models import LookupDrafterSettings
+from engine.own import TransformersEngine
+from engine.scoring import Shadows
 from tests.fixtures.models import VANILLA, finish, lookup_decision, make_job
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.scoring import Shadows
-from worker.engine import Generation, Sampling
 
 K = LookupDrafterSettings().max_draft_tokens
 NUM_TEXTS = 6

@@ -17,6 +17,7 @@ from sqlalchemy import select
 from alphaloop.cli.replay import Window, replay_history, rules_of
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Step
 from alphaloop.experiment.observe import Expected
 from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
@@ -31,7 +32,6 @@ from tests.fixtures.cli import Cli
 from tests.fixtures.drift import record_probes
 from tests.fixtures.runs import block_rows, claim, decode_run, outcome, simulated_counts, subject
 from tests.fixtures.worker import Client, RunningWorker, changed, until
-from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -164,7 +164,7 @@ def run_until(
     for part in range(1, restarts + 2):
         num_before = num_sent
         with deciding(settings, part, decided) as worker:
-            engine = worker.worker.engine
+            engine = worker.alphaloop.engine
             assert isinstance(engine, MixedEngine)
             while len(decided) < num_decisions * part / (restarts + 1) or (
                 part > restarts and num_sent < MAX_JOBS and missing_in(snapshots_of(database), decided)

@@ -18,17 +18,17 @@ from torch import Tensor
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Sampling
 from alphaloop.settings.models import HybridDrafterSettings, LayerSkipDrafterSettings
+from engine import verification
+from engine.drafters.hybrid import HybridDrafter
+from engine.drafters.layer_skip import load_layer_skip
+from engine.own import TransformersEngine
+from engine.proposal import Ask, DraftDistributions, Proposal
+from engine.sampling import probabilities
+from engine.verification import DraftVerdict, draw
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, decision, make_job
-from worker.decoding import verification
-from worker.decoding.drafters.hybrid import HybridDrafter
-from worker.decoding.drafters.layer_skip import load_layer_skip
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.proposal import Ask, DraftDistributions, Proposal
-from worker.decoding.sampling import probabilities
-from worker.decoding.verification import DraftVerdict, draw
-from worker.engine import Sampling
 
 Build = Callable[..., TransformersEngine]
 Distribution = dict[tuple[int, ...], float]

@@ -18,6 +18,7 @@ from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
+from engine.own import TransformersEngine
 from scheduler.probing import PlannedJob, make_jobs
 from tests.fixtures.drift import register_probe_set
 from tests.fixtures.ledger import LedgerStore
@@ -25,7 +26,6 @@ from tests.fixtures.models import VANILLA, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.fixtures.runs import claim
 from worker.claims import ClaimedJob
-from worker.decoding.engine import TransformersEngine
 from worker.recording import succeeded
 
 pytestmark = pytest.mark.postgres

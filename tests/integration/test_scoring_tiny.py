@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import Sampling
 from alphaloop.messages import Job, Purpose
+from engine.own import TransformersEngine
+from engine.scoring import score
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, decode_one, finish, make_job
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.scoring import score
-from worker.engine import Sampling
 
 WORDS = ("one", "two", "cd", "ab")
 SAMPLING = Sampling(max_tokens=40, temperature=0.0)

@@ -11,14 +11,14 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import Generation, Sampling
 from alphaloop.settings.models import LookupDrafterSettings
+from engine.drafters.lookup import LookupDrafter
+from engine.own import TransformersEngine
+from engine.scoring import Shadows
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, finish, make_job
 from tests.integration.test_sampling_tiny import critical
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.scoring import Shadows
-from worker.engine import Generation, Sampling
 
 Build = Callable[..., TransformersEngine]
 #: (most tokens, most branches, least probability)

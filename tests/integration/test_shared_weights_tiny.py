@@ -14,15 +14,15 @@ import transformers
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Generation, Sampling, ShadowCounts
 from alphaloop.messages import Purpose
+from engine.drafters.draft_model import DraftModelDrafter
+from engine.drafters.draft_vocabulary import DraftTokens
+from engine.network.language_model import LanguageModel
+from engine.own import TransformersEngine
+from engine.proposal import Ask, SharedWeightDrafter
+from engine.sampling import TokenChooser
 from tests.fixtures.models import NUM_TOKENS, decision, finish, make_job
-from worker.decoding.drafters.draft_model import DraftModelDrafter
-from worker.decoding.drafters.draft_vocabulary import DraftTokens
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.network.language_model import LanguageModel
-from worker.decoding.proposal import Ask, SharedWeightDrafter
-from worker.decoding.sampling import TokenChooser
-from worker.engine import Generation, Sampling, ShadowCounts
 
 Build = Callable[..., TransformersEngine]
 MOST: Final = 5

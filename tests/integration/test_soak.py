@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import PreparedJob, Sampling
+from engine.own import TransformersEngine
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, make_job
-from worker.decoding.engine import TransformersEngine
-from worker.engine import PreparedJob, Sampling
 
 Build = Callable[..., TransformersEngine]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

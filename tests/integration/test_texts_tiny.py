@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Body, Job
 from alphaloop.settings.models import ModelSettings, TargetSettings
+from engine.own import TransformersEngine, load_engine
 from tests.fixtures.models import VANILLA, byte_fallback, decode_one
-from worker.decoding.engine import TransformersEngine, load_engine
-from worker.engine import Generation, Sampling
 
 pytestmark = pytest.mark.model
 

@@ -28,6 +28,8 @@ from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.task_figures import task_figures
 from alphaloop.store.workers import WorkerLoad, WorkerStore
+from engine.drafters.lookup import LookupDrafter
+from engine.scoring import score
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.drift import scheduler_of
@@ -45,8 +47,6 @@ from tests.fixtures.runs import (
     vanilla_counts,
 )
 from tests.fixtures.worker import until
-from worker.decoding.drafters.lookup import LookupDrafter
-from worker.decoding.scoring import score
 
 pytestmark = pytest.mark.postgres
 

@@ -26,6 +26,7 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from alphaloop.wording import named, share_with_interval, words
+from engine.own import TransformersEngine
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import render_page
 from tests.fixtures.cli import Cli
@@ -42,7 +43,6 @@ from tests.fixtures.runs import (
     subject,
 )
 from tests.fixtures.worker import Client, running_worker, until, write_letter
-from worker.decoding.engine import TransformersEngine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(300)]
 

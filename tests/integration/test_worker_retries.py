@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 from sqlalchemy import text
 
+from alphaloop.engine import Step
 from alphaloop.errors import BrokerError, DecodeFailed
 from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics
 from alphaloop.messages import Origin, Status, derived_job_id
@@ -28,7 +29,6 @@ from tests.fixtures.worker import (
     running_worker,
     until,
 )
-from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -8,6 +8,7 @@ from typing import Final
 import pytest
 from sqlalchemy import text
 
+from alphaloop.engine import Sampling
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result, Status
 from alphaloop.settings import Settings
@@ -17,7 +18,6 @@ from tests.fixtures.inference_server import Answer, Connection, ServedEngine, en
 from tests.fixtures.models import VANILLA, finish, make_job
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, running_worker, until
-from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.engine import Sampling
 from alphaloop.errors import EngineSick
 from alphaloop.kafka.topics import CONTROL, TOKENS
 from alphaloop.messages import Mode, Status
@@ -19,7 +20,6 @@ from tests.fixtures.inference_server import Connection, ServedEngine, engine_ove
 from tests.fixtures.models import make_job
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
 from tests.integration.test_worker_flow import job
-from worker.engine import Sampling
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

@@ -16,18 +16,18 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.contract import chunk_schema, result_schema
+from alphaloop.engine import Step
 from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import CONTROL, RESULTS, TOKENS
 from alphaloop.messages import Chunk, Result, Status, StreamReader, StreamReaders, read_chunk
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from engine.own import TransformersEngine
 from tests.fakes import FakeEngine
 from tests.fixtures.messages import described
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import WAIT_S, Client, RunningWorker, changed, headers_of, running_worker, until
-from worker.decoding.engine import TransformersEngine
-from worker.engine import Step
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 

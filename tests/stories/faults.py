@@ -15,10 +15,10 @@ from typing import Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 
 from alphaloop.deciding.policy import Decision
+from alphaloop.engine import Generation, PreparedJob, Sampling, Step
 from alphaloop.messages import Mode
-from worker.decoding.engine import TransformersEngine
-from worker.decoding.proposal import Ask, Proposal
-from worker.engine import Generation, PreparedJob, Sampling, Step
+from engine.own import TransformersEngine
+from engine.proposal import Ask, Proposal
 
 #: A token that no draft means: the wrong one is the right one moved by this many places in the vocabulary.
 _MOVED: Final = 1000

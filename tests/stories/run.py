@@ -18,6 +18,7 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore
+from engine.models import find_weights
 from tests.stories.asking import Asking
 from tests.stories.configs import PROFILE, write_configs
 from tests.stories.deployment import Deployment
@@ -26,7 +27,6 @@ from tests.stories.models import trained_draft, tuned_target
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, TASKS, WORN, story_prompts
 from tests.stories.size import Size
 from tests.stories.told import LOOKUP, Story, judge_stories
-from worker.decoding.models import find_weights
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import torch
 
-from worker.decoding.models import load_weights
+from engine.models import load_weights
 
 NUM_LAYERS: Final = 6  #: the last ones are trained
 LENGTH: Final = 192  #: most tokens of a lesson

@@ -9,9 +9,9 @@ import os
 import sys
 
 from alphaloop.settings.models import ModelSettings
+from engine import engine
+from engine.own import TransformersEngine
 from tests.stories.faults import Faults, inject
-from worker.decoding import engine
-from worker.decoding.engine import TransformersEngine
 
 FAULTS = "STORIES_FAULTS"
 

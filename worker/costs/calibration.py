@@ -15,11 +15,11 @@ from typing import Final
 
 from alphaloop.costs import BASE_CONTEXT, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import AsksServers, Engine
 from alphaloop.errors import AlphaloopError, DecodeFailed
 from alphaloop.logs import START_PROGRESS
 from alphaloop.settings.processes import WorkerSettings
 from worker.costs.laws import loads_up_to
-from worker.engine import AsksServers, Engine
 
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.

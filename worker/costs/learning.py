@@ -36,6 +36,7 @@ from alphaloop.costs import (
     with_shared_weights,
 )
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.costs import CostStore, CostSubject
@@ -43,7 +44,6 @@ from worker.background import Write
 from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
-from worker.engine import Engine, Generation, ProposalShape, Served, Step
 
 log = logging.getLogger(__name__)
 

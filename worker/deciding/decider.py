@@ -26,6 +26,7 @@ from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimit
 from alphaloop.deciding.policy import Decision
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
+from alphaloop.engine import Engine, EngineIdentity, PreparedJob
 from alphaloop.errors import StoreError
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.settings import Settings, TaskSettings
@@ -41,7 +42,6 @@ from worker.admission import LaneKey
 from worker.background import Write
 from worker.costs.learning import KnownCosts, open_costs
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.engine import Engine, EngineIdentity, PreparedJob
 
 
 def subject_of(key: LaneKey) -> Subject:

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias, TypeVar
 
 from alphaloop.acceptance import form_bucket
 from alphaloop.claim_check.store import ContentStore
+from alphaloop.engine import Engine, PreparedJob, Sampling
 from alphaloop.errors import (
     AlphaloopError,
     ContentError,
@@ -43,7 +44,6 @@ from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
 from worker.admission import LaneKey, Line, lane_of
 from worker.background import Retry
-from worker.engine import Engine, PreparedJob, Sampling
 from worker.intake.partitions import Delivery
 from worker.intake.target_tasks import TargetTasks
 

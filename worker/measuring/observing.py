@@ -19,9 +19,9 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Engine, Generation, PreparedJob, Step, tolerance_of
 from alphaloop.errors import ConfigError, DecodeFailed
 from alphaloop.payoff.figures import VANILLA, Candidate, Exactness, RoundTimes
-from worker.engine import Engine, Generation, PreparedJob, Step, tolerance_of
 
 #: Draft lengths that are tried where none are named: short, usual, long.
 DEFAULT_LENGTHS: Final = (2, 4, 8)

@@ -7,15 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from alphaloop.draft_card import DraftJudgement, read_card
+from alphaloop.engine import Engine
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.payoff.report import Footprint, Part
 from alphaloop.settings import Settings
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
-from worker.decoding.device import Placement, available_bytes
-from worker.decoding.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, translation_between
-from worker.engine import Engine
+from engine.device import Placement, available_bytes
+from engine.pairing import DeviceRoom, ModelFacts, check_pair, facts_of, translation_between
 from worker.measuring.report import DrafterRecords, HeldOut, peak_process_bytes
 
 

@@ -39,7 +39,7 @@ NOTABLE: Final = 1.03
 SHORT_TOKENS: Final = 20
 #: Of rounds without a proposal: most.
 MOSTLY: Final = 0.5
-#: Of findings that cost acceptance, by name in `worker.decoding.pairing`.
+#: Of findings that cost acceptance, by name in `engine.pairing`.
 TOKENIZER_CHECKS: Final = ("vocabulary", "special tokens", "chat template")
 #: Of the middle half of the prompts, the slowest over the fastest round. A longer context adds a few per cent.
 _USUAL_SPREAD: Final = 1.25

@@ -16,6 +16,7 @@ from typing import Final
 
 from alphaloop import page
 from alphaloop.commands import AdvanceEvent, MeasureOrder, StageEvent, Tell
+from alphaloop.engine import Engine, PreparedJob
 from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
@@ -23,7 +24,6 @@ from alphaloop.messages import Purpose
 from alphaloop.payoff.figures import VANILLA, Acceptance, Candidate, ShipVerdict, min_values
 from alphaloop.payoff.report import Footprint, Report, Setup, best_of
 from alphaloop.settings import Settings, TaskSettings
-from worker.engine import Engine, PreparedJob
 from worker.intake.validation import sampling_of
 from worker.measuring.observing import ExactnessCheck, Measurements, Runner, Stopped, divide, turns
 from worker.measuring.report import DrafterRecords, GreedySample, report_of

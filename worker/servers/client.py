@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Final, Self
 
+from alphaloop.engine import AnswerPiece, Sampling
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
-from worker.engine import AnswerPiece, Sampling
 from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import Reply, ReplyReader

@@ -25,9 +25,9 @@ from typing import Final, TypeAlias
 from prometheus_client.parser import text_string_to_metric_families
 
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bucket
+from alphaloop.engine import PreparedJob, SliceCounts
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
 from alphaloop.settings.models import EndpointSettings
-from worker.engine import PreparedJob, SliceCounts
 from worker.servers.client import ServerClient
 from worker.servers.fleet import Fleet
 from worker.servers.forms import Count, Form, read_form

@@ -1,4 +1,4 @@
-"""The engine that sends jobs to inference servers: `worker.engine.Engine` over the endpoints of a fleet.
+"""The engine that sends jobs to inference servers: `alphaloop.engine.Engine` over the endpoints of a fleet.
 
 A decision names a drafter or none. The endpoint of that route with most room takes the job, or one of another route
 where that one is full or away, because the distribution of a text does not depend on what drafts. A request stays where
@@ -22,6 +22,17 @@ from urllib.parse import urlsplit
 
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.engine import (
+    Engine,
+    EngineIdentity,
+    FailedRequest,
+    Generation,
+    Load,
+    PreparedJob,
+    Sampling,
+    Step,
+    TokenDelta,
+)
 from alphaloop.errors import (
     AlphaloopError,
     ConfigError,
@@ -36,17 +47,6 @@ from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
-from worker.engine import (
-    Engine,
-    EngineIdentity,
-    FailedRequest,
-    Generation,
-    Load,
-    PreparedJob,
-    Sampling,
-    Step,
-    TokenDelta,
-)
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch
 from worker.servers.features import ask_lacking

@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import MessageError, ReplyInvalid, RequestRefused, ServerError, ServerFailed
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by
-from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.replies import Reply
 

@@ -17,12 +17,12 @@ from typing import Final
 
 from pydantic import AliasChoices, AliasPath, Field
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, told_apart
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
-from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.forms import Form, ModelCard, read_form
 from worker.servers.request_body import Body as RequestBody

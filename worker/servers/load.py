@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, NamedTuple
 
-from worker.engine import ServerLoad
+from alphaloop.engine import ServerLoad
 
 _DOUBLES_S: Final = 1.0
 _RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range

@@ -15,12 +15,12 @@ from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import AnswerPiece, DrafterCounts, Generation, Sampling, Served, ServerLoad, SliceCounts
 from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
 from alphaloop.messages import Choice
 from alphaloop.messages.result import AnswerMessage, ChosenToken, FinishReason, RankedToken, ToolCall, ToolCallFunction
 from alphaloop.messages.stream import ToolCallHead
 from alphaloop.server_identity import ServerKind
-from worker.engine import AnswerPiece, DrafterCounts, Generation, Sampling, Served, ServerLoad, SliceCounts
 from worker.servers import draft_counts
 from worker.servers.draft_counts import DraftCounts
 from worker.servers.forms import (

@@ -12,11 +12,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from alphaloop.engine import Sampling
 from alphaloop.inside_vllm.proposer import NUM_DRAFT_TOKENS, TASK
 from alphaloop.messages import Body as GivenBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
-from worker.engine import Sampling
 
 Body = dict[str, Any]
 

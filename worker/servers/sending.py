@@ -14,11 +14,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Final, TypeAlias
 
+from alphaloop.engine import AnswerPiece, FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
 from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import features_of, refusal_of
 from alphaloop.probes import is_beside_sampled
-from worker.engine import AnswerPiece, FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
 from worker.servers.draft_counts import NOTHING

@@ -21,12 +21,12 @@ from typing import Final, TypeAlias
 
 from alphaloop import page
 from alphaloop.commands import CheckFinding, ServerCheck, Verdict
+from alphaloop.engine import AnswerPiece, Generation, Sampling
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
 from alphaloop.settings.models import EndpointSettings
-from worker.engine import AnswerPiece, Generation, Sampling
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters, ask_num_present
 from worker.servers.draft_counts import DraftCounts

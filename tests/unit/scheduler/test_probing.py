@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.engine import tolerance_of
 from alphaloop.messages import Decoding, Purpose, encode_job
 from alphaloop.probe_plan import DueProbe
 from alphaloop.probes import DecodedText, ProbeSet, ProbeText, TextPair
 from alphaloop.store.drift import IncidentKind, KnownIncident
 from scheduler.probing import PlannedJob, disproved, examine, make_jobs, merged
 from tests.fixtures.drift import probe_set
-from worker.engine import tolerance_of
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import AGEING_S, MOST_SLACK_S, READING_SHARE, AdmissionQueue, Beginning, LaneKey, Line, lane_of
-from worker.engine import Sampling
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")

@@ -6,11 +6,11 @@ import random
 
 import pytest
 
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
 from tests.fixtures.turning import Feeding
-from worker.engine import PreparedJob, Sampling
 from worker.publishing import RecordedGroup
 from worker.running import SUSPECT_DELAY_S
 

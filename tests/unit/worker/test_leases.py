@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import pytest
 
+from alphaloop.engine import TokenDelta
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Status
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState
 from tests.fixtures.publishing import InstantEvent, claimed_job
 from worker.background import Retry
 from worker.claims import ClaimedJob, Claiming, EndedUndecoded, LeaseKeeper
-from worker.engine import TokenDelta
 
 
 class LedgerOfLeases:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.policy import DraftSetting
+from alphaloop.engine import FailedRequest, Load, Step
 from alphaloop.errors import AlphaloopError, FatalBrokerError, RequestRefused, StoreError
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import NOW, VANILLA, claimed_job
 from tests.fixtures.turning import MemoryEngine, Turning
 from worker.claims import ClaimedJob
-from worker.engine import FailedRequest, Load, Step
 from worker.running import RunningJob, RunningJobs
 
 

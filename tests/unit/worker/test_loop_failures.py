@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.engine import PreparedJob, Step
 from alphaloop.errors import (
     DecodeFailed,
     EngineSick,
@@ -18,7 +19,6 @@ from alphaloop.messages import Mode
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import claimed_job
 from tests.fixtures.turning import Turning
-from worker.engine import PreparedJob, Step
 
 
 def test_a_job_that_fails_alone_is_tried_again_as_long_as_it_has_tries() -> None:

@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostPoint
+from alphaloop.engine import Load, Step
 from alphaloop.errors import RequestRefused, StoreError
 from alphaloop.messages import Mode
 from alphaloop.store.outcomes import Outcome
 from tests.fixtures.runs import decode_run
 from tests.fixtures.simulated import FleetSimulation, SimulatedJob, server_of
 from worker.costs.learning import LiveCosts
-from worker.engine import Load, Step
 from worker.metrics import EndpointMetrics, WorkerMetrics
 
 

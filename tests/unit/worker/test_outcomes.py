@@ -15,17 +15,17 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative, DrafterState
+from alphaloop.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from alphaloop.messages import AnswerMessage, Choice, Purpose, Result, Status
 from alphaloop.store.job_counts import CountSource
 from alphaloop.store.outcomes import Outcome
 from alphaloop.wording import named, words
+from engine.proposal import RoundCounts
 from tests.fakes import FakeEngine
 from tests.fixtures.answers import ALL
 from tests.fixtures.models import VANILLA, decision, make_job
 from tests.fixtures.publishing import claimed_job
 from worker.admission import lane_of
-from worker.decoding.proposal import RoundCounts
-from worker.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from worker.recording import succeeded
 
 NOW = datetime(2026, 1, 1, 12, 0, 0, 250_000, tzinfo=UTC)

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from alphaloop.engine import Step
 from alphaloop.store.workers import WorkerLoad
 from tests.fakes import FakeEngine
 from tests.fixtures.deciding import SETUP
-from worker.engine import Step
 from worker.presence import EVERY_S, Presence
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from alphaloop.engine import TokenDelta
 from alphaloop.errors import (
     BrokerError,
     DeliveryFailed,
@@ -22,7 +23,6 @@ from tests.fixtures.publishing import Publishing, delivery
 from tests.fixtures.runs import outcome
 from tests.fixtures.worker import until
 from worker.dead_letters import failed_job
-from worker.engine import TokenDelta
 from worker.publishing import RecordedGroup, answer_again
 from worker.sending import JobStream
 

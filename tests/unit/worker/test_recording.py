@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.engine import Generation, TokenDelta
 from alphaloop.errors import StoreError, StoreUnavailable, StoreValueRefused
 from alphaloop.messages import Failure, Status
 from alphaloop.store.outcomes import OutboxMessage, Outcome
@@ -28,7 +29,6 @@ from tests.fixtures.turning import ClaimTable
 from worker import recording
 from worker.background import Retry
 from worker.claims import ClaimedJob, LeaseKeeper
-from worker.engine import Generation, TokenDelta
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
 from worker.recording import GATHER_S, MOST_HELD_S, EndedJob, Recorder

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from alphaloop.engine import TokenDelta
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError, MessageTooLarge, TopicUnavailable
 from tests.fixtures.publishing import FakeProducer, InstantEvent
 from worker import sending
 from worker.background import Retry
-from worker.engine import TokenDelta
 from worker.sending import ChunkSender, DeliveryReport, JobStream, KafkaMessage
 
 

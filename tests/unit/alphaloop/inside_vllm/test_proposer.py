@@ -24,7 +24,7 @@ from alphaloop.inside_vllm.proposer import (
 )
 from alphaloop.lookup import SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
-from worker.decoding.drafters.lookup import LookupDrafter
+from engine.drafters.lookup import LookupDrafter
 
 MAX_TOKENS = 64
 

@@ -17,11 +17,11 @@ from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, DraftSetting
+from alphaloop.engine import ProposalShape, Step
 from tests.fixtures.costs import Store
 from tests.fixtures.deciding import LIMITS, choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.learning import LiveCosts
-from worker.engine import ProposalShape, Step
 
 POINTS = (
     *(CostPoint(None, batch, width, 10.0 + batch * width, 9) for batch in (1, 4) for width in (1, 9)),

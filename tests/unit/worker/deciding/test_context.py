@@ -21,6 +21,7 @@ from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
+from alphaloop.engine import CacheMemory, PreparedJob, Sampling
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Decoding, Origin, Purpose, parse_job
 from alphaloop.store.decisions import SnapshotStore
@@ -31,7 +32,6 @@ from tests.fixtures.deciding import some_snapshot
 from tests.fixtures.simulated import Clock
 from worker.admission import lane_of
 from worker.deciding.decider import WRITE_EVERY_S, SnapshotJournal, conditions_of, facts_of, subject_of
-from worker.engine import CacheMemory, PreparedJob, Sampling
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 SMALL: Final = DrafterState("small", "draft-1", 4, cache_bytes_per_token=1 << 10)

@@ -20,6 +20,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder, decode
+from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
@@ -36,7 +37,6 @@ from worker.admission import lane_of
 from worker.costs.learning import LiveCosts
 from worker.deciding.decider import Decider
 from worker.deciding.evidence_cache import EvidenceCache
-from worker.engine import PreparedJob, Sampling
 
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
 #: Longer than any of them keeps a posterior: they differ in that alone.

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.engine import Sampling, SamplingDefaults
 from alphaloop.errors import MessageError
 from alphaloop.messages import Constraint, Purpose
 from alphaloop.settings import TaskSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import delivery, validation
 from worker.background import Retry
-from worker.engine import Sampling, SamplingDefaults
 from worker.intake.control import parse_cancellation
 from worker.intake.partitions import Delivery
 from worker.intake.validation import Fetching, Refusal, covers

@@ -23,6 +23,7 @@ from alphaloop import commands
 from alphaloop.cli.measure import SHORTER_IS_BETTER, report_as_json, show
 from alphaloop.commands import EVENT
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import Sampling, Step
 from alphaloop.errors import ConfigError
 from alphaloop.job_lines import JobLine
 from alphaloop.messages import Purpose
@@ -32,7 +33,6 @@ from alphaloop.settings import Settings, load_settings
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import measure_order
 from tests.fixtures.models import make_job
-from worker.engine import Sampling, Step
 from worker.measuring import session as session_module
 from worker.measuring.observing import choose_candidates, choose_drafters, divide, turns
 from worker.measuring.report import REASONS, DrafterRecords

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.engine import SliceCounts
 from alphaloop.errors import ReplyInvalid
 from tests.fixtures.inference_server import MetricsPage
-from worker.engine import SliceCounts
 from worker.servers.counters import Counters, CounterSlices, SliceEnd, SliceKey, counts_between
 
 K = 4

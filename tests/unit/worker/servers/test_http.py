@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import SecretStr
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError
 from alphaloop.messages import Origin, Purpose, parse_job
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.models import make_job
-from worker.engine import Sampling
 from worker.servers.client import ServerClient
 from worker.servers.http import endpoint_of, events
 from worker.servers.request_body import body_of

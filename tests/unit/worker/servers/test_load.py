@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import ServerLoad
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
 from tests.fixtures.inference_server import MetricsPage
 from tests.fixtures.simulated import Clock
-from worker.engine import ServerLoad
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch, num_present_on
 from worker.servers.fleet import Fleet

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from alphaloop.engine import AnswerPiece, Sampling
 from alphaloop.errors import AlphaloopError, ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
 from alphaloop.messages import Choice, Chunk, ToolCallHead, text_chunk
 from alphaloop.messages.answer_form import constraint_of
 from alphaloop.messages.result import encode_fields
 from alphaloop.server_identity import ServerKind
 from tests.fuzz.hostile import Raw, any_value, write
-from worker.engine import AnswerPiece, Sampling
 from worker.servers.forms import ReplyPiece, read_form
 from worker.servers.replies import Reply, ReplyReader, SentRequest, generation_of
 

@@ -8,10 +8,10 @@ from typing import Any, Final, get_args
 
 import pytest
 
+from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Job
 from alphaloop.messages.capabilities import features_of, refusal_of, served_by
 from alphaloop.server_identity import ServerKind
-from worker.engine import Sampling
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)

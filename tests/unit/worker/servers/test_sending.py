@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import AnswerPiece, PreparedJob, Sampling
 from alphaloop.errors import (
     AlphaloopError,
     ConfigError,
@@ -32,7 +33,6 @@ from tests.fakes import FakeEngine
 from tests.fixtures.inference_server import Connection, ServedEngine, serving
 from tests.fixtures.models import make_job
 from tests.fixtures.simulated import Clock, server_of
-from worker.engine import AnswerPiece, PreparedJob, Sampling
 from worker.intake.validation import sampling_of
 from worker.servers.engine import LoopThread, open_server_engine
 from worker.servers.fleet import Fleet

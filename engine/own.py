@@ -1,0 +1,757 @@
+"""The engine over transformers models: rounds in which every sequence reads what its slot lacks.
+
+A round: drafters propose for the sequences that use them; one pass of the target reads the pending token and the drafts
+of every running sequence, each as wide as its own proposal, and beside them the next piece of a prompt; each sequence
+keeps its accepted drafts and the target's next token. Vanilla decoding is a round one token wide.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+
+from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.policy import Decision
+from alphaloop.engine import (
+    CacheMemory,
+    DeviceMemory,
+    EngineIdentity,
+    FailedRequest,
+    Generation,
+    Load,
+    PreparedJob,
+    ProposalShape,
+    Sampling,
+    SamplingDefaults,
+    Step,
+    TokenDelta,
+    target_limit,
+)
+from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
+from alphaloop.logs import START_PROGRESS
+from alphaloop.messages import Constraint, Job
+from alphaloop.messages.capabilities import Feature, served_by
+from alphaloop.settings.models import (
+    DraftModelDrafterSettings,
+    HeadsDrafterSettings,
+    HybridDrafterSettings,
+    LayerSkipDrafterSettings,
+    LookupDrafterSettings,
+    ModelSettings,
+    RecyclingDrafterSettings,
+)
+from engine.constraint import compute_masks
+from engine.device import Placement, available_bytes, is_out_of_memory, pass_bytes
+from engine.drafters.draft_model import DraftModelDrafter, DraftModels
+from engine.drafters.eagle3 import Eagle3Drafter
+from engine.drafters.head_loading import load_heads
+from engine.drafters.hybrid import HybridDrafter
+from engine.drafters.layer_skip import load_layer_skip
+from engine.drafters.lookup import LookupDrafter
+from engine.drafters.recycling import RecyclingDrafter
+from engine.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
+from engine.models import Target, load_target
+from engine.network.kv_layout import BLOCK
+from engine.network.language_model import PREFILL_CHUNK
+from engine.network.passes import Read
+from engine.network.slots import SlotCache, copy_beginnings, who_waits
+from engine.open_drafters import OpenDrafters
+from engine.prompts import prepare_job
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
+from engine.resident import RESIDENT_SHARE, ResidentBeginnings
+from engine.scoring import Shadows, with_scores
+from engine.sequence import Sequence, UnfinishedJobs, by_owner, sequences_of
+from engine.states import SAID, PassStates
+from engine.verification import verify
+
+if TYPE_CHECKING:
+    from worker.task_memory.index import ViewOf
+
+log = logging.getLogger(__name__)
+
+#: Prompt tokens that a pass reads while another text is streamed: enough to keep the processor busy, few enough that
+#: the stream does not wait long.
+SHARED_CHUNK: Final = 128
+
+#: Most tokens of a text that a drafted round reads before its drafts: the pending one and forced ones.
+MOST_FRESH: Final = 16
+
+
+def load_engine(
+    models: ModelSettings, *, num_slots: int, beside: Mapping[str, Drafter] | None = None
+) -> TransformersEngine:
+    """Load the target and its drafters. Seconds, and 14 of a first GGUF. `beside`: drafters that no setting makes.
+
+    Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
+    for a draft model or heads that cannot draft for this target.
+    """
+    placement, names = Placement.of(models), list(models.drafters)
+    log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
+    target = load_target(models.target, placement)
+    of_models = {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)}
+    draft_models = DraftModels(of_models, models.target, target, placement=placement, num_slots=num_slots)
+
+    def load_drafter(name: str) -> Drafter:
+        settings, place = models.drafters[name], names.index(name) + 1
+        log.info("loading the drafter %s, %d of %d", name, place, len(names), extra={"action": START_PROGRESS})
+        if isinstance(settings, LookupDrafterSettings):
+            return LookupDrafter(name, settings)
+        if isinstance(settings, HeadsDrafterSettings):
+            return load_heads(name, settings, target, num_slots=num_slots)
+        if isinstance(settings, LayerSkipDrafterSettings):
+            return load_layer_skip(name, settings, target, num_slots=num_slots)
+        if isinstance(settings, RecyclingDrafterSettings):
+            return RecyclingDrafter(name, settings, target.end_tokens)
+        return draft_models.load(name)
+
+    hybrids = {name: one for name, one in models.drafters.items() if isinstance(one, HybridDrafterSettings)}
+    drafters = {name: load_drafter(name) for name in models.drafters if name not in hybrids} | dict(beside or {})
+    drafters |= {
+        name: HybridDrafter(name, one, {source: drafters[source] for source in one.sources})
+        for name, one in hybrids.items()
+    }
+    own = target.model.kv_shape.bytes_per_token
+    drafted = sum(
+        drafter.bytes_per_token
+        for drafter in drafters.values()
+        if isinstance(drafter, DraftModelDrafter | Eagle3Drafter) and drafter.device == target.device
+    )
+    max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
+    log.info(
+        "keys and values: %d bytes a token, at most %d MiB for %d slots, on %s",
+        own,
+        max_cache_bytes >> 20,
+        num_slots,
+        placement.name,
+        extra={"action": "cache_sized"},
+    )
+    max_resident_bytes = models.target.max_resident_bytes
+    return TransformersEngine(
+        target,
+        drafters,
+        num_slots=num_slots,
+        max_cache_bytes=max_cache_bytes,
+        max_resident_bytes=int(RESIDENT_SHARE * max_cache_bytes) if max_resident_bytes is None else max_resident_bytes,
+    )
+
+
+class TransformersEngine:
+    """`alphaloop.engine.Engine` over a transformers model. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        target: Target,
+        drafters: Mapping[str, Drafter],
+        *,
+        num_slots: int,
+        max_cache_bytes: int,
+        max_resident_bytes: int,
+    ) -> None:
+        self._target = target
+        self._drafters = dict(drafters)
+        self._num_slots = num_slots
+        self._max_cache_bytes = max_cache_bytes
+        self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
+        self._admitted = AdmittedSequences(self._cache, num_slots, max_cache_bytes)
+        self._resident = ResidentBeginnings(self._cache, max_resident_bytes)
+        self._unfinished = UnfinishedJobs()
+        self._open_drafters = OpenDrafters(
+            self._drafters, lambda: self._admitted.everyone, give_back=self._resident.give_back
+        )
+        self._shadows = Shadows(self._drafters, failed=self._open_drafters.failed, ended=self._open_drafters.ended)
+
+    @property
+    def identity(self) -> EngineIdentity:
+        """What decodes."""
+        return self._target.identity
+
+    @property
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """The drafters loaded here."""
+        return tuple(drafter.state for drafter in self._drafters.values())
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """What the model's generation config says."""
+        return self._target.sampling_defaults
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What a job may ask for."""
+        return served_by("own").features
+
+    @property
+    def can_redraft(self) -> bool:
+        """Whether a running sequence can change how it drafts."""
+        return True
+
+    def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
+        """Tokenize; raises PromptTooLong, JobTooLarge or InvalidField when the job cannot be decoded here."""
+        target, identity = self._target, self._target.identity
+        prepared = prepare_job(
+            target.tokenizer,
+            identity.target,
+            identity.context_length,
+            job,
+            sampling,
+            longest_token_chars=target.longest_token_chars,
+            num_rows=target.model.num_rows,
+            num_logits=target.model.vocabulary_size,
+            end_tokens=target.end_tokens,
+            reply_form=target.reply_form,
+        )
+        if prepared.sampling.constraint is not None:
+            self._compile(job, prepared.sampling.constraint)
+        needed = self._cache.num_bytes_with(1, [_num_positions(prepared)])
+        if needed > self._max_cache_bytes:
+            raise JobTooLarge(
+                f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
+                f"({len(prepared.token_ids)} prompt tokens + {prepared.sampling.max_tokens} max_tokens) "
+                f"in blocks, times {self._cache.shape.bytes_per_token} bytes a token",
+                field="body.max_tokens",
+                hint="lower max_tokens, or raise models.target.max_cache_bytes",
+            )
+        return prepared
+
+    def _compile(self, job: Job, constraint: Constraint) -> None:
+        """Raise InvalidField for a constraint that does not compile, of tools with the path of the schema at fault."""
+        compiled = self._target.grammars.compiled
+        try:
+            compiled(constraint)
+        except InvalidField:
+            if job.body.must_call:
+                for number, tool in enumerate(job.body.tools or ()):
+                    schema = json.dumps({**(tool["function"].get("parameters") or {}), "type": "object"})
+                    compiled(Constraint("json_schema", schema, f"body.tools.{number}.function.parameters"))
+            raise
+
+    def has_room(self, prepared: PreparedJob) -> bool:
+        """Whether a slot and the memory for a text of this job are free beside what runs.
+
+        Sequences that memory had no room for, and texts of jobs admitted before that wait for a slot, go first.
+        """
+        return not (self._admitted.parked or self._admitted.queued) and self._admitted.fits(prepared)
+
+    def admit(self, prepared: PreparedJob, decision: Decision) -> None:
+        """Take a job in; the next steps read its prompt. Of its texts those behind the first may wait for a slot."""
+        if not self._admitted.fits(prepared):
+            raise DecodeFailed(
+                f"no free slot or memory ({self._num_slots} slots)", hint="ask has_room() before admit()"
+            )
+        drafter = self._open_drafters.state(decision.drafter)
+        for sequence in sequences_of(prepared, self._target):
+            sequence.redraft(drafter, decision.num_draft_tokens)
+            self._shadows.begin(sequence)
+            self._admitted.queued.append(sequence)
+            self._resident.note(sequence)
+        self._admitted.start_queued()
+
+    def use_memory(self, view_of: ViewOf) -> None:
+        """Let look-up with `memory` search earlier results, from the next job on."""
+        for drafter in self._drafters.values():
+            if isinstance(drafter, LookupDrafter):
+                drafter.use_memory(view_of)
+
+    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
+        """From its next round on a job drafts with `drafter`, at most `num_draft_tokens` tokens a round.
+
+        None closes its drafter, k = 0 pauses it, another drafter closes the one before. Where memory is short for
+        opening a drafter, the sequence decodes vanilla until the next call. Nothing happens if the job is not here.
+        Raises DecodeFailed for a drafter that is not loaded.
+        """
+        wanted = self._open_drafters.state(drafter)
+        for sequence in self._admitted.of_job(job_id):
+            self._open_drafters.redraft(sequence, wanted, num_draft_tokens)
+
+    def step(self) -> Step:
+        """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
+
+        No job is lost where memory runs out: resident beginnings are dropped first. If a drafter took the last of it,
+        that drafter's sequences decode vanilla until the next `redraft`. Otherwise half of the sequences leave their
+        slots and go on later. Nor is a job lost where a drafter raises: see `open_drafters`.
+        """
+        began = time.perf_counter()
+        self._admitted.unpark()
+        self._admitted.start_queued()
+        self._fit_resident()
+        self._open_drafters.open_due(self._admitted.running, self.memory)
+        batch = list(self._admitted.running)
+        round_ = _Round(tokens_by_job={sequence.job_id: 0 for sequence in batch})
+        try:
+            if batch:
+                with torch.inference_mode():
+                    self._run(round_, batch)
+        except Exception as error:
+            can_give_back = len(batch) > 1 or self._resident.num_bytes or any(map(self._open_drafters.taps_of, batch))
+            if is_out_of_memory(error) and can_give_back:
+                self._make_room(batch)
+            else:
+                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
+        deltas: list[TokenDelta] = []
+        for sequence in batch:
+            with _failing_alone(sequence):
+                deltas += sequence.take_deltas()
+        failed = {sequence.owner: sequence.failure for sequence in batch if sequence.failure is not None}
+        for job_id in failed:
+            self.cancel(job_id)
+        finished = [sequence for sequence in batch if sequence.finish_reason and sequence.owner not in failed]
+        left = self._max_cache_bytes - self._admitted.num_bytes
+        for sequence in finished:
+            self._resident.keep(sequence, left)
+            self._drop(sequence)
+        if self._cache.num_bytes + self._resident.num_bytes > self._max_cache_bytes:
+            self._trim()
+        self._admitted.close_gaps()
+        wall_s = time.perf_counter() - began
+        for sequence in batch:
+            sequence.charge(wall_s / len(batch), len(batch))
+        # Scoring comes behind the clocks of all texts: neither they nor the cost of the round include it.
+        generations = [sequence.generation() for sequence in finished]
+        scored = tuple(self._scored(*one) for one in zip(finished, generations, strict=True))
+        whole = [self._unfinished.take(*one) for one in zip(finished, scored, strict=True)]
+        for sequence in finished:
+            self._open_drafters.finished(sequence)
+        self._shadows.advance()
+        round_.tell_by_job(batch)
+        spared = self._resident.take_spared()
+        return Step(
+            finished=tuple(one for one in whole if one is not None),
+            deltas=tuple(deltas),
+            batch=len(batch),
+            wall_s=wall_s,
+            overhead_s=wall_s - round_.draft_s - round_.verify_s,
+            shadow_s=time.perf_counter() - began - wall_s,
+            num_resident_hits=spared.num_hits,
+            num_resident_tokens=spared.num_tokens,
+            resident_bytes=self._resident.num_bytes,
+            drafter_failures=self._open_drafters.take_failures(),
+            failed=tuple(FailedRequest(job_id, error, is_final=True) for job_id, error in failed.items()),
+            **vars(round_),
+        )
+
+    def _run(self, round_: _Round, batch: list[Sequence]) -> None:
+        """Propose, read, verify, keep: one pass of the target over `batch`.
+
+        Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
+        """
+        cache = self._cache
+        self._copy_beginnings(batch)
+        began = time.perf_counter()
+        pending = [sequence for sequence in batch if self._is_pending(sequence)]
+        asks = {sequence.job_id: sequence.ask() for sequence in pending}
+        proposals = self._propose(round_, pending, asks)
+        proposals = {one.job_id: one.fit(proposals[one.job_id], asks[one.job_id]) for one in pending}
+        proposed = time.perf_counter()
+        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
+        round_.proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
+        prompts = self._prompts(batch)
+        reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
+        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
+        asked += [(sequence, NOTHING) for sequence, _, is_last in prompts if is_last]
+        compute_masks(
+            self._target.grammars,
+            [
+                (one.constrained, proposal.paths)
+                for one, proposal in asked
+                if one.constrained is not None and not one.choice.takes_likeliest
+            ],
+        )
+        logits, states = self._read(reads, batch)
+        verdicts = verify(logits, asked) if asked else []
+        verified = time.perf_counter()
+        for number, (sequence, tokens, _) in enumerate(prompts, len(pending)):
+            self._keep_states(states, number, sequence, range(len(tokens)))
+            cache.lengths[sequence.slot] += len(tokens)
+        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
+        for number, ((sequence, proposal), verdict) in reversed(list(enumerate(zip(asked, verdicts, strict=True)))):
+            if self._num_unread(sequence):
+                sequence.is_first_drafted |= not sequence.has_begun
+                fresh = sequence.num_fresh
+                columns = (*range(fresh), *(index + fresh for index in verdict.path))
+                self._keep_states(states, number, sequence, columns)
+                cache.keep(sequence.slot, columns)
+            with _failing_alone(sequence):
+                round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+        widths = [len(read.token_ids) for read in reads[: len(pending)]]
+        round_.width, round_.num_positions = max(widths, default=1), sum(widths)
+        round_.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
+        round_.context = sum(cache.lengths[sequence.slot] for sequence in batch) // len(batch)
+        round_.draft_s, round_.verify_s = proposed - began, verified - proposed
+
+    def _read(self, reads: list[Read], batch: list[Sequence]) -> tuple[Tensor, PassStates | None]:
+        """The pass, with the states that drafters of `batch` want; None where none wants any."""
+        taps = tuple(sorted({tap for sequence in batch for tap in self._open_drafters.taps_of(sequence)}))
+        if not taps:
+            return self._target.model.read(self._cache, reads), None
+        logits, by_tap = self._target.model.read_tapped(self._cache, reads, [tap for tap in taps if tap != SAID])
+        return logits, PassStates(reads, by_tap | {SAID: logits})
+
+    def _keep_states(
+        self, states: PassStates | None, number: int, sequence: Sequence, columns: SequenceOf[int]
+    ) -> None:
+        """Keep those of `columns` of read `number` for the drafter of `sequence`, before its slot's length changes."""
+        if states is not None and (taps := self._open_drafters.taps_of(sequence)):
+            first = self._cache.lengths[sequence.slot]
+            sequence.states.add(first, len(columns), states.of(number, columns, taps))
+
+    def _copy_beginnings(self, batch: list[Sequence]) -> None:
+        """Give slots what they need not read: of resident beginnings, and then of what other slots hold."""
+        unread = self._unread(batch)
+        self._resident.copy_into(unread)
+        copy_beginnings(self._cache, unread, batch)
+
+    def _propose(self, round_: _Round, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
+        """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
+
+        The round is vanilla for sequences whose drafter fails: it is taken from them, and so is their ask.
+        """
+        proposals = {sequence.job_id: NOTHING for sequence in pending}
+        by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
+        for sequence in pending:
+            ask = asks[sequence.job_id]
+            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[sequence.drafting.name].append(ask)
+        has_failed = False
+        by_job = {sequence.job_id: sequence for sequence in pending}
+        for name, asking in by_drafter.items():
+            # A drafter before it in this loop may have lost the memory of both.
+            wanted = [ask for ask in asking if by_job[ask.job_id].drafting is not None]
+            if not wanted:
+                continue
+            began = time.perf_counter()
+            if (answers := self._open_drafters.propose(name, wanted, self._target)) is None:
+                has_failed = True
+                continue
+            num_read, longest = sum(one.num_read for one in answers), max(len(one.tokens) for one in answers)
+            round_.num_draft_prefill_tokens += num_read
+            round_.draft_s_by_proposer[name] = time.perf_counter() - began
+            round_.shape_by_proposer[name] = ProposalShape(len(wanted), 1 + longest, num_read)
+            proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
+            if isinstance(hybrid := self._drafters[name], HybridDrafter):
+                # A source that drafts by itself in this round has times of its own.
+                told = {source: s for source, s in hybrid.seconds.items() if source not in by_drafter}
+                round_.draft_s_by_proposer |= told
+                round_.shape_by_proposer |= {source: hybrid.shapes[source] for source in told}
+        proposals |= {sequence.job_id: NOTHING for sequence in pending if sequence.drafting is None}
+        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
+        # What a failure took is no drafter's time.
+        round_.drafter = used.pop() if len(used) == 1 and not has_failed else None
+        round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
+        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
+        return proposals
+
+    def _prompts(self, batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
+        """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
+        unread = self._unread(batch)
+        # If most sequences wait for their prompts, reading prompts comes first.
+        is_hurried = any(sequence.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
+        room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
+        pieces: list[tuple[Sequence, list[int], bool]] = []
+        waiting = who_waits(self._cache, unread, room)
+        for sequence in unread:
+            if not room:
+                break
+            if sequence.slot in waiting:
+                continue
+            length = self._cache.lengths[sequence.slot]
+            tokens = sequence.text[length : length + room]
+            room -= len(tokens)
+            pieces.append((sequence, tokens, length + len(tokens) == len(sequence.text)))
+        return pieces
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        return len(sequence.text) - self._cache.lengths[sequence.slot]
+
+    def _is_pending(self, sequence: Sequence) -> bool:
+        """Whether its slot lacks only what the last round left. A long run of forced tokens is read as a prompt."""
+        return self._num_unread(sequence) == sequence.num_fresh <= MOST_FRESH
+
+    def _unread(self, batch: list[Sequence]) -> list[Sequence]:
+        """Those whose slot lacks more than that."""
+        return [sequence for sequence in batch if not self._is_pending(sequence)]
+
+    def _scored(self, sequence: Sequence, generation: Generation) -> Generation:
+        with_shadows = replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
+        if sequence.to_score is None:
+            return with_shadows
+        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        failed, constrained = self._open_drafters.failed, sequence.constrained
+        return with_scores(with_shadows, sequence.to_score, usable, failed, constrained=constrained)
+
+    def _drop(self, sequence: Sequence) -> None:
+        self._admitted.drop(sequence)
+        self._open_drafters.close(sequence)
+
+    def _fit_resident(self) -> None:
+        """Resident beginnings have what the running sequences leave, and the cache grows no further than they leave."""
+        self._resident.fit(self._max_cache_bytes - self._admitted.num_bytes)
+        self._cache.max_bytes = self._max_cache_bytes - self._resident.num_bytes
+
+    def _make_room(self, batch: list[Sequence]) -> None:
+        """Memory ran out: drop resident beginnings, or, without any, the slots of the younger half of the sequences."""
+        for sequence in batch:
+            # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again. The
+            # target's states that a drafter had still to read go for good.
+            if self._open_drafters.taps_of(sequence):
+                self._open_drafters.redraft(sequence, None, 0)
+            else:
+                self._open_drafters.close(sequence)
+        if self._resident.give_back():
+            return
+        half = (len(batch) + 1) // 2
+        self._admitted.park(batch[half:], most_running=half)
+        self._trim()
+
+    def _trim(self) -> None:
+        """Release the cache's memory that no slot in use needs."""
+        try:
+            self._cache.trim()
+        except Exception as error:  # the cache is empty then, and the texts are read again
+            if not is_out_of_memory(error):
+                raise
+
+    def cancel(self, job_id: str) -> bool:
+        """Drop a job between two steps; False if it is not here."""
+        if not (sequences := self._admitted.of_job(job_id)):
+            return False
+        for sequence in sequences:
+            self._drop(sequence)
+            self._shadows.drop(sequence)
+            self._open_drafters.finished(sequence)
+        self._resident.forget(job_id)
+        self._admitted.close_gaps()
+        self._unfinished.drop(job_id)
+        return True
+
+    def abandon(self) -> None:
+        """Drop every sequence, and the caches' memory with them."""
+        self._admitted.clear()
+        self._resident.clear()
+        self._unfinished.clear()
+        self._shadows.clear()
+        self._open_drafters.clear()
+
+    def close(self) -> None:
+        """Drop every sequence."""
+        self.abandon()
+
+    def load(self) -> Load:
+        """How full the engine is."""
+        return Load(len(self._admitted.everyone), self._num_slots)
+
+    def memory(self) -> CacheMemory:
+        """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
+        drafts, own = self._open_drafters.draft_models, self._target.device
+        keeping = self._open_drafters.keeping
+        held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._resident.num_bytes})
+        for draft in drafts.values():
+            held[draft.device] += draft.num_cache_bytes
+        return CacheMemory(
+            free=available_bytes(own),
+            held=held.pop(own),
+            target_limit=self._max_cache_bytes,
+            target_per_token=self._cache.shape.bytes_per_token,
+            drafts_per_token={name: one.bytes_per_token for name, one in keeping.items()},
+            positions_at_once=BLOCK,
+            per_row=pass_bytes(self._target.model.vocabulary_size, 1),
+            elsewhere={str(device): DeviceMemory(available_bytes(device), of) for device, of in held.items()},
+            device_of={name: str(one.device) for name, one in keeping.items() if one.device not in (own, None)},
+        )
+
+    def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:
+        """Draft models whose context ends within what they read of every prompt, and drafters that have ended.
+
+        Sampling settings they serve all.
+        """
+        shortest = min((len(job.token_ids) for job in jobs), default=0)
+        short = {
+            name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
+            for name, draft in self._open_drafters.draft_models.items()
+            if draft.state.num_read(shortest) >= draft.context_length
+        }
+        return {**short, **self._open_drafters.ended}
+
+    def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
+        """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
+        if drafter is None:
+            return measure_pass_ms(self._target.model, batch, width, context, num_samples)
+        return measure_draft_ms(self._drafters[drafter], batch, width, context, num_samples)
+
+    def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
+        """Median milliseconds in which the target, or that drafter, reads a prompt it has never seen."""
+        if drafter is None:
+            return measure_prefill_ms(self._target.model, num_tokens, num_samples)
+        return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
+
+    def wake(self) -> None:
+        """A step waits for nothing."""
+
+
+class AdmittedSequences:
+    """Gives out the slots of `cache`, whose keys and values take at most `max_cache_bytes`.
+
+    A parked sequence has no slot. It goes on, behind its own text, when others have ended. A queued one has not had a
+    slot yet: it is a further text of an admitted job.
+    """
+
+    def __init__(self, cache: SlotCache, num_slots: int, max_cache_bytes: int) -> None:
+        self._cache = cache
+        self._num_slots = num_slots
+        self._max_cache_bytes = max_cache_bytes
+        self._most_running = num_slots
+        self.running: list[Sequence] = []
+        self.parked: list[Sequence] = []
+        self.queued: list[Sequence] = []
+
+    def __len__(self) -> int:
+        return len(self.running) + len(self.parked)
+
+    @property
+    def all(self) -> tuple[Sequence, ...]:
+        """Those that run, and then those that are parked."""
+        return (*self.running, *self.parked)
+
+    @property
+    def everyone(self) -> tuple[Sequence, ...]:
+        """Those of `all`, and then those that are queued."""
+        return (*self.all, *self.queued)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the keys and values of `all` come to take at most, in the slots that they have."""
+        num_rows = max((len(self), *(sequence.slot + 1 for sequence in self.running)))
+        return self._cache.num_bytes_with(num_rows, [one.num_positions for one in self.all]) if num_rows else 0
+
+    def of_job(self, job_id: str) -> list[Sequence]:
+        """The sequences of that job; none if it is not here."""
+        return [sequence for sequence in self.everyone if sequence.owner == job_id]
+
+    def fits(self, prepared: PreparedJob) -> bool:
+        """Whether a slot and the memory for the whole of a text of this job are free beside all others."""
+        return self._has_room_for(_num_positions(prepared))
+
+    def start_queued(self) -> None:
+        """Give queued sequences a slot, in their order, as far as slots and memory go."""
+        while self.queued and not self.parked and self._has_room_for(self.queued[0].num_positions):
+            sequence = self.queued.pop(0)
+            sequence.slot = self._acquire(sequence.num_positions)
+            self.running.append(sequence)
+
+    def _has_room_for(self, num_positions: int) -> bool:
+        if len(self) >= self._num_slots:
+            return False
+        return self._num_bytes_with(len(self) + 1, num_positions) <= self._max_cache_bytes
+
+    def _acquire(self, num_positions: int) -> int:
+        """A slot for which there is room. The others move together first where gaps would take too much memory."""
+        num_rows = max((len(self) + 1, *(sequence.slot + 1 for sequence in self.running)))
+        if self._num_bytes_with(num_rows, num_positions) > self._max_cache_bytes:
+            self._cache.close_gaps(self.running)
+        return self._cache.acquire()
+
+    def _num_bytes_with(self, num_rows: int, num_positions: int) -> int:
+        positions = [num_positions, *(sequence.num_positions for sequence in self.all)]
+        return self._cache.num_bytes_with(num_rows, positions)
+
+    def drop(self, sequence: Sequence) -> None:
+        """Let a sequence go; `close_gaps` afterwards."""
+        if sequence in self.queued:
+            self.queued.remove(sequence)
+        elif sequence in self.parked:
+            self.parked.remove(sequence)
+        else:
+            self.running.remove(sequence)
+            self._cache.release(sequence.slot)
+        if not len(self):
+            self._most_running = self._num_slots
+
+    def close_gaps(self) -> None:
+        """Let the running sequences move together in the cache, where gaps cost time."""
+        if self._cache.computes_gaps:
+            self._cache.close_gaps(self.running)
+
+    def park(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
+        """Take the slots of these running sequences. No more than `most_running` run until the engine was empty."""
+        for sequence in sequences:
+            self.running.remove(sequence)
+            self._cache.release(sequence.slot)
+        self.parked += sequences
+        self._most_running = most_running
+        self._cache.close_gaps(self.running)
+
+    def unpark(self) -> None:
+        """Give parked sequences a slot again, as many as may run."""
+        if self.parked:
+            self._cache.close_gaps(self.running)
+        while self.parked and len(self.running) < self._most_running:
+            sequence = self.parked.pop(0)
+            sequence.slot = self._cache.acquire()
+            self.running.append(sequence)
+
+    def clear(self) -> None:
+        """Drop every sequence, and the memory of the cache with them."""
+        self.running, self.parked, self.queued = [], [], []
+        self._most_running = self._num_slots
+        self._cache.clear()
+
+
+@dataclass
+class _Round:
+    """What a round did, by the names of `Step`: of one that memory ran out in, as far as it came."""
+
+    tokens_by_job: dict[str, int]
+    proposed_by_job: dict[str, int] = field(default_factory=dict)
+    drafting: tuple[str, ...] = ()
+    drafter: str | None = None
+    draft_s_by_proposer: dict[str, float] = field(default_factory=dict)
+    shape_by_proposer: dict[str, ProposalShape] = field(default_factory=dict)
+    width: int = 1
+    num_positions: int = 0
+    num_prefill_tokens: int = 0
+    num_draft_prefill_tokens: int = 0
+    context: int = 0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    sequences_by_job: dict[str, int] = field(default_factory=dict)
+
+    def tell_by_job(self, batch: SequenceOf[Sequence]) -> None:
+        """Of a job's several sequences, numbers are sums, under the job's id."""
+        owners = {sequence.job_id: sequence.owner for sequence in batch if sequence.job_id != sequence.owner}
+        if owners:
+            self.sequences_by_job = dict(Counter(one.owner for one in batch if one.num_texts > 1))
+            self.tokens_by_job = by_owner(self.tokens_by_job, owners)
+            self.proposed_by_job = by_owner(self.proposed_by_job, owners)
+            self.drafting = tuple(dict.fromkeys(owners.get(one, one) for one in self.drafting))
+
+
+@contextmanager
+def _failing_alone(sequence: Sequence) -> Iterator[None]:
+    """Whatever is raised inside, the text of this sequence is the cause: it fails, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        log.error("a text cannot be read", exc_info=error, extra={"action": "text_unreadable"})
+        sequence.failure = DecodeFailed(f"reading the text failed: {reason_of(error)}")
+
+
+def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
+    fresh = sequence.num_fresh
+    tokens = [*sequence.text[-fresh:], *proposal.tokens]
+    parents = None
+    if proposal.parents is not None:
+        parents = [*range(-1, fresh - 1), *(parent + fresh for parent in proposal.parents)]
+    return Read(sequence.slot, tokens, num_logits=1 + len(proposal.tokens), parents=parents)
+
+
+def _num_positions(prepared: PreparedJob) -> int:
+    return len(prepared.token_ids) + prepared.sampling.max_tokens

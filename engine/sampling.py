@@ -1,0 +1,495 @@
+"""How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
+
+`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Bars`,
+`_Penalties`, `probabilities`, the noise of reproducible jobs, random numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from alphaloop.engine import Sampling
+from alphaloop.errors import DecodeFailed
+
+if TYPE_CHECKING:
+    from engine.constraint import ConstrainedText
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """Tokens that a job may not write, beside those that its `allowed_token_ids` leave out."""
+
+    #: The last token of each is barred where the output ends with the others; of one token it is barred everywhere.
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    end_tokens: frozenset[int] = frozenset()  #: barred until the output has `min_tokens`
+
+
+NOTHING_BARRED: Final = Barred()
+
+
+class TokenChooser:
+    """One job's rule from logits to tokens, and the source of its randomness.
+
+    Randomness never depends on the batch, the device or the process. With a seed a token's noise follows from the seed
+    and the token's position alone; without one the draws follow, in order, from the job_id, so that a job that is
+    decoded again after a crash in the same way gets the same text.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        sampling: Sampling,
+        num_prompt: int,
+        *,
+        barred: Barred = NOTHING_BARRED,
+        constrained: ConstrainedText | None = None,
+    ) -> None:
+        self.sampling = sampling
+        #: What the text has to match, which cuts the target's scores and a drafter's alike; None: anything.
+        self.constrained = constrained
+        self.is_greedy = sampling.temperature == 0
+        #: Drawn with noise that the draft shares (`tokens`): the same text in every mode, k, drafter, batch.
+        self.is_reproducible = sampling.is_reproducible
+        #: Whether some tokens cannot be written.
+        self.is_barring = bool(
+            barred.bad_words or sampling.allowed_token_ids or (sampling.min_tokens and barred.end_tokens)
+        )
+        #: Its token is the likeliest that its constraint allows.
+        self.takes_likeliest = self.is_greedy and not self.is_barring
+        #: Nothing barred, no bias, no penalty, no constraint: `scores` are the logits.
+        self.is_plain = not (sampling.is_adjusted or self.is_barring or constrained is not None)
+        self._num_prompt = num_prompt
+        self._barred = barred
+        self._bars: dict[torch.device, _Bars] = {}
+        # A draft on another device has numbers of its own there: shared ones would cross with every token.
+        self._penalties: dict[torch.device, _Penalties] = {}
+        self._job_key = key_of("job", job_id)
+        self._num_drawn = 0
+
+    def scores(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """`logits` [rows, vocabulary] with bias and penalties, -inf where a token is barred or refused.
+
+        At least float32 unless the job is plain. In the order of vLLM's sampler: `allowed_token_ids`, `bad_words`,
+        `min_tokens`, `logit_bias`, penalties; what is barred stays so, whatever is added. Row i stands behind `text`
+        (prompt and output with the pending token, which may only grow between calls) and the tokens of paths[i]. Where
+        the constraint and the rest leave nothing, the whole row is -inf.
+        """
+        if self.is_plain:
+            return logits
+        scores = self.adjusted(logits, text, paths)
+        if self.constrained is not None:
+            self.constrained.restrict(scores, [tuple(path) for path in paths])
+        return scores
+
+    def adjusted(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """A copy of `logits` with all of that but the constraint."""
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        if self.is_barring:
+            if (bars := self._bars.get(scores.device)) is None:
+                bars = self._bars[scores.device] = _Bars(self.sampling, self._barred, self._num_prompt, scores.device)
+            bars.bar(scores, text, paths)
+        if (penalties := self._penalties.get(scores.device)) is None:
+            penalties = self._penalties[scores.device] = _Penalties(self.sampling, self._num_prompt, scores.device)
+        return penalties.adjust(scores, text, paths)
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
+        return probabilities(scores, self.sampling)
+
+    def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
+
+        Both [rows, n], padded with 0. Of jobs without cuts all [rows, vocabulary] and None: column i is token i.
+        """
+        if not self.sampling.is_cut:
+            return probabilities(scores, self.sampling), None
+        p, tokens = _candidates(scores, self.sampling)
+        tokens, order = tokens.sort(dim=-1)
+        return p.gather(-1, order), tokens
+
+    @property
+    def cut(self) -> tuple[float, int, float, float]:
+        """What `probabilities` depends on beside the scores."""
+        sampling = self.sampling
+        return (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+
+    def tokens(self, scores: Tensor, positions: Sequence[int]) -> Tensor:
+        """The token of each row [rows]: the argmax of a greedy job, argmax(log p + noise) of a reproducible one.
+
+        `positions`: where in prompt and output each token will stand. A draft that equals its row's token is accepted.
+        """
+        if self.is_greedy:
+            return scores.argmax(dim=-1)
+        return _perturbed_tokens(scores, self.sampling, [self.noise_key(position) for position in positions])
+
+    def uniforms(self, num: int, device: torch.device) -> Tensor:
+        """The job's next `num` independent draws from (0, 1) in float64."""
+        counters = torch.arange(self._num_drawn, self._num_drawn + num, device=device)
+        self._num_drawn += num
+        return uniforms(self._job_key, counters)
+
+    def noise_key(self, position: int) -> int:
+        """The key of the noise of the token at `position`; only for reproducible jobs."""
+        if not self.is_reproducible or self.sampling.seed is None:
+            raise ValueError("only a sampled job with a seed has noise")
+        return key_of("seed", self.sampling.seed, position)
+
+
+class _Bars:
+    """What one job may not write, on one device: exact under drafts, because each row is judged by its own path."""
+
+    def __init__(self, sampling: Sampling, barred: Barred, num_prompt: int, device: torch.device) -> None:
+        self._min_tokens = sampling.min_tokens
+        self._end_tokens = sorted(barred.end_tokens)
+        self._num_prompt = num_prompt
+        self._device = device
+        self._allowed = torch.tensor(sampling.allowed_token_ids, dtype=torch.long, device=device)
+        always = sorted({word[0] for word in barred.bad_words if len(word) == 1})
+        self._always = torch.tensor(always, dtype=torch.long, device=device)
+        self._behind: dict[tuple[int, ...], list[int]] = {}
+        for *before, last in barred.bad_words:
+            if before:
+                self._behind.setdefault(tuple(before), []).append(last)
+        self._longest = max(map(len, self._behind), default=0)
+
+    def bar(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """-inf into `scores` [rows, vocabulary] for every token that cannot follow the text and the row's path."""
+        if len(self._allowed):
+            kept = scores[:, self._allowed]
+            scores.fill_(-torch.inf)
+            scores[:, self._allowed] = kept
+        scores[:, self._always] = -torch.inf
+        found: list[tuple[int, int]] = []
+        last = list(text[max(self._num_prompt, len(text) - self._longest) :]) if self._behind else []
+        for row, path in enumerate(paths):
+            if self._behind:
+                output = (*last, *path)[-self._longest :]
+                ends = (output[begin:] for begin in range(len(output)))
+                found += ((row, token) for end in ends for token in self._behind.get(end, ()))
+            if len(text) - self._num_prompt + len(path) < self._min_tokens:
+                found += ((row, token) for token in self._end_tokens)
+        if found:
+            rows, tokens = torch.tensor(found, dtype=torch.long, device=self._device).unbind(1)
+            scores[rows, tokens] = -torch.inf
+
+
+class _Penalties:
+    """One job's bias and penalties on one device: how its settings and its own text change the scores.
+
+    In this order: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
+    divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
+    subtracted once for each time a token stands in the output, the presence penalty once for each token that does
+    (OpenAI). Each token of the text is read once.
+    """
+
+    def __init__(self, sampling: Sampling, num_prompt: int, device: torch.device) -> None:
+        self._sampling = sampling
+        self._num_prompt = num_prompt
+        self._device = device
+        self._has_penalty = sampling.has_penalty
+        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long, device=device)
+        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device=device)
+        # Only the repetition penalty looks at the prompt.
+        self._num_read = 0 if sampling.repetition_penalty != 1 else num_prompt
+        # Tokens that were read, in order of first appearance, each with its place and how often the output has it.
+        self._places: dict[int, int] = {}
+        self._in_output: Counter[int] = Counter()
+        self._tokens = torch.empty(0, dtype=torch.long, device=device)
+        self._counts = torch.empty(0, dtype=torch.long, device=device)
+
+    def adjust(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
+        """`scores`, changed in place."""
+        if len(self._biased):
+            scores.index_add_(1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
+        if self._has_penalty:
+            self._read(text)
+            ahead = [
+                (row, token, num + self._in_output[token])
+                for row, path in enumerate(paths)
+                for token, num in Counter(path).items()
+            ]
+            rows, tokens, counts = torch.tensor(ahead, dtype=torch.long, device=self._device).reshape(-1, 3).unbind(1)
+            # Read before the text's tokens are written: a token ahead may be one of them.
+            before = scores[rows, tokens]
+            scores[:, self._tokens] = self._penalised(scores[:, self._tokens], self._counts)
+            scores[rows, tokens] = self._penalised(before, counts)
+        return scores
+
+    def _penalised(self, scores: Tensor, counts: Tensor) -> Tensor:
+        sampling = self._sampling
+        if sampling.repetition_penalty != 1:
+            scores = torch.where(scores > 0, scores / sampling.repetition_penalty, scores * sampling.repetition_penalty)
+        if sampling.frequency_penalty:
+            scores = scores - sampling.frequency_penalty * counts.to(scores.dtype)
+        if sampling.presence_penalty:
+            scores = scores - sampling.presence_penalty * (counts > 0).to(scores.dtype)
+        return scores
+
+    def _read(self, text: Sequence[int]) -> None:
+        """Take in what was added to the text."""
+        fresh: list[int] = []
+        places: list[int] = []
+        for index in range(self._num_read, len(text)):
+            token = text[index]
+            if token not in self._places:
+                self._places[token] = len(self._places)
+                fresh.append(token)
+            if index >= self._num_prompt:
+                self._in_output[token] += 1
+                places.append(self._places[token])
+        self._num_read = len(text)
+        added = torch.tensor(fresh, dtype=torch.long, device=self._device)
+        self._tokens = torch.cat((self._tokens, added))
+        where = torch.tensor(places, dtype=torch.long, device=self._device)
+        counts = torch.cat((self._counts, torch.zeros_like(added)))
+        self._counts = counts.index_add(0, where, torch.ones_like(where))
+
+
+# Tokens a block: large enough that the blocks' maxima are few, small enough that a block read in vain costs little.
+BLOCK: Final = 64
+# Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
+_HOPE: Final = 2.0**-10
+
+
+def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
+    """Distribution of each row of `scores` [rows, vocabulary], in float64: [rows, vocabulary].
+
+    Temperature, then top_k, top_p and min_p: the order of transformers (`_get_logits_processor`). vLLM takes min_p
+    before top_k and top_p; which tokens min_p itself removes is the same there, as its bound is a share of the
+    likeliest token's probability. A whole vocabulary is never sorted where a few of its tokens can stay: those are
+    found by a bound that every token that stays must reach, first among blocks of the vocabulary, then inside the
+    blocks that reach it.
+
+    top_k keeps ties with the k-th likeliest token. top_p keeps the smallest set of likeliest tokens whose probability
+    reaches it, the token that crosses it included; of equally likely ones the lower id is taken first. min_p keeps
+    tokens with at least that share of the likeliest one's probability. The temperature must be above 0: at 0 decoding
+    is greedy. Raises RuntimeError where a row has no finite maximum.
+    """
+    if not sampling.is_cut:
+        whole = torch.stack([_softmax(row, sampling) for row in scores])
+        _refuse_infinite(whole[:, 0])
+        return whole
+    p, tokens = _candidates(scores, sampling)
+    # The padding adds 0 to token 0.
+    return torch.zeros(scores.shape, dtype=torch.float64, device=scores.device).scatter_add_(-1, tokens, p)
+
+
+def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """The same distribution as the few tokens that share it; `sampling` must be cut.
+
+    Probabilities [rows, n] in float64, likeliest first, padded with 0, and their tokens [rows, n], ties in order of
+    token id. n is the longest row's.
+    """
+    # Maxima of 16-bit numbers take longer than turning them into float32.
+    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    peaks = _in_blocks(scores).amax(dim=-1)
+    best = peaks.amax(dim=-1, keepdim=True).double()
+    _refuse_infinite(best)
+    if 0 < sampling.top_k < scores.shape[-1]:
+        # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
+        among = peaks if sampling.top_k <= peaks.shape[-1] else scores
+        kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+        values, tokens = _at_least(scores, peaks, kth)
+        if values.shape[-1] > sampling.top_k:
+            values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
+        p = _normalised(_weights(values, best, sampling))
+    elif sampling.top_p < 1:
+        p, tokens = _reaching(scores, peaks, best, sampling)
+    else:
+        values, tokens = _at_least(scores, peaks, _bound(best, sampling.min_p, sampling))
+        p = _weights(values, best, sampling)
+    if sampling.top_p < 1:
+        p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
+    if sampling.min_p > 0:
+        p = p.masked_fill(p < sampling.min_p * p[:, :1], 0.0)
+    return _normalised(p), tokens
+
+
+def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
+    p_best = torch.stack([_softmax(row, sampling).amax(dim=-1, keepdim=True) for row in scores])
+
+    def kept(share: Tensor) -> tuple[Tensor, Tensor]:
+        values, tokens = _at_least(scores, peaks, _bound(best, share, sampling))
+        return _weights(values, best, sampling).mul_(p_best), tokens
+
+    # Tokens that reach a bound are all that top_p keeps if together they reach top_p. The first bound nearly always is
+    # low enough; 1e-9 covers the error of rounded sums.
+    hope = torch.full_like(best, max(_HOPE, sampling.min_p))
+    p, tokens = kept(hope)
+    is_enough = p.sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
+    if sampling.min_p >= _HOPE or bool(is_enough.all()):
+        return p, tokens
+    # All tokens below this probability together have at most half of 1 - top_p.
+    certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
+    return kept(torch.where(is_enough, hope, (certain / p_best).clamp(min=sampling.min_p, max=1.0)))
+
+
+def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
+    return ((values - best) / sampling.temperature).exp_()
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    # A running sum, because its bits do not depend on the row's padding, and so not on the other rows.
+    return weights / weights.cumsum(dim=-1)[:, -1:]
+
+
+def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
+    """The score of a token with this share of the likeliest one's probability, less the error of its rounding."""
+    distance = sampling.temperature * torch.as_tensor(share, dtype=torch.float64, device=best.device).log()
+    return best + distance - 1e-9 * (1 + best.abs() - distance)
+
+
+def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
+    # Row by row: a row's float64 numbers fit into a core's cache, those of all rows need fresh memory.
+    # Less the best score first, because a score over a temperature near 0 has no float64.
+    row = scores.to(torch.float64, copy=True)
+    return row.sub_(row.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
+
+
+def _refuse_infinite(best: Tensor) -> None:
+    """Raise DecodeFailed unless all are finite: what is drawn from other numbers means nothing."""
+    if not bool(best.isfinite().all()):
+        raise DecodeFailed("the target returned logits that are not finite")
+
+
+def _in_blocks(values: Tensor) -> Tensor:
+    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded with -inf."""
+    surplus = -values.shape[-1] % BLOCK
+    padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
+    return padded.reshape(*padded.shape[:-1], -1, BLOCK)
+
+
+def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens."""
+    bound = bound.clamp_min(torch.finfo(values.dtype).min)
+    rows, blocks = (peaks >= bound).nonzero(as_tuple=True)
+    inside = _in_blocks(values)[rows, blocks]
+    place, lane = (inside >= bound[rows]).nonzero(as_tuple=True)
+    row, token = rows[place], blocks[place] * BLOCK + lane
+    num = torch.bincount(row, minlength=len(values))
+    column = torch.arange(len(row), device=row.device) - (num.cumsum(0) - num)[row]
+    shape = (len(values), int(num.max()))
+    packed = torch.full(shape, -torch.inf, dtype=torch.float64, device=values.device)
+    packed[row, column] = inside[place, lane].double()
+    tokens = torch.zeros(shape, dtype=torch.long, device=values.device)
+    tokens[row, column] = token
+    packed, order = packed.sort(dim=-1, descending=True, stable=True)
+    return packed, tokens.gather(-1, order)
+
+
+def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
+    """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
+    size = _sizes(block, vocabulary)
+    largest = _largest_noise(key, block, size)
+    owner = (uniforms(key, -2 - 2 * block) * size).long()
+    others = ((-largest).exp_() - uniforms(key, block * BLOCK + lane).log_()).log_().neg_()
+    return torch.where(lane == owner, largest, others)
+
+
+def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -> Tensor:
+    """argmax(log p + noise) of each row of `scores` [rows, vocabulary]: [rows]. keys[i] is the key of row i's noise.
+
+    The reproducible coupling. The noise of a position is Gumbel noise that depends on the job's seed and the position
+    only, so the choice's distribution is p (the Gumbel-max trick). A drafter that chooses by argmax(log q + noise)
+    agrees often. Its draft is accepted where it equals the target's choice, and nothing else of it enters the text. So
+    the text is a function of seed and target: the same in every mode, k, drafter, tree and batch, as far as p is the
+    same to the bits that decide.
+
+    Target and drafter agree with probability sum over i of 1 / sum over j of max(p_j / p_i, q_j / q_i), which is at
+    least (1 - TV) / (1 + TV), TV = total variation of p and q (Daliri, Musco, Suresh 2025, "Coupling without
+    Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978). The maximal coupling accepts 1 - TV.
+
+    The noise is drawn so that most of it need never be looked at: it is one independent Gumbel draw a token, from the
+    top down (Maddison, Tarlow, Minka 2014, "A* Sampling"). For each block of tokens first the largest of its draws,
+    Gumbel(log size), then which of its tokens has it, then the other draws, which are Gumbel draws of at most that. A
+    block's highest score and largest draw together bound all of its sums, so few blocks remain in question. The draws
+    are the same everywhere; their logarithms may differ in the last bit between processors.
+    """
+    vocabulary = scores.shape[-1]
+    key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
+    if sampling.is_cut:
+        p, tokens = _candidates(scores, sampling)
+        block = tokens.div(BLOCK, rounding_mode="floor")
+        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
+        return tokens.gather(-1, best).squeeze(-1)
+    # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
+    # temperature near 0 would have no float64.
+    inside = _in_blocks(scores)
+    block = torch.arange(inside.shape[-2], device=scores.device)
+    peaks = inside.amax(dim=-1).double()
+    top = peaks.amax(dim=-1)
+    bounds = (peaks - top[:, None]) / sampling.temperature + _largest_noise(key, block, _sizes(block, vocabulary))
+    lanes = torch.arange(BLOCK, device=scores.device)
+
+    def sums(row: Tensor, block: Tensor) -> Tensor:
+        noise = token_noise(key[row], block[:, None], lanes, vocabulary)
+        return (inside[row, block].double() - top[row, None]) / sampling.temperature + noise
+
+    reached = sums(torch.arange(len(scores), device=scores.device), bounds.argmax(dim=-1)).amax(dim=-1, keepdim=True)
+    _refuse_infinite(reached)
+    row, block = (bounds >= reached).nonzero(as_tuple=True)
+    best, lane = sums(row, block).max(dim=-1)
+    highest = reached.squeeze(-1).scatter_reduce(0, row, best, "amax")
+    winners = best == highest[row]
+    tokens = torch.empty(len(scores), dtype=torch.long, device=scores.device)
+    tokens[row[winners]] = (block * BLOCK + lane)[winners]
+    return tokens
+
+
+def _sizes(block: Tensor, vocabulary: int) -> Tensor:
+    return (vocabulary - block * BLOCK).clamp_(max=BLOCK)
+
+
+def _largest_noise(key: int | Tensor, block: Tensor, size: Tensor) -> Tensor:
+    return gumbel(key, -1 - 2 * block) + size.log()
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+_GAMMA: Final = _signed(0x9E3779B97F4A7C15)
+# Shift and multiplier of each mixing step; torch shifts int64 arithmetically, the mask makes it logical.
+_STEPS: Final = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
+
+
+def key_of(*parts: int | str) -> int:
+    """A key, signed 64 bits, for what the parts name."""
+    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big", signed=True)
+
+
+def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
+    """Draws from (0, 1) in float64, one a counter. `key` and `counters` (int64) broadcast against each other.
+
+    They follow from key and counter: the same in every process, on every device, in any order. SplitMix64 (Steele, Lea,
+    Flood 2014, with the finaliser of its reference code) over `key + counter · γ`. Only integers are mixed, which are
+    exact everywhere, so a number can be computed where and when it is needed, for a few tokens as well as for the whole
+    vocabulary. torch's CPU generator keeps 32 bits of its seed, which makes different seeds equal.
+    """
+    bits = counters * _GAMMA + key
+    for shift, multiplier in _STEPS:
+        bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        if multiplier != 1:
+            bits *= multiplier
+    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
+    bits >>= 12
+    bits &= (1 << 52) - 1
+    return bits.double().add_(0.5).mul_(2.0**-52)
+
+
+def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:
+    """Standard Gumbel draws in float64, one a counter.
+
+    argmax(log p + gumbel) is distributed as p (Gumbel 1954; Maddison et al. 2014). Taken as -log(-log1p(-u)): winners
+    have a small u, where it is the most precise.
+    """
+    return uniforms(key, counters).neg_().log1p_().neg_().log_().neg_()

@@ -1,0 +1,439 @@
+"""A training run from beginning to end: write, teach, train, save, judge; and the registration of what comes of it.
+
+Every stage is kept in the run's folder and continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from torch import Tensor
+
+from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
+from alphaloop.draft_card import DraftCard, DraftJudgement, read_card
+from alphaloop.embedded.process import FolderLock
+from alphaloop.embedded.stack import with_running_stack
+from alphaloop.errors import ConfigError, StartFailed
+from alphaloop.files import replace_file
+from alphaloop.messages.job import TaskName
+from alphaloop.settings import Settings
+from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from engine.device import find_device
+from engine.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
+from engine.measuring import measure_pass_ms
+from engine.models import end_tokens, find_weights, load_weights
+from engine.network.language_model import LanguageModel
+from engine.own import load_engine
+from engine.prompts import check_template
+from engine.proposal import Drafter
+from engine.text_facts import text_config
+from engine.training.data import (
+    Answering,
+    Lesson,
+    TeacherNotes,
+    TextStore,
+    TextWriter,
+    WrittenText,
+    plain_lesson,
+    plan_requests,
+    read_prompts,
+    read_tensors,
+    write_tensors,
+)
+from engine.training.distil import (
+    Distillation,
+    choose_vocabulary,
+    columns_of,
+    cut_draft,
+    draft_training,
+    fit_map,
+    judge,
+    make_schedule,
+    num_layers,
+    turn_head,
+)
+from engine.training.eagle3 import Eagle3Heads
+from engine.training.heads import SequentialHeadsInTraining
+from engine.training.recipe import Recipe
+from engine.training.recording import RECORDED, RECORDER, StateRecorder
+
+_JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
+_PASS_CONTEXT: Final = 128  #: tokens before the one whose pass is timed
+_NUM_PASSES: Final = 25
+_FORMAT: Final = 3  #: of a run's folder
+
+
+class TrainingRun:
+    """One order being carried out."""
+
+    def __init__(
+        self, order: TrainOrder, settings: Settings, recipe: Recipe, tell: Tell, should_stop: Callable[[], bool]
+    ) -> None:
+        """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel."""
+        self._order = order
+        self._settings = settings
+        self._recipe = recipe
+        self._tell = tell
+        self._should_stop = should_stop
+        self._served = served = settings.models.target
+        if served.num_threads is not None:
+            torch.set_num_threads(served.num_threads)
+        self._device = find_device(served.device)
+        loaded = load_weights(served.source, served.revision, served.dtype, self._device)
+        check_template(loaded.tokenizer)
+        self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
+        self._vocabulary: int = text_config(self._target.config).vocab_size
+        if recipe.num_layers > (most := num_layers(self._target)):
+            raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
+        self._state = order.folder / ".training"  #: what a stopped run continues from
+        plan = self._plan()
+        self._lock = _locked(order.folder, self._state)
+        try:
+            self._agree(plan)
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def close(self) -> None:
+        """Release the folder for other processes."""
+        self._lock.close()
+
+    def make(self) -> DraftCard | None:
+        """Carry out the order. None if stopped before the end: the same order continues from there."""
+        if (written := self._write()) is None:
+            return None
+        try:
+            card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
+            if card is not None:
+                card.write(self._order.folder)
+        except (SafetensorError, OSError) as error:
+            told = f"{self._order.folder} cannot be written: {error}"
+            raise ConfigError(told, hint="is the disk full?") from error
+        return card
+
+    def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
+        """A draft model of the target's first layers."""
+        recipe = self._recipe
+        taught, exam = self._teach("lessons", trained[: recipe.num_taught]), self._teach("exam", held_out)
+        if taught is None or exam is None:
+            return None
+        lessons = taught + [
+            plain_lesson(text, max_length=recipe.max_length, num_kept=taught[0].top_ids.shape[-1])
+            for text in trained[recipe.num_taught :]
+        ]
+        token_ids = choose_vocabulary(
+            lessons, recipe.num_draft_tokens_known, self._vocabulary, end_tokens(self._target, self._tokenizer)
+        )
+        mapping = self._align(taught)
+        if (weights := self._train(lessons, mapping, token_ids)) is None:
+            return None
+        self._save(mapping, weights, token_ids)
+        judgement = self._judge(exam, token_ids)
+        return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
+
+    def _make_heads(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
+        """Heads over the target's states: small sequential ones, or EAGLE-3's layer."""
+        order, recipe, target = self._order, self._recipe, self._target
+        plain = [plain_lesson(text, max_length=recipe.max_length, num_kept=1) for text in trained]
+        ends = end_tokens(target, self._tokenizer)
+        token_ids = choose_vocabulary(plain, recipe.num_draft_tokens_known, self._vocabulary, ends)
+        recorder = self._recorder()
+        recorded, exam = (
+            [one for text in texts if (one := recorder.read(text)) is not None] for texts in (trained, held_out)
+        )
+        if not recorded or not exam:
+            raise ConfigError("expected answers of more than one token to train on and to judge with, found none")
+        made = Eagle3Heads if order.method == "eagle3" else SequentialHeadsInTraining
+        heads: Any = made(target, token_ids, self._taps(), recipe)
+        _, before = heads.judge(exam)
+        lessons = heads.lessons(recorded)
+        training = Distillation(
+            heads.network, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
+        )
+        if training.step < training.num_steps:
+            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
+                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
+                    return None
+        facts = {"target": self._served.name, "target_revision": self._revision}
+        heads.save(order.folder, getattr(torch, self._served.dtype), facts)
+        with _stage(self._tell, "held-out texts judged", len(exam)) as advance:
+            by_task, total = heads.judge(exam)
+            advance(len(exam))
+        target_ms, draft_ms = self._times()
+        judgement = DraftJudgement(
+            num_draft_tokens=recipe.num_unrolled,
+            by_task=by_task,
+            total=total,
+            untrained=before,
+            target_pass_ms=round(target_ms, 3),
+            draft_pass_ms=round(draft_ms, 3),
+        )
+        return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
+
+    def _times(self) -> tuple[float, float]:
+        """Milliseconds of a pass of the target, and of the heads by token that they draft."""
+        order, k = self._order, 4
+        method: Literal["heads", "eagle3"] = "eagle3" if order.method == "eagle3" else "heads"
+        heads = HeadsDrafterSettings(method=method, source=str(order.folder), max_draft_tokens=k)
+        engine = load_engine(ModelSettings(target=self._served, drafters={_name(order): heads}), num_slots=1)
+        target_ms = engine.measure_round_ms(None, 1, 1, _PASS_CONTEXT, _NUM_PASSES)
+        return target_ms, engine.measure_round_ms(_name(order), 1, 1 + k, _PASS_CONTEXT, _NUM_PASSES) / k
+
+    def _card(self, num_texts: int, num_tokens: int, judgement: DraftJudgement) -> DraftCard:
+        prompts = self._order.prompts
+        source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
+        return DraftCard(
+            name=_name(self._order),
+            draft_revision=find_weights(str(self._order.folder)).revision,
+            target=self._served.name,
+            target_revision=self._revision,
+            method=self._order.method,
+            trained_on=f"{num_texts} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs",
+            recipe=self._recipe.model_dump(mode="json"),
+            judgement=judgement,
+        )
+
+    def _recorder(self) -> StateRecorder:
+        """Of the states that heads read, beside the texts."""
+        return StateRecorder(self._taps(), self._state / "states")
+
+    def _taps(self) -> tuple[int, ...]:
+        """The layers that EAGLE-3 reads, those of vLLM; none for sequential heads."""
+        num = num_layers(self._target)
+        return tuple(sorted({min(2, num - 1), num // 2, max(num - 3, 0)})) if self._order.method == "eagle3" else ()
+
+    def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
+        """Texts to train on and held-out ones; None when stopped."""
+        order, say = self._order, lambda text: self._tell(NoteEvent(text=text))
+        given = [
+            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task, say)
+            for file in (order.prompts, order.held_out)
+        ]
+        requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
+        store = TextStore(self._state / "texts.jsonl")
+        known = {text.number for text in store.all()}
+        if missing := [request for request in requests if request.number not in known]:
+            beside: dict[str, Drafter] = {}
+            answering: Answering | None = None
+            if order.method != "draft_model":
+                recorder = self._recorder()
+                beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
+            models = ModelSettings(target=self._served, drafters={})
+            engine = load_engine(models, num_slots=self._recipe.batch_size, beside=beside)
+            writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
+            with _stage(self._tell, "texts written", len(requests), len(requests) - len(missing)) as advance:
+                if not writer.write(missing, self._should_stop, advance):
+                    return None
+        texts = store.all()
+        trained = [text for text in texts if text.number >= num_held_out]
+        held_out = [text for text in texts if text.number < num_held_out]
+        if not trained or not held_out:
+            raise ConfigError(
+                f"expected texts to train on and to judge with, found {len(trained)} and {len(held_out)}",
+                hint="the target wrote nothing, or no prompt fits its context",
+            )
+        return trained, held_out
+
+    def _teach(self, name: str, texts: Sequence[WrittenText]) -> list[Lesson] | None:
+        recipe = self._recipe
+        notes = TeacherNotes(
+            self._state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
+        )
+        if notes.num_missing:
+            what = "held-out texts read" if name == "exam" else "texts read"
+            with _stage(self._tell, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
+                if not notes.write(self._target, self._should_stop, advance):
+                    return None
+        return notes.lessons()
+
+    def _align(self, lessons: Sequence[Lesson]) -> Tensor:
+        file = self._state / "mapping.safetensors"
+        if not file.exists():
+            draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
+            with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
+                write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
+        return read_tensors(file)[0]["mapping"]
+
+    def _train(self, lessons: Sequence[Lesson], mapping: Tensor, token_ids: Tensor | None) -> dict[str, Tensor] | None:
+        """The trained weights; None when stopped."""
+        draft = self._draft(mapping, None, token_ids).train()
+        columns = columns_of(token_ids, self._vocabulary)
+        training = draft_training(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
+        if training.step < training.num_steps:
+            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
+                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
+                    return None
+        return training.trained()
+
+    def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
+        dtype: torch.dtype = getattr(torch, self._served.dtype)
+        self._draft(mapping, weights, None).to(dtype).save_pretrained(self._order.folder)
+        self._tokenizer.save_pretrained(self._order.folder)
+        if token_ids is not None:
+            write_draft_vocabulary(self._order.folder, token_ids)
+
+    def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> DraftJudgement:
+        columns = columns_of(token_ids, self._vocabulary)
+        untrained = self._draft(None, None, token_ids).to(self._target.dtype)
+        # As it will be served: read back from the folder, in its dtype.
+        draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model
+        if token_ids is not None:
+            restrict_head(draft, token_ids)
+        with _stage(self._tell, "held-out texts judged", 2 * len(exam)) as advance:
+            _, before = judge(untrained, exam, columns, _JUDGED_LENGTH)
+            advance(len(exam))
+            by_task, total = judge(draft, exam, columns, _JUDGED_LENGTH)
+            advance(len(exam))
+        # The last use of both, because measuring takes over the models.
+        models = (LanguageModel(model, _PASS_CONTEXT + 1) for model in (self._target, draft))
+        target_ms, draft_ms = (measure_pass_ms(model, 1, 1, _PASS_CONTEXT, _NUM_PASSES) for model in models)
+        return DraftJudgement(
+            num_draft_tokens=_JUDGED_LENGTH,
+            by_task=by_task,
+            total=total,
+            untrained=before,
+            target_pass_ms=round(target_ms, 3),
+            draft_pass_ms=round(draft_ms, 3),
+        )
+
+    def _draft(self, mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
+        draft = cut_draft(self._target, self._recipe.num_layers)
+        if mapping is not None:
+            turn_head(draft, mapping)
+        if weights is not None:
+            draft.load_state_dict(weights, strict=False)
+        if token_ids is not None:
+            restrict_head(draft, token_ids)
+        return draft.to(self._target.device)
+
+    def _plan(self) -> dict[str, Any]:
+        """The facts that a run in the folder must share with this one."""
+        order = self._order
+        tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
+        return {
+            "format": _FORMAT,
+            "name": _name(order),
+            "method": order.method,
+            "target_revision": self._revision,
+            "dtype": self._served.dtype,
+            "recipe": self._recipe.model_dump(mode="json"),
+            "prompts": _digest_of(order.prompts),
+            "held_out": _digest_of(order.held_out),
+            "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
+        }
+
+    def _agree(self, plan: dict[str, Any]) -> None:
+        file = self._state / "run.json"
+        if not file.exists():
+            replace_file(file, json.dumps(plan, indent=2) + "\n")
+            return
+        try:
+            found = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
+        for name in sorted({*plan, *found}):
+            if plan.get(name) != found.get(name):
+                raise ConfigError(
+                    f"{self._order.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{_short(plan.get(name))}",
+                    hint="give a new folder, or delete this one to begin again",
+                )
+
+
+def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
+    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
+
+    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
+    configured; StoreError if the database cannot be used.
+    """
+    card = read_card(folder)
+    if (revision := find_weights(str(folder)).revision) != card.draft_revision:
+        raise ConfigError(
+            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
+            hint="its figures are another draft's: train again",
+        )
+    if (url := with_running_stack(settings).postgres.url) is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
+        database.check_revision()
+        status = DraftRegistry(database).register_trained(
+            _checked(name or card.name),
+            card.draft_revision,
+            card.target_revision,
+            parent_revision=card.target_revision,
+            trained_on=card.trained_on,
+            figures=card.judgement.model_dump(mode="json"),
+        )
+    return card, status
+
+
+def _locked(folder: Path, state: Path) -> FolderLock:
+    """One run's folder, locked while it is open: the draft, and under `state` what a stopped run continues from.
+
+    Raises ConfigError if it holds something else, or another run is at work there.
+    """
+    if not state.is_dir() and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"expected a new folder or one of an earlier run, found something else at {folder}")
+    try:
+        state.mkdir(parents=True, exist_ok=True)
+        return FolderLock(state / "lock", what="a training run", wait_s=0.0)
+    except StartFailed as error:
+        raise ConfigError(error.message, hint="let it end, or give another folder") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror or error}") from error
+
+
+@contextmanager
+def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
+    began = time.monotonic()
+    count = done
+    tell(StageEvent(name=name, total=total, done=done))
+
+    def advance(num: int = 1, note: str = "") -> None:
+        nonlocal count
+        count += num
+        tell(AdvanceEvent(num=num, note=note))
+
+    yield advance
+    kept = f", {done} of them by an earlier run" if done else ""
+    tell(NoteEvent(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))
+
+
+def _name(order: TrainOrder) -> str:
+    return _checked(order.name or order.folder.absolute().name)
+
+
+def _checked(name: str) -> str:
+    """The name as [models.drafters] takes it. Raises ConfigError."""
+    try:
+        return TypeAdapter[str](TaskName).validate_python(name)
+    except ValidationError:
+        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
+        raise ConfigError(told, hint="give one with --name") from None
+
+
+def _digest_of(file: Path | None) -> str | None:
+    """The first 12 digits of a file's SHA-256. Raises ConfigError."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}", hint="expected a JSONL file") from None
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
