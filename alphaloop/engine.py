@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
+from typing import Final, Literal, Protocol, runtime_checkable
 
 from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_bucket
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
+from alphaloop.lookup import ViewOf
 from alphaloop.messages import Choice, Constraint, Job
 from alphaloop.messages.capabilities import Feature
 from alphaloop.messages.result import ChosenToken, FinishReason
@@ -23,11 +24,6 @@ from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.server_identity import EngineIdentity as EngineIdentity
 from alphaloop.server_identity import Granularity
 from alphaloop.settings import TaskSettings
-
-if TYPE_CHECKING:
-    from worker.servers.fleet_member import EndpointStatus, SuspectCounts
-    from worker.task_memory.index import ViewOf
-
 
 #: Jobs that wait for a server and take no slot, at most: each holds its prompt and a claim.
 MOST_WAITING: Final = 256
@@ -453,6 +449,40 @@ class Served:
         if self.drafter is None:
             return num_tokens
         return max(1, num_tokens - self.num_accepted) if self.num_proposed else None
+
+
+EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointStatus:
+    """How an endpoint is, for metrics and `status`."""
+
+    name: str
+    drafter: str | None
+    state: EndpointState
+    num_in_flight: int
+    limit: int  #: requests that it may have in flight now; 0 where it gets none
+    since_s: float  #: seconds in that state of its circuit
+    reason: str | None
+    is_for_suspect: bool  #: whether it is kept for a request that has to run alone
+    num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
+    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
+    is_obeying: bool = True  #: whether it does as requests ask, as far as is known
+    num_others: float | None = None  #: requests of other clients there; None where it did not report them lately
+
+    @property
+    def is_whole_load_known(self) -> bool:
+        """Whether it reported lately how many requests of all clients it has."""
+        return self.num_others is not None
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectCounts:
+    """Jobs that failed and have to run alone at a server, and what came of those before."""
+
+    num_alone: int = 0  #: that wait for a server of their own, or have one
+    num_killers: int = 0  #: that failed for good so far, because servers died with them
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Final, NamedTuple, Protocol
@@ -50,6 +50,17 @@ class EarlierTexts(Protocol):
 
         What shall weigh more or less than a match in the text itself has another length than its own.
         """
+
+
+class SharedTexts(EarlierTexts, Protocol):
+    """Earlier texts to which other jobs add theirs meanwhile."""
+
+    def frozen(self) -> EarlierTexts:
+        """The same texts, without what is added from now on."""
+
+
+#: What a job of this task and segment may search, with the shortest and the longest match in tokens; None: nothing.
+ViewOf = Callable[[str, str, int, int], SharedTexts | None]
 
 
 @dataclass(frozen=True, slots=True)

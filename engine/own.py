@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -39,6 +39,7 @@ from alphaloop.engine import (
 )
 from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
 from alphaloop.logs import START_PROGRESS
+from alphaloop.lookup import ViewOf
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
@@ -73,9 +74,6 @@ from engine.scoring import Shadows, with_scores
 from engine.sequence import Sequence, UnfinishedJobs, by_owner, sequences_of
 from engine.states import SAID, PassStates
 from engine.verification import verify
-
-if TYPE_CHECKING:
-    from worker.task_memory.index import ViewOf
 
 log = logging.getLogger(__name__)
 

@@ -19,14 +19,13 @@ from prometheus_client.registry import Collector
 
 from alphaloop import __version__
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.engine import AsksServers, Engine, Step
+from alphaloop.engine import AsksServers, EndpointState, EndpointStatus, Engine, Step, SuspectCounts
 from alphaloop.errors import PromptTooLong, ServerError
 from alphaloop.liveness import Pulse
 from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.outcomes import Outcome
 from worker.costs.learning import KnownCosts
 from worker.intake.polling import Intake
-from worker.servers.fleet_member import EndpointState, EndpointStatus, SuspectCounts
 
 #: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)

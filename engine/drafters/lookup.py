@@ -10,10 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from alphaloop.engine import Sampling
-from alphaloop.lookup import BYTES_PER_TOKEN, MAX_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import (
+    BYTES_PER_TOKEN,
+    MAX_NGRAM,
+    EarlierResults,
+    EarlierTexts,
+    Rule,
+    SearchedText,
+    SharedTexts,
+    SuffixIndex,
+    ViewOf,
+)
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.proposal import Ask, Proposal
-from worker.task_memory.index import MemoryView, ViewOf
 
 
 class LookupDrafter:
@@ -60,14 +69,14 @@ class LookupDrafter:
         opened = self._searched(text, predicted, earlier and earlier.frozen())
         return lambda num_tokens: self._propose(opened, num_tokens)
 
-    def _searched(self, text: Sequence[int], predicted: Sequence[int], memory: MemoryView | None) -> SearchedText:
+    def _searched(self, text: Sequence[int], predicted: Sequence[int], memory: EarlierTexts | None) -> SearchedText:
         ngrams, prediction = (self._settings.min_ngram, MAX_NGRAM), None
         if predicted:
             prediction = EarlierResults(*ngrams, BYTES_PER_TOKEN * (len(predicted) + 1))
             prediction.remember(predicted)
         return SearchedText(text, SuffixIndex(text, *ngrams), memory, prediction)
 
-    def _earlier(self, task: str, segment: str) -> MemoryView | None:
+    def _earlier(self, task: str, segment: str) -> SharedTexts | None:
         """The results that a job may search; None for a probe or control, which have no task."""
         if self._view_of is None or not task:
             return None

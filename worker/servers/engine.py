@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.engine import (
+    EndpointStatus,
     Engine,
     EngineIdentity,
     FailedRequest,
@@ -31,6 +32,7 @@ from alphaloop.engine import (
     PreparedJob,
     Sampling,
     Step,
+    SuspectCounts,
     TokenDelta,
 )
 from alphaloop.errors import (
@@ -51,7 +53,7 @@ from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch
 from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
-from worker.servers.fleet_member import EndpointStatus, InferenceServer, SuspectCounts
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
 from worker.servers.testing import Tests, Timing, why_not

@@ -39,6 +39,7 @@ from random import Random
 from typing import Final, Literal
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import EndpointStatus, SuspectCounts
 from alphaloop.errors import (
     AlphaloopError,
     ModelNotServed,
@@ -52,7 +53,7 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from worker.servers.fleet_member import JOBS_FAULT, EndpointStatus, InferenceServer, Member, SuspectCounts, is_gone
+from worker.servers.fleet_member import JOBS_FAULT, InferenceServer, Member, is_gone
 from worker.servers.load import Flight, Landing, LoadSums
 
 _NOBODYS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Final, Literal
 
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import EndpointState, EndpointStatus
 from alphaloop.errors import (
     AlphaloopError,
     MessageError,
@@ -37,8 +38,6 @@ from alphaloop.errors import (
 from alphaloop.messages.capabilities import EngineFeatures, Feature, served_by
 from alphaloop.settings.models import EndpointSettings
 from worker.servers.load import Places
-
-EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]
 
 _State = Literal["up", "doubted", "down", "retired"]
 
@@ -97,37 +96,6 @@ class InferenceServer:
             return 0
         is_shorter = num_draft_tokens is not None and num_draft_tokens < own.max_draft_tokens
         return num_draft_tokens if drafter == own.name and is_shorter else None
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointStatus:
-    """How an endpoint is, for metrics and `status`."""
-
-    name: str
-    drafter: str | None
-    state: EndpointState
-    num_in_flight: int
-    limit: int  #: requests that it may have in flight now; 0 where it gets none
-    since_s: float  #: seconds in that state of its circuit
-    reason: str | None
-    is_for_suspect: bool  #: whether it is kept for a request that has to run alone
-    num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
-    num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
-    is_obeying: bool = True  #: whether it does as requests ask, as far as is known
-    num_others: float | None = None  #: requests of other clients there; None where it did not report them lately
-
-    @property
-    def is_whole_load_known(self) -> bool:
-        """Whether it reported lately how many requests of all clients it has."""
-        return self.num_others is not None
-
-
-@dataclass(frozen=True, slots=True)
-class SuspectCounts:
-    """Jobs that failed and have to run alone at a server, and what came of those before."""
-
-    num_alone: int = 0  #: that wait for a server of their own, or have one
-    num_killers: int = 0  #: that failed for good so far, because servers died with them
 
 
 class Member:

@@ -325,10 +325,6 @@ class MemoryView:
         return [(*one[:3], one[3][:num]) for one, num in zip(seen, shown, strict=True)]
 
 
-#: What a job of this task and segment may search, by matches of so many to so many tokens; None: nothing.
-ViewOf = Callable[[str, str, int, int], MemoryView | None]
-
-
 def _reader(data: bytearray, num_bytes: int) -> Callable[[int], bytes]:
     """Reads the context of a place, as far as so many bytes."""
 

@@ -13,11 +13,11 @@ import pytest
 
 from alphaloop.costs import CostKind, CostPoint, CostTable, with_shared_weights
 from alphaloop.deciding.goodput import DrafterState
+from alphaloop.engine import EndpointStatus, SuspectCounts
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, calibrate_servers, plan, timed_by
-from worker.servers.fleet_member import EndpointStatus, SuspectCounts
 
 SETTINGS = WorkerSettings(batch_size=8)
 DRAFTERS = (DrafterState("lookup", "r1", 8), DrafterState("model", "r1", 4))

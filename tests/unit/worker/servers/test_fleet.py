@@ -9,6 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from alphaloop.engine import EndpointStatus
 from alphaloop.errors import (
     AlphaloopError,
     PromptTooLong,
@@ -24,7 +25,7 @@ from alphaloop.errors import (
 )
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import ASKS_AGAIN_S, Fleet
-from worker.servers.fleet_member import EndpointStatus, InferenceServer
+from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 
 PLAIN = server_of("plain", None, 0, 4)
