@@ -6,10 +6,11 @@ import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from alphaloop.errors import ConfigError
 from alphaloop.files import replace_file
+from alphaloop.messages.job import TaskName
 
 FILE: Final = "draft.json"
 
@@ -85,6 +86,15 @@ def read_card(folder: Path) -> DraftCard:
         ) from None
     except (OSError, ValidationError) as error:
         raise ConfigError(f"{file}: {error}", hint="train the draft again, or restore the file") from None
+
+
+def draft_name(name: str) -> str:
+    """The name as [models.drafters] takes it. Raises ConfigError."""
+    try:
+        return TypeAdapter[str](TaskName).validate_python(name)
+    except ValidationError:
+        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
+        raise ConfigError(told, hint="give one with --name") from None
 
 
 def expected_speedup(alphas: list[float], num_draft_tokens: int, cost_ratio: float) -> float:

@@ -6,7 +6,9 @@ perhaps compressed with gzip. Its lines come out as UTF-8.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import fcntl
 import gzip
 import io
 import os
@@ -16,17 +18,20 @@ import shutil
 import stat
 import sys
 import tempfile
+import time
+import tomllib
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Self, cast
 
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.wording import one_line
 
 STANDARD: Final = "-"
+_LOCK_POLL_S: Final = 0.1
 _GZIP: Final = b"\x1f\x8b"
 _OTHERS: Final = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
 #: Byte order marks with Python's name and that for people; longer ones first, because one begins with another.
@@ -322,3 +327,74 @@ def _unwritable(name: str, option: str, error: OSError) -> ConfigError:
     return ConfigError(
         f"{one_line(name)}: {error.strerror or error}", hint=f"{option} takes a file that can be written"
     )
+
+
+def read_toml(path: Path, *, required: bool) -> dict[str, Any]:
+    """A file of TOML; empty without one where none is `required`. Raises ConfigError."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"expected a file, found nothing at {path}") from None
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise ConfigError(f"{path}: expected TOML, found: {error}") from None
+
+
+class FolderLock:
+    """An exclusive lock on `path`. A child that inherits `fileno()` holds it beyond `close()`, as long as it lives."""
+
+    def __init__(self, path: Path, *, what: str, wait_s: float) -> None:
+        """Take it, waiting up to `wait_s` for its last owner to end. Raises StartFailed, naming that owner."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            told = f"{path.parent}: expected a folder to write in, found: {error.strerror}"
+            raise StartFailed(told, hint="choose another folder with --data-dir") from error
+        deadline = time.monotonic() + wait_s
+        while not _try_lock(self._file, fcntl.LOCK_EX):
+            if time.monotonic() >= deadline:
+                owner = os.pread(self._file, 32, 0).decode("ascii", errors="replace").strip() or "unknown"
+                os.close(self._file)
+                raise StartFailed(
+                    f"{path.parent} is in use: {what} runs there, started by process {owner}",
+                    hint="stop it, or choose another folder with --data-dir",
+                )
+            time.sleep(_LOCK_POLL_S)
+        os.ftruncate(self._file, 0)
+        os.pwrite(self._file, str(os.getpid()).encode("ascii"), 0)
+
+    def fileno(self) -> int:
+        """The descriptor to hand to a child."""
+        return self._file
+
+    def close(self) -> None:
+        """Close this process's descriptor of the lock. Safe to call twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock at `path`."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with contextlib.closing(os.fdopen(file)):
+        return not _try_lock(file, fcntl.LOCK_SH)
+
+
+def _try_lock(file: int, kind: int) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

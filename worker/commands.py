@@ -19,13 +19,14 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import SecretStr
 
-from alphaloop import logs
+from alphaloop import logs, page
 from alphaloop.commands import (
     LOADING,
     ORDER,
@@ -48,16 +49,27 @@ from alphaloop.commands import (
     line_of,
 )
 from alphaloop.costs import CostPoint, with_shared_weights
+from alphaloop.draft_card import DraftCard, draft_name, read_card
 from alphaloop.embedded.stack import with_running_stack
-from alphaloop.engine import Engine
-from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError, package_missing
-from alphaloop.files import readable_again
+from alphaloop.engine import Engine, Sampling
+from alphaloop.errors import (
+    AlphaloopError,
+    ConfigError,
+    InvalidField,
+    MessageError,
+    PromptTooLong,
+    StoreError,
+    package_missing,
+)
+from alphaloop.files import readable_again, reading
+from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import ModelSettings, Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters
@@ -66,6 +78,7 @@ from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prep
 
 if TYPE_CHECKING:
     from engine.pairing import DeviceRoom
+    from engine.training.data import TextRequest
 
 
 INTERRUPTED: Final = 130
@@ -327,14 +340,22 @@ def _key(name: str | None) -> SecretStr | None:
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
     from engine.training.recipe import read_recipe
-    from engine.training.run import TrainingRun, register_folder
+    from engine.training.run import TrainingRun
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
         given = {"prompts": order.prompts, "held_out": order.held_out}  # which are read more than once
         inputs = {name: file and stack.enter_context(readable_again(file)) for name, file in given.items()}
         order = order.model_copy(update=inputs)
-        run = TrainingRun(order, settings, recipe, tell, stack.enter_context(_stopped_by_signals()))
+        run = TrainingRun(
+            order,
+            settings.models.target,
+            recipe,
+            descriptions={name: task.description for name, task in settings.tasks.items()},
+            read_prompts=partial(read_prompts, settings, order.task, lambda text: tell(NoteEvent(text=text))),
+            tell=tell,
+            should_stop=stack.enter_context(_stopped_by_signals()),
+        )
         try:
             card = run.make()
         finally:
@@ -353,10 +374,74 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     return 0
 
 
+def read_prompts(
+    settings: Settings, task: str | None, say: Callable[[str], object], file: Path, tokenizer: Any
+) -> list[TextRequest]:
+    """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
+
+    `say` is told of any other encoding than plain UTF-8.
+
+    Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
+    """
+    from engine.prompts import prepare_job
+    from engine.training.data import LONGEST_PROMPT, TextRequest
+
+    with reading(file, say=say) as source:
+        lines = list(JobReader(settings, task=task).read(source.lines, source.name))
+    found: list[TextRequest] = []
+    wrong: list[str] = []
+    for line in lines:
+        if isinstance(line, BadLine):
+            wrong.append(f"{line.where}: {line.error.field or 'line'}: {line.error.message}")
+            continue
+        try:
+            prepared = prepare_job(
+                tokenizer, settings.models.target.name, LONGEST_PROMPT, line.job, Sampling(max_tokens=1, temperature=0)
+            )
+        except PromptTooLong:
+            continue
+        except InvalidField as error:
+            wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
+            continue
+        found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
+    if wrong:
+        raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint=f"see {page('guides/enqueue.md')}")
+    if not found:
+        raise ConfigError(f"{file}: expected at least one prompt below {LONGEST_PROMPT} tokens, found none")
+    return found
+
+
+def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
+    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
+
+    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
+    configured; StoreError if the database cannot be used.
+    """
+    from engine.models import find_weights
+
+    card = read_card(folder)
+    if (revision := find_weights(str(folder)).revision) != card.draft_revision:
+        raise ConfigError(
+            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
+            hint="its figures are another draft's: train again",
+        )
+    if (url := with_running_stack(settings).postgres.url) is None:
+        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
+    with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
+        database.check_revision()
+        status = DraftRegistry(database).register_trained(
+            draft_name(name or card.name),
+            card.draft_revision,
+            card.target_revision,
+            parent_revision=card.target_revision,
+            trained_on=card.trained_on,
+            figures=card.judgement.model_dump(mode="json"),
+        )
+    return card, status
+
+
 def _register(order: RegisterOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft register`: register a draft that was trained before; the report is a sentence."""
-    from engine.training.run import register_folder
-
     card, status = register_folder(order.folder, settings, order.name)
     name = order.name or card.name
     tell(ReportEvent(data=f"{name} {card.draft_revision} for target {card.target_revision}: {status}"))

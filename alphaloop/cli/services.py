@@ -48,9 +48,10 @@ from alphaloop.cli.options import (
 )
 from alphaloop.cli.screen import err, note, out, print_json, show_address, show_rows
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
-from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
+from alphaloop.embedded.process import ChildProcess, EmbeddedServer
 from alphaloop.embedded.stack import EmbeddedStack, running_stack
 from alphaloop.errors import BrokerError, StartFailed
+from alphaloop.files import is_locked
 from alphaloop.kafka.topics import (
     CONTROL,
     Topic,

@@ -28,8 +28,8 @@ from typing import IO, Any, Final, cast
 
 import platformdirs
 
-from alphaloop.embedded.process import FolderLock
 from alphaloop.errors import ConfigError, InstallFailed, StartFailed
+from alphaloop.files import FolderLock
 from alphaloop.settings import Settings
 
 MIN_JAVA: Final = 17

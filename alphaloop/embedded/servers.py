@@ -32,16 +32,9 @@ import psycopg
 from psycopg import sql
 
 from alphaloop.embedded.install import MIN_JAVA, find_java, is_kafka_home, java_version
-from alphaloop.embedded.process import (
-    Account,
-    ChildProcess,
-    EmbeddedServer,
-    FolderLock,
-    free_ports,
-    is_free,
-    is_listening,
-)
+from alphaloop.embedded.process import Account, ChildProcess, EmbeddedServer, free_ports, is_free, is_listening
 from alphaloop.errors import StartFailed
+from alphaloop.files import FolderLock
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import KafkaSettings
 

@@ -14,10 +14,10 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, SecretStr, ValidationError
 
 from alphaloop.embedded.install import find_java, find_kafka_home
-from alphaloop.embedded.process import EmbeddedServer, FolderLock, is_locked
+from alphaloop.embedded.process import EmbeddedServer
 from alphaloop.embedded.servers import SESSION_TIMEOUT_MS, EmbeddedKafka, EmbeddedPostgres, EmbeddedTansu
 from alphaloop.errors import ConfigError, StartFailed
-from alphaloop.files import replace_file
+from alphaloop.files import FolderLock, is_locked, replace_file
 from alphaloop.settings import Settings
 
 FALLBACK_NOTICE: Final = (

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from alphaloop import shipped
 from alphaloop.errors import ConfigError
+from alphaloop.files import read_toml
 from alphaloop.messages.job import Label, TaskName
 from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.processes import (
@@ -292,18 +293,6 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for part in typing.get_args(annotation) for section in sections_of(part)]
-
-
-def read_toml(path: Path, *, required: bool) -> dict[str, Any]:
-    """A file of TOML; empty without one where none is `required`. Raises ConfigError."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        if required:
-            raise ConfigError(f"expected a file, found nothing at {path}") from None
-        return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
-        raise ConfigError(f"{path}: expected TOML, found: {error}") from None
 
 
 def _merge(into: dict[str, Any], over: Mapping[str, Any]) -> None:

@@ -27,21 +27,17 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from alphaloop import page
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.engine import Engine, Generation, PreparedJob, Sampling
-from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
-from alphaloop.files import reading
-from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.errors import ConfigError, InvalidField
 from alphaloop.messages import Job, Mode
-from alphaloop.settings import Settings, TaskSettings
-from engine.prompts import apply_template, prepare_job
+from engine.prompts import apply_template
 from engine.training.recipe import Recipe
 
 #: Label of texts whose prompt the target chose freely.
 FREE: Final = "any"
 _MARK: Final = "@@the user's turn@@"
-_LONGEST_PROMPT: Final = 4096
+LONGEST_PROMPT: Final = 4096  #: tokens of a prompt that a text to train on may have
 _VANILLA: Final = Decision(Mode.VANILLA, None, None, 0, Reason.FORCED, "training texts of a draft")
 _PASS_TOKENS: Final = 1024  # logits of a pass over a large vocabulary must stay small
 
@@ -56,43 +52,9 @@ class TextRequest:
     opening: tuple[int, ...] = ()
 
 
-def read_prompts(
-    file: Path, settings: Settings, tokenizer: Any, task: str | None, say: Callable[[str], object]
-) -> list[TextRequest]:
-    """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
-
-    `say` is told of any other encoding than plain UTF-8.
-
-    Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
-    """
-    with reading(file, say=say) as source:
-        lines = list(JobReader(settings, task=task).read(source.lines, source.name))
-    found: list[TextRequest] = []
-    wrong: list[str] = []
-    for line in lines:
-        if isinstance(line, BadLine):
-            wrong.append(f"{line.where}: {line.error.field or 'line'}: {line.error.message}")
-            continue
-        try:
-            prepared = prepare_job(
-                tokenizer, settings.models.target.name, _LONGEST_PROMPT, line.job, Sampling(max_tokens=1, temperature=0)
-            )
-        except PromptTooLong:
-            continue
-        except InvalidField as error:
-            wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
-            continue
-        found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
-    if wrong:
-        raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint=f"see {page('guides/enqueue.md')}")
-    if not found:
-        raise ConfigError(f"{file}: expected at least one prompt below {_LONGEST_PROMPT} tokens, found none")
-    return found
-
-
 def plan_requests(
     tokenizer: Any,
-    tasks: Mapping[str, TaskSettings],
+    descriptions: Mapping[str, str],
     recipe: Recipe,
     prompts: Sequence[TextRequest] | None,
     held_out: Sequence[TextRequest] | None,
@@ -105,7 +67,7 @@ def plan_requests(
     """
     if prompts is None:
         num_held_out = recipe.num_held_out if held_out is None else 0
-        planned = _self_written(tokenizer, tasks, recipe.num_texts + num_held_out)
+        planned = _self_written(tokenizer, descriptions, recipe.num_texts + num_held_out)
     else:
         planned = list(prompts)
         num_held_out = min(recipe.num_held_out, max(1, len(planned) // 5))
@@ -118,13 +80,13 @@ def plan_requests(
     return [replace(request, number=number) for number, request in enumerate(planned)], num_held_out
 
 
-def _self_written(tokenizer: Any, tasks: Mapping[str, TaskSettings], num: int) -> list[TextRequest]:
+def _self_written(tokenizer: Any, descriptions: Mapping[str, str], num: int) -> list[TextRequest]:
     """Requests whose prompts the target writes. Every second one is steered to a task."""
     free = _opening(tokenizer, None)
     steered = [
         (name, opening)
-        for name, task in sorted(tasks.items())
-        if task.description and (opening := _opening(tokenizer, task.description)) is not None
+        for name, description in sorted(descriptions.items())
+        if description and (opening := _opening(tokenizer, description)) is not None
     ]
     if free is None:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from alphaloop.errors import ConfigError
-from alphaloop.settings.load import read_toml
+from alphaloop.files import read_toml
 from alphaloop.settings.section import Section
 
 

@@ -8,27 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from torch import Tensor
 
 from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
-from alphaloop.draft_card import DraftCard, DraftJudgement, read_card
-from alphaloop.embedded.process import FolderLock
-from alphaloop.embedded.stack import with_running_stack
+from alphaloop.draft_card import DraftCard, DraftJudgement, draft_name
 from alphaloop.errors import ConfigError, StartFailed
-from alphaloop.files import replace_file
-from alphaloop.messages.job import TaskName
-from alphaloop.settings import Settings
-from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
-from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.files import FolderLock, replace_file
+from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from engine.device import find_device
 from engine.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
 from engine.measuring import measure_pass_ms
@@ -42,12 +35,12 @@ from engine.training.data import (
     Answering,
     Lesson,
     TeacherNotes,
+    TextRequest,
     TextStore,
     TextWriter,
     WrittenText,
     plain_lesson,
     plan_requests,
-    read_prompts,
     read_tensors,
     write_tensors,
 )
@@ -78,15 +71,28 @@ class TrainingRun:
     """One order being carried out."""
 
     def __init__(
-        self, order: TrainOrder, settings: Settings, recipe: Recipe, tell: Tell, should_stop: Callable[[], bool]
+        self,
+        order: TrainOrder,
+        target: TargetSettings,
+        recipe: Recipe,
+        *,
+        descriptions: Mapping[str, str],
+        read_prompts: Callable[[Path, Any], list[TextRequest]],
+        tell: Tell,
+        should_stop: Callable[[], bool],
     ) -> None:
-        """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel."""
+        """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel.
+
+        `descriptions` says by task what its prompts are, for those that the target writes itself. `read_prompts` reads
+        a file's prompts with the target's tokenizer.
+        """
         self._order = order
-        self._settings = settings
+        self._descriptions = descriptions
+        self._read_prompts = read_prompts
         self._recipe = recipe
         self._tell = tell
         self._should_stop = should_stop
-        self._served = served = settings.models.target
+        self._served = served = target
         if served.num_threads is not None:
             torch.set_num_threads(served.num_threads)
         self._device = find_device(served.device)
@@ -215,12 +221,12 @@ class TrainingRun:
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
-        order, say = self._order, lambda text: self._tell(NoteEvent(text=text))
+        order = self._order
         given = [
-            None if file is None else read_prompts(file, self._settings, self._tokenizer, order.task, say)
+            None if file is None else self._read_prompts(file, self._tokenizer)
             for file in (order.prompts, order.held_out)
         ]
-        requests, num_held_out = plan_requests(self._tokenizer, self._settings.tasks, self._recipe, *given)
+        requests, num_held_out = plan_requests(self._tokenizer, self._descriptions, self._recipe, *given)
         store = TextStore(self._state / "texts.jsonl")
         known = {text.number for text in store.all()}
         if missing := [request for request in requests if request.number not in known]:
@@ -320,7 +326,7 @@ class TrainingRun:
     def _plan(self) -> dict[str, Any]:
         """The facts that a run in the folder must share with this one."""
         order = self._order
-        tasks = {name: task.description for name, task in sorted(self._settings.tasks.items())}
+        tasks = dict(sorted(self._descriptions.items()))
         return {
             "format": _FORMAT,
             "name": _name(order),
@@ -349,33 +355,6 @@ class TrainingRun:
                     f"{_short(plan.get(name))}",
                     hint="give a new folder, or delete this one to begin again",
                 )
-
-
-def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:
-    """Register the draft in `folder`, under `name` if one is given. Returns its card and its status in the database.
-
-    Raises ConfigError for a folder without a card or with other weights than the card's, or if no database is
-    configured; StoreError if the database cannot be used.
-    """
-    card = read_card(folder)
-    if (revision := find_weights(str(folder)).revision) != card.draft_revision:
-        raise ConfigError(
-            f"the card in {folder} was written for weights {card.draft_revision}, found {revision}",
-            hint="its figures are another draft's: train again",
-        )
-    if (url := with_running_stack(settings).postgres.url) is None:
-        raise ConfigError("no database is configured", hint="set DATABASE_URL, or start everything with `alphaloop up`")
-    with Database(url, pool_size=1, limits=settings.postgres.limits()) as database:
-        database.check_revision()
-        status = DraftRegistry(database).register_trained(
-            _checked(name or card.name),
-            card.draft_revision,
-            card.target_revision,
-            parent_revision=card.target_revision,
-            trained_on=card.trained_on,
-            figures=card.judgement.model_dump(mode="json"),
-        )
-    return card, status
 
 
 def _locked(folder: Path, state: Path) -> FolderLock:
@@ -412,16 +391,7 @@ def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callabl
 
 
 def _name(order: TrainOrder) -> str:
-    return _checked(order.name or order.folder.absolute().name)
-
-
-def _checked(name: str) -> str:
-    """The name as [models.drafters] takes it. Raises ConfigError."""
-    try:
-        return TypeAdapter[str](TaskName).validate_python(name)
-    except ValidationError:
-        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
-        raise ConfigError(told, hint="give one with --name") from None
+    return draft_name(order.name or order.folder.absolute().name)
 
 
 def _digest_of(file: Path | None) -> str | None:

@@ -16,8 +16,8 @@ import psycopg
 import pytest
 
 from alphaloop.cli.demo import TASKS, harvest
-from alphaloop.embedded.process import is_locked
 from alphaloop.embedded.stack import running_stack
+from alphaloop.files import is_locked
 from alphaloop.kafka.topics import list_topics
 from alphaloop.settings import KafkaSettings
 from tests.chaos.log_search import leaks

@@ -11,7 +11,8 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,11 +33,11 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from engine.drafters.draft_vocabulary import read_draft_vocabulary
 from engine.models import find_weights, load_weights
 from engine.own import load_engine
-from engine.training.data import read_prompts
 from engine.training.recipe import Recipe
 from engine.training.run import TrainingRun
 from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import VANILLA, decision, finish, make_job, small_llama
+from worker.commands import read_prompts
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -78,8 +79,20 @@ def settings(target_folder: Path) -> Settings:
     return Settings(models=ModelSettings(target=target, drafters={}), tasks=tasks)
 
 
+def opened(order: TrainOrder, settings: Settings, recipe: Recipe, should_stop: Callable[[], bool]) -> TrainingRun:
+    return TrainingRun(
+        order,
+        settings.models.target,
+        recipe,
+        descriptions={name: task.description for name, task in settings.tasks.items()},
+        read_prompts=partial(read_prompts, settings, order.task, print),
+        tell=lambda event: None,
+        should_stop=should_stop,
+    )
+
+
 def train(settings: Settings, folder: Path, recipe: Recipe = RECIPE) -> DraftCard | None:
-    run = TrainingRun(train_order(folder, name="small"), settings, recipe, lambda event: None, lambda: False)
+    run = opened(train_order(folder, name="small"), settings, recipe, lambda: False)
     try:
         return run.make()
     finally:
@@ -139,16 +152,16 @@ def test_a_folder_of_something_else_is_left_alone(
         train(settings, finished[0], recipe=RECIPE.model_copy(update={"num_layers": 2}))
     for name in ("My draft", "small.v2"):
         with pytest.raises(ConfigError, match="expected a drafter's name"):
-            TrainingRun(train_order(tmp_path / name), settings, RECIPE, lambda event: None, lambda: False)
+            opened(train_order(tmp_path / name), settings, RECIPE, lambda: False)
         assert not (tmp_path / name).exists()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
     with pytest.raises(ConfigError, match="found something else"):
         train(settings, tmp_path / "mine")
-    held = TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, lambda event: None, lambda: True)
+    held = opened(train_order(tmp_path / "new"), settings, RECIPE, lambda: True)
     try:
         with pytest.raises(ConfigError, match="in use"):
-            TrainingRun(train_order(tmp_path / "new"), settings, RECIPE, lambda event: None, lambda: True)
+            opened(train_order(tmp_path / "new"), settings, RECIPE, lambda: True)
     finally:
         held.close()
 
@@ -268,7 +281,7 @@ def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_dr
         return num_asked > 20
 
     for stop, is_done in ((should_stop, False), (lambda: False, True)):
-        run = TrainingRun(order, settings, recipe, lambda event: None, stop)
+        run = opened(order, settings, recipe, stop)
         try:
             card = run.make()
         finally:
@@ -298,7 +311,7 @@ def test_a_wrong_field_of_a_prompt_is_named_as_in_its_line(settings: Settings, t
     ):
         (tmp_path / "p.jsonl").write_text(json.dumps({"task": "code", **fields}), encoding="utf-16")
         with pytest.raises(ConfigError, match=rf"p\.jsonl:1: {field}: expected"):
-            read_prompts(tmp_path / "p.jsonl", settings, tokenizer, None, said.append)
+            read_prompts(settings, None, said.append, tmp_path / "p.jsonl", tokenizer)
     assert said == [f"{tmp_path / 'p.jsonl'} is read as UTF-16"] * 2
 
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.embedded.process import ChildProcess, FolderLock, free_ports, is_free, is_listening, is_locked
+from alphaloop.embedded.process import ChildProcess, free_ports, is_free, is_listening
 from alphaloop.errors import StartFailed
+from alphaloop.files import FolderLock, is_locked
 from tests.fixtures.worker import until
 
 #: A server that says when it is up, and says goodbye when it is asked to stop.
@@ -119,7 +120,7 @@ def test_it_does_not_outlive_a_killed_alphaloop(log: Path, tmp_path: Path) -> No
         textwrap.dedent(f"""
         import sys
         from pathlib import Path
-        from alphaloop.embedded.process import FolderLock
+        from alphaloop.files import FolderLock
         from alphaloop.embedded.process import ChildProcess
         log = Path({str(log)!r})
         lock = FolderLock(Path({str(tmp_path / "lock")!r}), what="a server", wait_s=0)

@@ -15,10 +15,11 @@ import pytest
 from pydantic import SecretStr
 
 from alphaloop.embedded import install, process
-from alphaloop.embedded.process import FolderLock, is_listening, is_locked
+from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.servers import EmbeddedKafka
 from alphaloop.embedded.stack import FALLBACK_NOTICE, EmbeddedStack, running_stack, with_running_stack
 from alphaloop.errors import StartFailed
+from alphaloop.files import FolderLock, is_locked
 from alphaloop.kafka.topics import is_reachable
 from alphaloop.settings import EmbeddedSettings, KafkaSettings, PostgresSettings, Settings
 

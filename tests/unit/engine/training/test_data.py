@@ -25,16 +25,17 @@ from engine.training.data import (
     WrittenText,
     answer_prompt,
     plan_requests,
-    read_prompts,
 )
 from engine.training.distil import choose_vocabulary, columns_of
 from engine.training.recipe import Recipe
+from worker.commands import read_prompts
 
 TASKS = {
     "code": TaskSettings(description="Write code"),
     "sql": TaskSettings(description="Queries"),
     "x": TaskSettings(),
 }
+DESCRIPTIONS = {name: task.description for name, task in TASKS.items()}
 RECIPE = Recipe(num_texts=7, num_held_out=3)
 
 
@@ -42,7 +43,7 @@ def read(folder: Path, tokenizer: Any, *lines: object, task: str | None = None) 
     """The prompts of a file with these lines."""
     file = folder / "prompts.jsonl"
     file.write_text("\n".join(one if isinstance(one, str) else json.dumps(one) for one in lines), encoding="utf-8")
-    return read_prompts(file, Settings(tasks=TASKS), tokenizer, task, print)
+    return read_prompts(Settings(tasks=TASKS), task, print, file, tokenizer)
 
 
 def test_prompts_are_tokenized_as_when_served(tmp_path: Path, tiny_tokenizer: Any) -> None:
@@ -74,7 +75,7 @@ def test_a_wrong_file_says_where(tmp_path: Path, tiny_tokenizer: Any, content: s
 
 
 def test_the_target_writes_as_many_as_asked_half_of_them_steered(tiny_tokenizer: Any) -> None:
-    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    requests, num_held_out = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, None, None)
     assert (len(requests), num_held_out) == (10, 3)
     assert [request.number for request in requests] == list(range(10))
     assert [request.task for request in requests] == [FREE, "code", FREE, "sql"] * 2 + [FREE, "code"]
@@ -90,7 +91,7 @@ def test_a_template_without_system_messages_leaves_all_free(
     refusing = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
     refusing += "<user>{{ messages[0]['content'] }}"
     monkeypatch.setattr(tiny_tokenizer, "chat_template", refusing)
-    requests, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    requests, _ = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, None, None)
     assert {request.task for request in requests} == {FREE}
 
 
@@ -98,33 +99,33 @@ def test_a_base_model_writes_from_its_first_token_or_says_that_it_cannot(
     tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiny_tokenizer, "chat_template", None)
-    requests, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, None)
+    requests, _ = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, None, None)
     assert {request.opening for request in requests} == {(tiny_tokenizer.eos_token_id,)}
     assert tiny_tokenizer.decode(answer_prompt(tiny_tokenizer, "hello")) == "hello"
     nameless = copy.deepcopy(tiny_tokenizer)
     nameless.eos_token = None
     with pytest.raises(ConfigError, match="neither a chat template nor a first token"):
-        plan_requests(nameless, TASKS, RECIPE, None, None)
+        plan_requests(nameless, DESCRIPTIONS, RECIPE, None, None)
 
 
 def test_a_fifth_of_ones_own_prompts_is_held_out(tmp_path: Path, tiny_tokenizer: Any) -> None:
     prompts = read(tmp_path, tiny_tokenizer, *({"task": "code", "prompt": f"p{i}"} for i in range(10)))
-    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts, None)
+    requests, num_held_out = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, prompts, None)
     assert (len(requests), num_held_out) == (10, 2)
     assert {request.prompt for request in requests} == {request.prompt for request in prompts}
-    again, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts, None)
-    other, _ = plan_requests(tiny_tokenizer, TASKS, RECIPE.model_copy(update={"seed": 1}), prompts, None)
+    again, _ = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, prompts, None)
+    other, _ = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE.model_copy(update={"seed": 1}), prompts, None)
     assert requests == again != other
     with pytest.raises(ConfigError, match="at least two prompts"):
-        plan_requests(tiny_tokenizer, TASKS, RECIPE, prompts[:1], None)
+        plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, prompts[:1], None)
 
 
 def test_a_file_to_judge_with_is_never_trained_on(tmp_path: Path, tiny_tokenizer: Any) -> None:
     judged, own = (read(tmp_path, tiny_tokenizer, {"task": task, "prompt": "p"}) for task in ("sql", "code"))
-    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, own, judged)
+    requests, num_held_out = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, own, judged)
     assert [request.task for request in requests] == ["sql", "code"]
     assert num_held_out == 1
-    requests, num_held_out = plan_requests(tiny_tokenizer, TASKS, RECIPE, None, judged)
+    requests, num_held_out = plan_requests(tiny_tokenizer, DESCRIPTIONS, RECIPE, None, judged)
     assert (len(requests), num_held_out) == (1 + RECIPE.num_texts, 1)
     assert [request.number for request in requests] == list(range(8))
     assert all(request.prompt is None for request in requests[1:])
