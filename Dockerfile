@@ -17,7 +17,7 @@ WORKDIR /app
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
 # empty as yet, so this layer stays while only code changes. Never vLLM here: it pins another torch.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-RUN mkdir alphaloop configs docs migrations scheduler worker \
+RUN mkdir alphaloop configs docs engine migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \
     && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,servers,tracing]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi
@@ -30,6 +30,7 @@ RUN if [ -n "$CUDA" ]; then python -c "import sys, torch; built, named = torch.v
 COPY docs docs
 COPY migrations migrations
 COPY alphaloop alphaloop
+COPY engine engine
 COPY worker worker
 COPY scheduler scheduler
 # Again with the sources there: an editable installation of empty packages leads nowhere.

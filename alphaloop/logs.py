@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 from alphaloop.errors import AlphaloopError
 from alphaloop.wording import harmless, json_text, one_line
 
-OURS: Final = ("alphaloop", "worker", "scheduler", "__main__")
+OURS: Final = ("alphaloop", "engine", "worker", "scheduler", "__main__")
 MAX_FIELD_CHARS: Final = 300
 START_PROGRESS: Final = "start_progress"  #: the action of what a process that starts is doing, which `up` shows
 WITHHELD: Final = frozenset(

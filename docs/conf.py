@@ -24,7 +24,15 @@ release = version = __version__
 extensions = ["myst_parser"]
 root_doc = "README"
 source_suffix = {".md": "markdown"}
-include_patterns = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "docs/**"]
+include_patterns = [
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "engine/README.md",
+    "examples/README.md",
+    "docs/**",
+]
 exclude_patterns = [".*", "build", "docs/site"]  # folders in which nothing needs to be looked for
 
 html_theme = "furo"
@@ -49,6 +57,7 @@ NAVIGATION: Final = {
     "Start": [
         "docs/README",
         "examples/README",
+        "engine/README",
         "docs/guides/enqueue",
         "docs/guides/measure",
         "docs/guides/console",

@@ -70,7 +70,7 @@ def test_the_file_map_leaves_nothing_important_out() -> None:
     packages = {
         f"{path.parent.as_posix()}/"
         for path in paths
-        if path.name == "__init__.py" and path.parts[0] in ("alphaloop", "worker", "scheduler")
+        if path.name == "__init__.py" and path.parts[0] in ("alphaloop", "engine", "worker", "scheduler")
     }
     hidden_or_itself = {name for name in top if name.startswith(".") and name != ".env.example"} | {"README.md"}
     assert (top | packages) - hidden_or_itself <= set(file_map())
@@ -208,7 +208,8 @@ def test_the_reference_names_every_field(model: type[BaseModel]) -> None:
 
 def test_every_page_that_an_error_names_comes_with_the_package() -> None:
     hints = ""
-    for path in (path for package in ("alphaloop", "worker", "scheduler") for path in (ROOT / package).rglob("*.py")):
+    packages = ("alphaloop", "engine", "worker", "scheduler")
+    for path in (path for package in packages for path in (ROOT / package).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.keyword) and node.arg == "hint":
                 hints += f"{ast.unparse(node.value)}\n"

@@ -328,7 +328,7 @@ def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
     read_twice: list[bytes] = []
 
     class Run:
-        def __init__(self, order: TrainOrder, *_: object) -> None:
+        def __init__(self, order: TrainOrder, *_: object, **__: object) -> None:
             for file in (order.prompts, order.held_out) * 2:
                 assert file is not None
                 read_twice.append(file.read_bytes())

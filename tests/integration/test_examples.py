@@ -122,6 +122,15 @@ def test_the_settings_for_two_servers_are_settings() -> None:
     assert models.target.engine == "server"
 
 
+@pytest.mark.model
+def test_the_engine_alone_decodes_a_text_with_fewer_rounds_than_tokens(smollm2_source: str, tmp_path: Path) -> None:
+    decoding = [sys.executable, EXAMPLES / "engine_alone.py", "def fibonacci(n):"]
+    done = subprocess.run(decoding, cwd=tmp_path, capture_output=True, text=True, timeout=170, check=True)
+    num_tokens, num_rounds = re.findall(r"\d+", done.stderr.splitlines()[-1])
+    assert "fibonacci" in done.stdout
+    assert int(num_tokens) == 64 > int(num_rounds)
+
+
 def test_every_example_is_named_and_run() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     here = Path(__file__).read_text(encoding="utf-8")
