@@ -11,7 +11,7 @@ from typing import Final
 import torch
 
 from alphaloop.errors import ConfigError
-from alphaloop.settings.models import AUTO, DraftModelDrafterSettings, ModelSettings
+from alphaloop.settings.models import AUTO, ModelSettings
 
 TARGET_SETTING = "models.target.device"
 #: In the words of errors that a GPU, its driver or its libraries raise as plain RuntimeErrors.
@@ -40,9 +40,9 @@ class Placement:
         """Raises ConfigError for a device that this host does not have, before anything is loaded."""
         target = find_device(models.target.device)
         drafts = {
-            name: target if one.device == AUTO else find_device(one.device, setting=f"models.drafters.{name}.device")
-            for name, one in models.drafters.items()
-            if isinstance(one, DraftModelDrafterSettings)
+            name: target if draft.device == AUTO else find_device(draft.device, setting=_device_setting(name))
+            for name, settings in models.drafters.items()
+            if (draft := settings.draft_model) is not None
         }
         return cls(target, drafts)
 
@@ -65,6 +65,10 @@ class Placement:
             if device != self.target
         ]
         return ", ".join((target, *elsewhere))
+
+
+def _device_setting(drafter: str) -> str:
+    return f"models.drafters.{drafter}.device"
 
 
 def find_device(name: str, *, setting: str = TARGET_SETTING) -> torch.device:

@@ -22,13 +22,9 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import CacheMemory
 from alphaloop.errors import DecodeFailed, reason_of
 from engine.device import is_device_fault, is_out_of_memory
-from engine.drafters.draft_model import DraftModelDrafter
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.hybrid import HybridDrafter
 from engine.models import Target
 from engine.proposal import Ask, DraftDistributions, Drafter, Proposal, check_answers
 from engine.sequence import Sequence
-from engine.states import taps_of
 
 log = logging.getLogger(__name__)
 
@@ -58,23 +54,14 @@ class OpenDrafters:
         self._num_in_a_row = Counter[str]()
         self._num_failures = Counter[str]()  # since `take_failures`
 
-    @property
-    def draft_models(self) -> dict[str, DraftModelDrafter | Eagle3Drafter]:
-        """Those that keep keys and values, by name."""
-        kinds = DraftModelDrafter | Eagle3Drafter
-        return {name: one for name, one in self._drafters.items() if isinstance(one, kinds)}
-
     def taps_of(self, sequence: Sequence) -> tuple[int, ...]:
         """Which states of the target the drafter of a sequence wants, also while it is paused."""
-        return taps_of(self._drafters[sequence.drafter.name]) if sequence.drafter is not None else ()
+        return self._drafters[sequence.drafter.name].taps if sequence.drafter is not None else ()
 
     @property
-    def keeping(self) -> dict[str, DraftModelDrafter | Eagle3Drafter | HybridDrafter]:
+    def keeping(self) -> dict[str, Drafter]:
         """Those for whose sequences keys and values are kept, their own or those of a source, by name."""
-        hybrids = {
-            name: one for name, one in self._drafters.items() if isinstance(one, HybridDrafter) and one.bytes_per_token
-        }
-        return {**self.draft_models, **hybrids}
+        return {name: drafter for name, drafter in self._drafters.items() if drafter.bytes_per_token}
 
     def state(self, drafter: str | None) -> DrafterState | None:
         """The state of a drafter that is named, None where it has ended; raises DecodeFailed if it is not loaded."""
@@ -175,8 +162,7 @@ class OpenDrafters:
 
     def _parts_of(self, name: str) -> set[str]:
         """A drafter and, of a hybrid, its sources."""
-        one = self._drafters[name]
-        return {name, *(one.source_names if isinstance(one, HybridDrafter) else ())}
+        return {name, *self._drafters[name].source_names}
 
     def take_failures(self) -> Counter[str]:
         """How often each drafter failed since the last call."""
@@ -201,8 +187,8 @@ class OpenDrafters:
         drafter = self._drafters[sequence.drafter.name]
         # What another drafter would have proposed under a constraint does not follow from this one's drafts: forced
         # tokens take places in them.
-        if sequence.task and isinstance(drafter, DraftModelDrafter) and sequence.constrained is None:
-            sequence.counts.sharing[sequence.drafter.name] = (drafter.min_probability, drafter.shared_weights)
+        if sequence.task and sequence.constrained is None:
+            sequence.counts.sharing[sequence.drafter.name] = drafter.sharing()
         sequence.is_open = True  # also where it fails: whatever it holds of the sequence by then is closed
         with self._guarding(sequence.drafter.name, "open", [sequence]):
             drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task, sequence.segment)

@@ -43,23 +43,11 @@ from alphaloop.lookup import ViewOf
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
-    DraftModelDrafterSettings,
-    HeadsDrafterSettings,
-    HybridDrafterSettings,
-    LayerSkipDrafterSettings,
-    LookupDrafterSettings,
     ModelSettings,
-    RecyclingDrafterSettings,
 )
 from engine.constraint import compute_masks
 from engine.device import Placement, available_bytes, is_out_of_memory, pass_bytes
-from engine.drafters.draft_model import DraftModelDrafter, DraftModels
-from engine.drafters.eagle3 import Eagle3Drafter
-from engine.drafters.head_loading import load_heads
-from engine.drafters.hybrid import HybridDrafter
-from engine.drafters.layer_skip import load_layer_skip
-from engine.drafters.lookup import LookupDrafter
-from engine.drafters.recycling import RecyclingDrafter
+from engine.drafters.methods import open_drafters
 from engine.measuring import measure_draft_ms, measure_draft_prefill_ms, measure_pass_ms, measure_prefill_ms
 from engine.models import Target, load_target
 from engine.network.kv_layout import BLOCK
@@ -93,36 +81,15 @@ def load_engine(
     Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
     for a draft model or heads that cannot draft for this target.
     """
-    placement, names = Placement.of(models), list(models.drafters)
+    placement = Placement.of(models)
     log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
-    of_models = {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)}
-    draft_models = DraftModels(of_models, models.target, target, placement=placement, num_slots=num_slots)
-
-    def load_drafter(name: str) -> Drafter:
-        settings, place = models.drafters[name], names.index(name) + 1
-        log.info("loading the drafter %s, %d of %d", name, place, len(names), extra={"action": START_PROGRESS})
-        if isinstance(settings, LookupDrafterSettings):
-            return LookupDrafter(name, settings)
-        if isinstance(settings, HeadsDrafterSettings):
-            return load_heads(name, settings, target, num_slots=num_slots)
-        if isinstance(settings, LayerSkipDrafterSettings):
-            return load_layer_skip(name, settings, target, num_slots=num_slots)
-        if isinstance(settings, RecyclingDrafterSettings):
-            return RecyclingDrafter(name, settings, target.end_tokens)
-        return draft_models.load(name)
-
-    hybrids = {name: one for name, one in models.drafters.items() if isinstance(one, HybridDrafterSettings)}
-    drafters = {name: load_drafter(name) for name in models.drafters if name not in hybrids} | dict(beside or {})
-    drafters |= {
-        name: HybridDrafter(name, one, {source: drafters[source] for source in one.sources})
-        for name, one in hybrids.items()
-    }
+    drafters = open_drafters(models, target, placement, num_slots=num_slots) | dict(beside or {})
     own = target.model.kv_shape.bytes_per_token
     drafted = sum(
         drafter.bytes_per_token
         for drafter in drafters.values()
-        if isinstance(drafter, DraftModelDrafter | Eagle3Drafter) and drafter.device == target.device
+        if drafter.device == target.device and not drafter.source_names
     )
     max_cache_bytes = models.target.max_cache_bytes or target_limit(available_bytes(target.device), own, drafted)
     log.info(
@@ -257,8 +224,7 @@ class TransformersEngine:
     def use_memory(self, view_of: ViewOf) -> None:
         """Let look-up with `memory` search earlier results, from the next job on."""
         for drafter in self._drafters.values():
-            if isinstance(drafter, LookupDrafter):
-                drafter.use_memory(view_of)
+            drafter.use_memory(view_of)
 
     def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
         """From its next round on a job drafts with `drafter`, at most `num_draft_tokens` tokens a round.
@@ -435,11 +401,9 @@ class TransformersEngine:
             round_.draft_s_by_proposer[name] = time.perf_counter() - began
             round_.shape_by_proposer[name] = ProposalShape(len(wanted), 1 + longest, num_read)
             proposals |= {ask.job_id: answer for ask, answer in zip(wanted, answers, strict=True)}
-            if isinstance(hybrid := self._drafters[name], HybridDrafter):
-                # A source that drafts by itself in this round has times of its own.
-                told = {source: s for source, s in hybrid.seconds.items() if source not in by_drafter}
-                round_.draft_s_by_proposer |= told
-                round_.shape_by_proposer |= {source: hybrid.shapes[source] for source in told}
+            for source, (seconds, shape) in self._drafters[name].by_source().items():
+                if source not in by_drafter:  # which has times of its own
+                    round_.draft_s_by_proposer[source], round_.shape_by_proposer[source] = seconds, shape
         proposals |= {sequence.job_id: NOTHING for sequence in pending if sequence.drafting is None}
         used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
         # What a failure took is no drafter's time.
@@ -549,11 +513,10 @@ class TransformersEngine:
 
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
-        drafts, own = self._open_drafters.draft_models, self._target.device
-        keeping = self._open_drafters.keeping
+        keeping, own = self._open_drafters.keeping, self._target.device
         held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._resident.num_bytes})
-        for draft in drafts.values():
-            held[draft.device] += draft.num_cache_bytes
+        for draft in keeping.values():
+            held[draft.device or own] += draft.num_cache_bytes
         return CacheMemory(
             free=available_bytes(own),
             held=held.pop(own),
@@ -573,9 +536,9 @@ class TransformersEngine:
         """
         shortest = min((len(job.token_ids) for job in jobs), default=0)
         short = {
-            name: f"prompts of {shortest} tokens, as it reads {draft.context_length}"
-            for name, draft in self._open_drafters.draft_models.items()
-            if draft.state.num_read(shortest) >= draft.context_length
+            name: f"prompts of {shortest} tokens, as it reads {draft.longest_text}"
+            for name, draft in self._drafters.items()
+            if draft.longest_text is not None and draft.state.num_read(shortest) >= draft.longest_text
         }
         return {**short, **self._open_drafters.ended}
 

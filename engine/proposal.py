@@ -5,7 +5,7 @@ A sequence's rounds are counted for the drafter that each of them belongs to, an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -15,10 +15,12 @@ from torch.nn import functional
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts, added
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import DrafterCounts, Sampling, ShadowCounts
+from alphaloop.engine import DrafterCounts, ProposalShape, Sampling, ShadowCounts
 from alphaloop.errors import DecodeFailed
+from alphaloop.lookup import ViewOf
 
 if TYPE_CHECKING:
+    from engine.constraint import ConstrainedText
     from engine.sampling import TokenChooser
     from engine.states import States
 
@@ -162,6 +164,8 @@ class Proposal:
         return paths
 
 
+#: In `Proposal.tokens` of a draft that is only scored: a token that no pass over the text shows.
+UNKNOWN: Final = -1
 #: In `Proposal.proposers`: the token is the only one allowed at its place, so it is taken without a trial.
 FORCED: Final = "forced"
 NOTHING = Proposal()
@@ -204,12 +208,12 @@ def check_answers(asks: Sequence[Ask], answers: Sequence[Proposal], vocabulary: 
 class Drafter(Protocol):
     """Proposes tokens for many sequences at once. Deterministic in its asks and each job's own randomness.
 
-    One that wants hidden states of the target with its asks has an attribute `taps` (`engine.states`).
+    What not every way of drafting has, has a default here: a drafter inherits it.
     """
 
-    @property
-    def state(self) -> DrafterState:
-        """Its name, revision and longest draft."""
+    state: DrafterState  #: name, revision and longest draft
+    taps: tuple[int, ...] = ()  #: states of the target that it wants with each ask (`engine.states`)
+    shadow_share: float = 0.0  #: most of a text's decoding time that scoring it with `rereading` may take; 0: never
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """A sequence wants drafts from now on, from its beginning or from the middle of its output.
@@ -227,6 +231,69 @@ class Drafter(Protocol):
     def clear(self) -> None:
         """Forget every sequence, whatever state a failed round left."""
 
+    @property
+    def device(self) -> torch.device | None:
+        """Where it keeps keys and values; None where it keeps none."""
+        return None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Keys and values of one token of a text."""
+        return 0
+
+    @property
+    def num_cache_bytes(self) -> int:
+        """Memory that its own keys and values hold now, without those of its sources."""
+        return 0
+
+    @property
+    def longest_text(self) -> int | None:
+        """Tokens of a text after which it proposes nothing; None where the target's own limit comes first."""
+        return None
+
+    @property
+    def source_names(self) -> frozenset[str]:
+        """Other drafters that it asks, whose slots its sequences hold."""
+        return frozenset()
+
+    def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
+        """Seconds and shape of the last proposals of each source that was asked."""
+        return {}
+
+    def sharing(self) -> tuple[float, Sequence[SharedWeightDrafter]]:
+        """Its gate, and the drafters of the same weights for which its rounds count too."""
+        return 0.0, ()
+
+    def use_memory(self, view_of: ViewOf) -> None:
+        """Search earlier results too, from the next text on, if it can."""
+        return
+
+    def rereading(
+        self, text: list[int], task: str, segment: str = "", predicted: Sequence[int] = ()
+    ) -> Callable[[int], Proposal] | None:
+        """What it would propose for a text that others decode, at most as many tokens as a call asks for.
+
+        `text` is the prompt; the caller appends to it and asks again. `predicted` is what the job expects. None where that takes a pass a round.
+        """
+        return None
+
+    def along(
+        self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
+    ) -> Callable[[int], Proposal] | None:
+        """What it would propose after `seen`, the prompt of a greedy text, to which the caller appends `output`.
+
+        Of earlier results nothing is used. None where its drafts do not follow from one pass over the text.
+        """
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class SharedWeightDrafter:
+    """A drafter of the same weights; `min_probability` is its gate, 0 for none."""
+
+    state: DrafterState
+    min_probability: float
+
 
 @dataclass(slots=True)
 class _Rounds:
@@ -243,14 +310,6 @@ class _Rounds:
         self.chances += [0] * (max(num, 1) - len(self.chances))
         for position in range(num):
             self.chances[position] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class SharedWeightDrafter:
-    """A drafter of the same weights; `min_probability` is its gate, 0 for none."""
-
-    state: DrafterState
-    min_probability: float
 
 
 class RoundCounts:

@@ -17,9 +17,7 @@ from typing import Final
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, added
 from alphaloop.engine import Generation, PreparedJob, ShadowCounts
 from engine.constraint import ConstrainedText
-from engine.drafters.draft_model import DraftModelDrafter
-from engine.drafters.lookup import LookupDrafter
-from engine.proposal import Drafter, Proposal
+from engine.proposal import UNKNOWN, Drafter, Proposal
 from engine.sampling import key_of
 from engine.sequence import Sequence
 from engine.verification import verify_followed
@@ -31,7 +29,6 @@ _FADING: Final = 0.99
 #: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.
 MAX_TOKENS: Final = 512
 #: Stands where a token is not known; no token has this id.
-_UNKNOWN: Final = -1
 #: Stands behind a text that has ended: no draft is this token.
 _ENDED: Final = -2
 
@@ -93,7 +90,7 @@ class Shadows:
         if not sequence.task:
             return
         for name, drafter in self.drafters.items():
-            if not isinstance(drafter, LookupDrafter) or name in self.ended:
+            if not drafter.shadow_share or name in self.ended:
                 continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
@@ -106,6 +103,8 @@ class Shadows:
                     constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
+                    continue
+                if propose is None:
                     continue
                 most = drafter.state.max_draft_tokens
                 rounds = VirtualRounds(propose, seen, most, sequence.max_tokens, constrained)
@@ -192,7 +191,7 @@ class _Reading:
     """One text as one look-up drafter would decode it."""
 
     sequence: Sequence
-    drafter: LookupDrafter
+    drafter: Drafter
     rounds: VirtualRounds
     seconds: float = 0.0
     has_failed: bool = False
@@ -268,45 +267,13 @@ def score(
     or reads the text in tokens of its own.
     """
     seen = list(prompt)
-    if isinstance(drafter, LookupDrafter):
-        propose = drafter.rereading(seen, "")
-    elif isinstance(drafter, DraftModelDrafter) and drafter.num_branches == 1 and drafter.translation is None:
-        propose = _rereading(drafter, seen, output, constrained and constrained.beginning())
-    else:
+    if (propose := drafter.along(seen, output, constrained and constrained.beginning())) is None:
         return None
     rounds = VirtualRounds(propose, seen, num_draft_tokens, max_tokens, constrained and constrained.beginning())
     text = [*prompt, *output]
     while rounds.take_round(text, has_ended=True):
         pass
     return rounds.counted(drafter)
-
-
-def _rereading(
-    drafter: DraftModelDrafter, seen: SequenceOf[int], output: SequenceOf[int], constrained: ConstrainedText | None
-) -> Callable[[int], Proposal]:
-    """What a draft model would propose behind `seen`, a beginning of the text that grows."""
-    num_prompt = len(seen)
-    choices = drafter.choices(seen, output, constrained)
-
-    def propose(num_tokens: int) -> Proposal:
-        tokens: list[int] = []
-        together = 1.0
-        while len(tokens) < min(num_tokens, drafter.num_left(num_prompt, len(seen) - num_prompt)):
-            place = len(seen) - num_prompt + len(tokens)
-            is_known = place < len(output) and (not tokens or tokens[-1] == output[place - 1])
-            if not is_known:
-                tokens.append(_UNKNOWN)
-                continue
-            token, probability = choices[place]
-            if token < 0:
-                break  # of the tokens that it proposes, the constraint allows none
-            tokens.append(token)
-            together *= probability
-            if drafter.ends_draft(token, together):
-                break
-        return Proposal(tuple(tokens))
-
-    return propose
 
 
 class VirtualRounds:
@@ -407,10 +374,10 @@ class VirtualRounds:
         """The proposal as a real run would verify it."""
         if self._constrained is None:
             return proposal
-        if _UNKNOWN not in proposal.tokens:
+        if UNKNOWN not in proposal.tokens:
             return self._constrained.fit(proposal, num_tokens, "")
         # Behind the first token that is not known nothing is, but that the draft goes on.
-        known = proposal.tokens[: proposal.tokens.index(_UNKNOWN)]
+        known = proposal.tokens[: proposal.tokens.index(UNKNOWN)]
         kept = self._constrained.fit(Proposal(known), len(known), "")
         unknown = proposal.tokens[len(known) :]
         proposers = (*kept.proposers, *[""] * len(unknown)) if kept.proposers else ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -36,12 +36,6 @@ class States:
     def of(self, taps: Sequence[int]) -> Tensor:
         """States of several layers side by side: [positions, len(taps) * hidden]."""
         return torch.cat([self.by_tap[tap] for tap in taps], dim=-1)
-
-
-def taps_of(drafter: Any) -> tuple[int, ...]:
-    """Which states a drafter wants with each ask, as its `taps` says; none where it has no such attribute."""
-    taps: tuple[int, ...] = getattr(drafter, "taps", ())
-    return taps
 
 
 @dataclass(eq=False)

@@ -26,7 +26,6 @@ from alphaloop.liveness import Liveness, Pulse
 from alphaloop.messages import Status
 from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSettings, TasksFile, settings_of_segment
-from alphaloop.settings.models import LookupDrafterSettings
 from alphaloop.start_wait import check_installation
 from alphaloop.store.database import Database, DatabaseClock, Listener
 from alphaloop.store.installation import InstallationStore
@@ -342,8 +341,7 @@ def open_memory(
     memory.merge()
     engine.use_memory(memory.view)
     remembering = [name for name, one in tasks().items() if one.memory != "off"]
-    lookups = (one for one in settings.models.drafters.values() if isinstance(one, LookupDrafterSettings))
-    if remembering and not any(one.memory for one in lookups):
+    if remembering and not any(drafter.searches_memory for drafter in settings.models.drafters.values()):
         log.warning(
             "the memory of %s is on, and no drafter searches it: set memory = true in [models.drafters.NAME]",
             ", ".join(remembering),

@@ -169,7 +169,40 @@ class TargetSettings(FilesSettings):
     )
 
 
-class LookupDrafterSettings(Section):
+class DraftingSettings(Section):
+    """What every way of drafting says of itself; most have nothing to say."""
+
+    @property
+    def says_chance_first(self) -> bool:
+        """Whether it says how sure it is before anything is drawn."""
+        return False
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Other drafters that it asks."""
+        return ()
+
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """`auto` is the target's device; None for what runs in Python beside the target."""
+        return AUTO
+
+    @property
+    def searches_memory(self) -> bool:
+        """Whether it searches earlier results of tasks whose `memory` is not off."""
+        return False
+
+    @property
+    def draft_model(self) -> DraftModelDrafterSettings | None:
+        """The second model that drafts; None where there is none."""
+        return None
+
+    def check(self, name: str, models: ModelSettings) -> None:
+        """Whether it fits the others of `models`, under this name. Raises ValueError."""
+        return
+
+
+class LookupDrafterSettings(DraftingSettings):
     """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md.
 
     It runs in Python beside the target and has no device.
@@ -185,6 +218,21 @@ class LookupDrafterSettings(Section):
     memory: bool = False  #: whether it also searches earlier results of tasks whose `memory` is not off
     shadow_share: Share = 0.005  #: share of the device time of other drafters' texts for scoring it on them; 0: never
 
+    @property
+    def says_chance_first(self) -> bool:
+        """By the occurrences of each token."""
+        return True
+
+    @property
+    def searches_memory(self) -> bool:
+        """As `memory` says."""
+        return self.memory
+
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """Nowhere: it has no device."""
+        return None
+
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
         return DrafterState(
@@ -199,7 +247,7 @@ class LookupDrafterSettings(Section):
         )
 
 
-class NetworkDrafterSettings(Section):
+class NetworkDrafterSettings(DraftingSettings):
     """What drafts with a network."""
 
     min_probability: float = Field(
@@ -220,6 +268,16 @@ class DraftModelDrafterSettings(FilesSettings, NetworkDrafterSettings):
     max_prompt_tokens: int | None = Field(
         None, ge=16
     )  #: tokens of a prompt that it reads, the first few and the last ones; unset: all
+
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """As `device` says."""
+        return self.device
+
+    @property
+    def draft_model(self) -> DraftModelDrafterSettings:
+        """Itself."""
+        return self
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without its cache size, which is known when the model is loaded."""
@@ -262,7 +320,7 @@ class LayerSkipDrafterSettings(NetworkDrafterSettings):
         return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_scorable=self.num_branches == 1)
 
 
-class RecyclingDrafterSettings(Section):
+class RecyclingDrafterSettings(DraftingSettings):
     """Recycling: proposes what the target held likely after the same tokens before; docs/concepts/drafters.md.
 
     It has no weights and no device.
@@ -272,12 +330,17 @@ class RecyclingDrafterSettings(Section):
     max_draft_tokens: int = Field(7, ge=1, le=64)
     num_branches: int = Field(2, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
 
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """Nowhere: it has no device."""
+        return None
+
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
         return DrafterState(name, revision, self.max_draft_tokens, is_stale)
 
 
-class HybridDrafterSettings(Section):
+class HybridDrafterSettings(DraftingSettings):
     """Several of the other drafters in one round; docs/concepts/drafters.md."""
 
     method: Literal["hybrid"] = "hybrid"
@@ -294,6 +357,40 @@ class HybridDrafterSettings(Section):
     min_probability: float = Field(
         0.5, ge=0, le=1
     )  #: of a switch: look-up drafts where it gives its first token at least this probability
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """Its sources."""
+        return self.sources
+
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """Where its sources do."""
+        return None
+
+    def check(self, name: str, models: ModelSettings) -> None:
+        """Whether its sources are others that draft by themselves, on one device."""
+        where, others = f"models.drafters.{name}", models.drafters
+        plain = [other for other, settings in others.items() if not settings.asks]
+        unknown = [source for source in self.sources if source not in plain]
+        if unknown or len({*self.sources}) < len(self.sources):
+            raise ValueError(
+                f"{where}.sources: expected names of other drafters that are no hybrids, each once, of "
+                f"{', '.join(plain)}; found {', '.join(unknown or self.sources)}"
+            )
+        if strangers := sorted({*self.most_tokens} - {*self.sources}):
+            raise ValueError(f"{where}.most_tokens: expected names of its sources, found {', '.join(strangers)}")
+        sources = [others[source] for source in self.sources]
+        if self.rule == "switch" and not all(source.says_chance_first for source in sources[:-1]):
+            raise ValueError(
+                f"{where}.sources: expected look-up drafters before the last source of a switch, because only they "
+                'say how sure they are before anything is drawn; with rule = "tree" all sources draft'
+            )
+        named = [source.computes_on for source in sources if source.computes_on is not None]
+        if len(devices := {models.target.device if device == AUTO else device for device in named}) > 1:
+            raise ValueError(
+                f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; heads are on the target's"
+            )
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without what is known when its sources are loaded."""
@@ -355,34 +452,9 @@ class ModelSettings(Section):
         return self
 
     @model_validator(mode="after")
-    def _hybrids_have_sources(self) -> Self:
-        for name, hybrid in self.drafters.items():
-            if not isinstance(hybrid, HybridDrafterSettings):
-                continue
-            where = f"models.drafters.{name}"
-            plain = [o for o, one in self.drafters.items() if not isinstance(one, HybridDrafterSettings)]
-            if (unknown := [one for one in hybrid.sources if one not in plain]) or len({*hybrid.sources}) < len(
-                hybrid.sources
-            ):
-                raise ValueError(
-                    f"{where}.sources: expected names of other drafters that are no hybrids, each once, of "
-                    f"{', '.join(plain)}; found {', '.join(unknown or hybrid.sources)}"
-                )
-            if others := sorted({*hybrid.most_tokens} - {*hybrid.sources}):
-                raise ValueError(f"{where}.most_tokens: expected names of its sources, found {', '.join(others)}")
-            of = [self.drafters[one] for one in hybrid.sources]
-            if hybrid.rule == "switch" and not all(isinstance(one, LookupDrafterSettings) for one in of[:-1]):
-                raise ValueError(
-                    f"{where}.sources: expected look-up drafters before the last source of a switch, because only they "
-                    'say how sure they are before anything is drawn; with rule = "tree" all sources draft'
-                )
-            host = LookupDrafterSettings | RecyclingDrafterSettings
-            given = [getattr(one, "device", AUTO) for one in of if not isinstance(one, host)]
-            if len(devices := {self.target.device if one == AUTO else one for one in given}) > 1:
-                raise ValueError(
-                    f"{where}.sources: expected one device, found {', '.join(sorted(devices))}; "
-                    "heads are on the target's"
-                )
+    def _drafters_fit_each_other(self) -> Self:
+        for name, drafter in self.drafters.items():
+            drafter.check(name, self)
         return self
 
     @property
@@ -394,8 +466,9 @@ class ModelSettings(Section):
 
     def with_sources(self, names: Iterable[str]) -> frozenset[str]:
         """These drafters in the worker, and those that a hybrid of them asks."""
-        of = [(name, self.drafters.get(name)) for name in names]
-        return frozenset(n for name, one in of for n in (name, *getattr(one, "sources", ())))
+        return frozenset(
+            asked for name in names for asked in (name, *(self.drafters[name].asks if name in self.drafters else ()))
+        )
 
     def without(self, retired: Collection[str]) -> Self:
         """The same without these drafters in the worker and the hybrids that ask one of them."""

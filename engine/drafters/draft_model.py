@@ -12,7 +12,7 @@ weights once.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Final, NamedTuple
@@ -42,7 +42,7 @@ from engine.pairing import (
     refuse_or_warn,
     translation_between,
 )
-from engine.proposal import NOTHING, Ask, Proposal, SharedWeightDrafter
+from engine.proposal import NOTHING, UNKNOWN, Ask, Drafter, Proposal, SharedWeightDrafter
 
 #: Tokens of one text that a pass reads at most.
 CHUNK: Final = 512
@@ -55,8 +55,8 @@ NUM_FIRST: Final = 4
 
 
 @dataclass(eq=False)
-class DraftModelDrafter:
-    """`engine.proposal.Drafter` over a language model. `state.revision` is that of its weights and dtype."""
+class DraftModelDrafter(Drafter):
+    """Drafts with a language model. `state.revision` is that of its weights and dtype."""
 
     state: DrafterState
     model: LanguageModel
@@ -85,6 +85,11 @@ class DraftModelDrafter:
     def device(self) -> torch.device:
         """Where it computes, and where the distributions of its proposals lie."""
         return self.model.device
+
+    @property
+    def longest_text(self) -> int:
+        """Its context."""
+        return self.context_length
 
     @property
     def num_cache_bytes(self) -> int:
@@ -126,9 +131,37 @@ class DraftModelDrafter:
             proposals[row.index] = row.proposal()
         return proposals
 
-    def ends_draft(self, token: int, together: float) -> bool:
-        """Whether a draft ends behind `token`, as `draft_rows` says."""
-        return ends_draft(token, together, self.tokens, self.min_probability)
+    def sharing(self) -> tuple[float, Sequence[SharedWeightDrafter]]:
+        """Its gate, and the drafters of the same weights."""
+        return self.min_probability, self.shared_weights
+
+    def along(
+        self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
+    ) -> Callable[[int], Proposal] | None:
+        """Its drafts after each beginning of the text, by one pass; None for trees and for tokens of its own."""
+        if self.num_branches > 1 or self.translation is not None:
+            return None
+        num_prompt, choices = len(seen), self.choices(seen, output, constrained)
+
+        def propose(num_tokens: int) -> Proposal:
+            tokens: list[int] = []
+            together = 1.0
+            while len(tokens) < min(num_tokens, self.num_left(num_prompt, len(seen) - num_prompt)):
+                place = len(seen) - num_prompt + len(tokens)
+                is_known = place < len(output) and (not tokens or tokens[-1] == output[place - 1])
+                if not is_known:
+                    tokens.append(UNKNOWN)
+                    continue
+                token, probability = choices[place]
+                if token < 0:
+                    break  # the constraint allows none of the tokens that it proposes
+                tokens.append(token)
+                together *= probability
+                if ends_draft(token, together, self.tokens, self.min_probability):
+                    break
+            return Proposal(tuple(tokens))
+
+        return propose
 
     @torch.inference_mode()
     def choices(

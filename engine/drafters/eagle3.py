@@ -32,7 +32,7 @@ from engine.network.kv_layout import KvShape
 from engine.network.operations import ACTIVATIONS
 from engine.network.passes import Read, plan_pass
 from engine.network.slots import SlotCache
-from engine.proposal import NOTHING, Ask, Proposal
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
 
 #: Pairs of one text that a pass reads at most.
 CHUNK: Final = 512
@@ -184,8 +184,8 @@ class _Row(DraftRow):
 
 
 @dataclass(eq=False)
-class Eagle3Drafter:
-    """`engine.proposal.Drafter` over an EAGLE-3 network."""
+class Eagle3Drafter(Drafter):
+    """Drafts with an EAGLE-3 network."""
 
     state: DrafterState
     network: Eagle3Network
@@ -211,8 +211,8 @@ class Eagle3Drafter:
         return self.network.device
 
     @property
-    def context_length(self) -> int:
-        """Tokens that it can hold of a text; behind them it proposes nothing."""
+    def longest_text(self) -> int:
+        """Positions of its layer."""
         return self.network.num_positions
 
     @property
@@ -263,7 +263,7 @@ class Eagle3Drafter:
         elif ask.is_timed and (num := len(ask.text) - 1 - held.end) > 0:
             held.take(held.end, torch.zeros((num, network.hidden_size), dtype=network.dtype, device=network.device))
         num_pairs = held.num_read + held.num_fresh
-        room = self.context_length - num_pairs
+        room = self.longest_text - num_pairs
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room + 1)
         if num_wanted < 1 or not held.fresh or held.end != len(ask.text) - 1:
             return None

@@ -67,7 +67,7 @@ def _loaded(name: str, settings: HeadsDrafterSettings, target: Target, num_slots
         _known(target, heads.num_columns, heads.token_ids),
         hidden_size=model.hidden_size,
         dtype=embeddings.dtype,
-        device=embeddings.device,
+        heads_device=embeddings.device,
         min_probability=gate_at,
         num_branches=num_branches,
     )

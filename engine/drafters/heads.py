@@ -27,7 +27,7 @@ from engine.drafters.draft_vocabulary import DraftTokens
 from engine.drafters.head_files import HeadFacts, refuse_left, take
 from engine.network.fused import operations_for
 from engine.network.operations import Linear
-from engine.proposal import NOTHING, Ask, Proposal
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.states import FINAL
 
 
@@ -156,8 +156,8 @@ class _Row(DraftRow):
 
 
 @dataclass(eq=False)
-class HeadsDrafter:
-    """`engine.proposal.Drafter` over heads. Nothing is proposed for a text without a state yet."""
+class HeadsDrafter(Drafter):
+    """Drafts with heads. Nothing is proposed for a text without a state yet."""
 
     state: DrafterState
     heads: DraftingHeads
@@ -165,7 +165,7 @@ class HeadsDrafter:
     _: KW_ONLY
     hidden_size: int
     dtype: torch.dtype
-    device: torch.device
+    heads_device: torch.device
     min_probability: float = 0.0
     num_branches: int = 1  #: tokens beside each other at most; 1: a chain
 
@@ -215,9 +215,9 @@ class HeadsDrafter:
     def _row(self, index: int, ask: Ask) -> _Row | None:
         states = ask.states
         if states is not None and FINAL in states.by_tap:
-            x, end = states.by_tap[FINAL].to(self.device), states.end
+            x, end = states.by_tap[FINAL].to(self.heads_device), states.end
         elif ask.is_timed:
-            x, end = torch.zeros((1, self.hidden_size), dtype=self.dtype, device=self.device), len(ask.text) - 1
+            x, end = torch.zeros((1, self.hidden_size), dtype=self.dtype, device=self.heads_device), len(ask.text) - 1
         else:
             return None
         known = ask.text[end:]

@@ -29,7 +29,6 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import ProposalShape, Sampling
 from alphaloop.settings.models import HybridDrafterSettings
 from engine.proposal import NOTHING, Ask, Drafter, Proposal, check_answers
-from engine.states import taps_of
 
 #: Of what a rule does with the answers of its sources, part of the revision.
 _VERSION: Final = 1
@@ -37,8 +36,8 @@ _VERSION: Final = 1
 _CATCHING_UP: Final = 64
 
 
-class HybridDrafter:
-    """`engine.proposal.Drafter` over `sources`, loaded already, in the order of the settings.
+class HybridDrafter(Drafter):
+    """Drafts with `sources`, loaded already, in the order of the settings.
 
     Raises what a source raises: without it, rounds would be accepted on another level. Jobs can draft with the others
     under their own names.
@@ -57,7 +56,7 @@ class HybridDrafter:
             max_prompt_tokens=None if None in read else max((most for most in read if most is not None), default=None),
         )
         #: Which states of the target its sources want.
-        self.taps = tuple(sorted({tap for source in sources.values() for tap in taps_of(source)}))
+        self.taps = tuple(sorted({tap for source in sources.values() for tap in source.taps}))
         #: By source, the seconds of the last proposals, and what it was asked for in them.
         self.seconds: dict[str, float] = {}
         self.shapes: dict[str, ProposalShape] = {}
@@ -65,18 +64,21 @@ class HybridDrafter:
     @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token of a text, of all sources that keep them."""
-        return sum(getattr(source, "bytes_per_token", 0) for source in self._sources.values())
+        return sum(source.bytes_per_token for source in self._sources.values())
 
     @property
     def device(self) -> torch.device | None:
         """Where its sources keep keys and values; None where they keep none."""
-        keeping = (source for source in self._sources.values() if getattr(source, "bytes_per_token", 0))
-        return next((getattr(source, "device", None) for source in keeping), None)
+        return next((source.device for source in self._sources.values() if source.bytes_per_token), None)
 
     @property
     def source_names(self) -> frozenset[str]:
         """Drafters whose slots its sequences hold."""
         return frozenset(self._sources)
+
+    def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
+        """Seconds and shape of the last proposals of each source that was asked."""
+        return {name: (seconds, self.shapes[name]) for name, seconds in self.seconds.items()}
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """Every source holds the text, also while another one is asked."""
@@ -135,7 +137,7 @@ class HybridDrafter:
     def _hand_states(self, name: str, asks: Sequence[Ask]) -> None:
         """Nothing is asked of a source that reads the target's states, but it needs those of every round."""
         source = self._sources[name]
-        if asks and taps_of(source):
+        if asks and source.taps:
             source.propose([replace(ask, num_tokens=0) for ask in asks])
 
     def _asked(self, name: str, asks: Sequence[Ask]) -> list[Proposal]:

@@ -22,11 +22,12 @@ from alphaloop.lookup import (
     ViewOf,
 )
 from alphaloop.settings.models import LookupDrafterSettings
-from engine.proposal import Ask, Proposal
+from engine.constraint import ConstrainedText
+from engine.proposal import Ask, Drafter, Proposal
 
 
-class LookupDrafter:
-    """`engine.proposal.Drafter` without a model."""
+class LookupDrafter(Drafter):
+    """Drafts without a model."""
 
     def __init__(self, name: str, settings: LookupDrafterSettings) -> None:
         self._settings = settings
@@ -68,6 +69,12 @@ class LookupDrafter:
         earlier = self._earlier(task, segment)
         opened = self._searched(text, predicted, earlier and earlier.frozen())
         return lambda num_tokens: self._propose(opened, num_tokens)
+
+    def along(
+        self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
+    ) -> Callable[[int], Proposal]:
+        """As `rereading` without a task: of this text alone."""
+        return self.rereading(seen, "")
 
     def _searched(self, text: Sequence[int], predicted: Sequence[int], memory: EarlierTexts | None) -> SearchedText:
         ngrams, prediction = (self._settings.min_ngram, MAX_NGRAM), None

@@ -17,7 +17,7 @@ from typing import Final
 
 from alphaloop.engine import Sampling
 from alphaloop.settings.models import RecyclingDrafterSettings
-from engine.proposal import NOTHING, Ask, Proposal
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.states import NUM_SAID, SAID
 
 #: Of what is kept and of the order of the tree, part of the revision.
@@ -30,8 +30,8 @@ _RIGHT: Final = (0.46, 0.11, 0.05, 0.04, 0.03, 0.02, 0.01, 0.01)
 _Followers = dict[int, list[int]]
 
 
-class RecyclingDrafter:
-    """`engine.proposal.Drafter` without a model. A text begins with nothing known, and shares nothing."""
+class RecyclingDrafter(Drafter):
+    """Drafts without a model. A text begins with nothing known, and shares nothing."""
 
     taps = (SAID,)
 

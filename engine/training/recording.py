@@ -18,7 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.engine import Sampling
 from alphaloop.messages import Mode
-from engine.proposal import NOTHING, Ask, Proposal
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.states import FINAL
 from engine.training.data import WrittenText, read_tensors, write_tensors
 
@@ -40,8 +40,8 @@ class RecordedText:
     final: Tensor  #: [positions, hidden], bfloat16
 
 
-class StateRecorder:
-    """`engine.proposal.Drafter`; a file in `folder` for each text. FINAL is always recorded."""
+class StateRecorder(Drafter):
+    """Drafts nothing; a file in `folder` for each text. FINAL is always recorded."""
 
     def __init__(self, layers: Sequence[int], folder: Path) -> None:
         self.taps = (*layers, FINAL)

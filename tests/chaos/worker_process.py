@@ -24,7 +24,7 @@ ROUND_S = "CHAOS_ROUND_S"
 FAILURES = "CHAOS_FAILURES"  #: a folder, for the null engine
 CLOCK_SKEW_S = "CHAOS_CLOCK_SKEW_S"
 TOPIC_CHECK_S = 5.0
-_OURS = ("alphaloop", "worker")
+_OURS = ("alphaloop", "engine", "worker")
 
 
 class _AnyDatetime(type):

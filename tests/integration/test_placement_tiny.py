@@ -155,7 +155,7 @@ def test_each_device_has_its_own_memory(tiny_models: dict[str, Path], small: Pat
     engine.step()
     engine.step()
     running = engine.memory()
-    drafts = engine._open_drafters.draft_models
+    drafts = engine._open_drafters.keeping
     assert running.held == engine._cache.num_bytes > 0
     assert running.elsewhere["cuda:1"].held == drafts["far"].num_cache_bytes > 0
     assert running.elsewhere["cuda:2"].held == drafts["farther"].num_cache_bytes > 0

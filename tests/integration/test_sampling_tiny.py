@@ -24,7 +24,7 @@ from engine import verification
 from engine.drafters.hybrid import HybridDrafter
 from engine.drafters.layer_skip import load_layer_skip
 from engine.own import TransformersEngine
-from engine.proposal import Ask, DraftDistributions, Proposal
+from engine.proposal import Ask, DraftDistributions, Drafter, Proposal
 from engine.sampling import probabilities
 from engine.verification import DraftVerdict, draw
 from tests.fixtures.drafting import draft_model
@@ -44,7 +44,7 @@ HYBRID: Final = HybridDrafterSettings(
 PROMPT: Final = "one two one two one two one"
 
 
-class GuessingDrafter:
+class GuessingDrafter(Drafter):
     """Proposes for one prompt, from what the target itself thinks: half right, so that every rule is exercised.
 
     `kind`: a "chain" of each second likeliest token, a "tree" with the likeliest behind it as its sibling, or a

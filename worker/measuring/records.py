@@ -11,7 +11,7 @@ from alphaloop.engine import Engine
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.payoff.report import Footprint, Part
 from alphaloop.settings import Settings
-from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
 from engine.device import Placement, available_bytes
@@ -48,8 +48,8 @@ def records_of(settings: Settings, engine: Engine) -> tuple[tuple[Part, ...], Dr
     parts = [_part("target", target, length, str(placement.target))]
     findings, held_out, notes = {}, {}, []
     registered, trouble = _registered(settings)
-    for name, drafter in settings.models.drafters.items():
-        if not isinstance(drafter, DraftModelDrafterSettings):
+    for name, configured in settings.models.drafters.items():
+        if (drafter := configured.draft_model) is None:
             continue
         draft = facts_of(
             drafter.source, dtype=drafter.dtype or served.dtype, revision=drafter.revision, context_length=length

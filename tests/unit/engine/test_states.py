@@ -15,7 +15,7 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Sampling
 from engine.network.passes import WIDEST_SHARED, Read
-from engine.proposal import NOTHING, Ask, Proposal
+from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.states import FINAL, KeptStates
 from tests.fixtures.drafting import language_model
 from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, decision, finish, make_job
@@ -69,7 +69,7 @@ def test_a_pass_gives_the_models_own_states_in_the_order_of_its_reads(
             cache.lengths[read.slot] += len(read.token_ids)
 
 
-class Spy:
+class Spy(Drafter):
     """Proposes right tokens, wrong ones and trees, and keeps every state that it is handed."""
 
     taps = TAPS

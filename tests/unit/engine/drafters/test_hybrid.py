@@ -86,7 +86,7 @@ def test_what_a_drawn_chain_was_drawn_from_goes_along(seed: int) -> None:
     assert "lookup" in proposal.proposers
 
 
-class Asked:
+class Asked(Drafter):
     """A source that keeps what it was asked."""
 
     def __init__(self) -> None:
