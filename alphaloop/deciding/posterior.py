@@ -38,9 +38,9 @@ JOB_INFORMATION: Final = 4.0
 ASSUMED_JOBS: Final = 8.0
 #: Jobs of a measured speed-up, with which the bounds of an expectation will be compared.
 MEASURED_JOBS: Final = 24
-#: Standard deviation (logits) between what was seen of texts and what lies beyond their limits: .59 over 13 real tasks,
-#: in texts of 48 and of 128 tokens.
+#: Standard deviation (logits) between what was seen of texts and what lies beyond their limits; .59 over 13 real tasks.
 _BEYOND_SD: Final = 0.5
+Floats: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +152,14 @@ def joined(counts: Counts, through: Sequence[float]) -> Counts:
     """Of copies that k cut, the counts without the rounds in which they went on; `through` are the s_i.
 
     `accepts_j - chances_{j+1}` rounds with k = j were accepted whole. Where the copy holds at j + 1, the target's own
-    token, the next round begins within it, at an easier j + 2. Each count is split by the odds of both kinds of rounds.
+    token, the next round begins within it, at an easier j + 2: a share `near` within reach of the longest draft, which
+    would begin anew beyond. Each count is split by the odds of both kinds of rounds.
     """
     size = len(through)
     accepts, chances = fitted(counts.accepts, size), fitted(counts.chances, size)
-    within = {j: max(0.0, accepts[j - 1] - chances[j]) * through[j] for j in range(1, size)}
+    far = [1.0, *accumulate((*through, *(through[-1],) * 3 * size), mul)]
+    near = [sum(far[j : size : j + 1]) / sum(far[j :: j + 1]) for j in range(size)]
+    within = {j: near[j] * max(0.0, accepts[j - 1] - chances[j]) * through[j] for j in range(1, size)}
     begun = max(chances[0] - sum(within.values()), 0.02 * chances[0])
     if begun == chances[0]:
         return counts
@@ -278,9 +281,6 @@ class Posterior:
     def tokens_moved(self, logits: float) -> tuple[float, ...]:
         """`tokens` if every position were better by so many logits, and no less uncertain."""
         return _expected(self.profile.moved(logits))[0]
-
-
-Floats: TypeAlias = tuple[float, ...]
 
 
 def _expected(profile: Profile) -> tuple[Floats, Floats, tuple[Floats, ...], Floats]:

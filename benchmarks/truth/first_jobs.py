@@ -1,7 +1,7 @@
 """How often the first expectations of a task hold what is measured later: `python -m benchmarks.truth.first_jobs`.
 
     python -m benchmarks.truth.first_jobs                      # simulated: 2,000 tasks each after 4, 8 and 16 jobs
-    python -m benchmarks.truth.first_jobs --prompts FOLDER     # real: SmolLM2, look-up, 13 tasks (half an hour)
+    python -m benchmarks.truth.first_jobs --prompts FOLDER     # real: SmolLM2, look-up, 13 tasks (15 minutes)
 
 Both ask the decision session of a worker that has seen n jobs of each task. What it shows of the best speculative
 setting is compared with the speed-up that is measured later, over `MEASURED_JOBS` other jobs of the task.
@@ -9,10 +9,11 @@ setting is compared with the speed-up that is measured later, over `MEASURED_JOB
 Simulated: installations of five tasks with one drafter. Tasks differ, and so do the jobs of a task; costs are not quite
 what was calibrated. Half of the drafters are look-up, whose copies go on where a draft was cut; half are draft models.
 
-Real: prompts of TASK.jsonl files. The engine writes each text vanilla, and again with look-up, both in turn and in
-blocks whose order is drawn by lot, and each job is timed in both. A draw orders a task's prompts anew: the first n are
-what the session has seen, with look-up's counts at its longest draft, as a worker keeps them of its traffic; the last
-`MEASURED_JOBS` are measured, at the k that the session chooses after 16 jobs of the first draw. Last line: JSON.
+Real: prompts of TASK.jsonl files. The engine writes each text vanilla and with look-up, in blocks of a few jobs that
+are written both ways, in an order drawn by lot. Each job is timed in both, so the machine must have no other work. A
+draw orders a task's prompts anew: the first n are what the session has seen, with look-up's counts at its longest
+draft, as a worker keeps them of its traffic; the last `MEASURED_JOBS` are measured, at the k that the task's first 16
+jobs chose. Last line: JSON.
 """
 
 from __future__ import annotations
@@ -331,7 +332,8 @@ class RealJob:
         return SeenJob(self.num_prompt_tokens, self.num_tokens, self.is_cut, self.counts, len(self.counts.trials))
 
 
-_BLOCK: Final = 16
+#: Jobs that are written one way and then the other, so that both ways meet the same minute of the machine.
+_BLOCK: Final = 4
 _MAX_CHARACTERS: Final = 4000
 
 
@@ -357,26 +359,23 @@ class Recorder:
         return self._live.table
 
     def task(self, task: str, prompts: Sequence[str]) -> tuple[list[RealJob], int]:
-        """The jobs of these prompts, and the k that they were drafted with; the first ones choose it."""
-        prepared = self._prepared(task, prompts)
+        """The jobs of these prompts, and the k that they were drafted with, which the first ones choose."""
+        prepared, first = self._prepared(task, prompts), max(NUM_SEEN)
+        texts, _ = self._written(prepared[:first], forced(), learns=True)
+        seen = [self._seen(one, texts[one.job.job_id]) for one in prepared[:first]]
+        way = shown({task: seen}, self.drafter, self.costs)[task]
+        k = way.num_draft_tokens if way else self.drafter.max_draft_tokens
         jobs: list[RealJob] = []
-        k = 0
-        for first in range(0, len(prepared), _BLOCK):
-            block = prepared[first : first + _BLOCK]
-            texts, seconds = dict[str, Generation](), dict[int, dict[str, float]]()
-            # k is chosen from the first jobs, so these are written vanilla first.
-            for is_drafted in self._rng.sample((False, True), 2) if first else (False, True):
+        for begin in range(0, len(prepared), _BLOCK):
+            block = prepared[begin : begin + _BLOCK]
+            seconds = dict[bool, dict[str, float]]()
+            for is_drafted in self._rng.sample((False, True), 2):
                 decision = forced("lookup", k) if is_drafted else forced()
-                written, seconds[is_drafted] = self._written(block, decision, learns=not first)
-                texts |= {} if is_drafted else written
-                if not first and not is_drafted:
-                    seen = [self._seen(one, texts[one.job.job_id]) for one in block]
-                    way = shown({task: seen}, self.drafter, self.costs)[task]
-                    k = way.num_draft_tokens if way else self.drafter.max_draft_tokens
+                texts, seconds[is_drafted] = self._written(block, decision, learns=begin < first)
             for one in block:
-                name, seen_job = one.job.job_id, self._seen(one, texts[one.job.job_id])
-                its = seen_job.num_prompt_tokens, seen_job.num_tokens, seen_job.is_cut, seen_job.counts
-                jobs.append(RealJob(task, *its, seconds[False][name], seconds[True][name]))
+                name, its = one.job.job_id, self._seen(one, texts[one.job.job_id])
+                told = its.num_prompt_tokens, its.num_tokens, its.is_cut, its.counts
+                jobs.append(RealJob(task, *told, seconds[False][name], seconds[True][name]))
         return jobs, k
 
     def _prepared(self, task: str, prompts: Sequence[str]) -> list[PreparedJob]:

@@ -143,7 +143,7 @@ def decoded(runs: list[int], k: int) -> AcceptanceCounts:
     return counts
 
 
-@pytest.mark.parametrize(("seen_k", "error"), [(3, 0.12), (12, 0.06)])
+@pytest.mark.parametrize(("seen_k", "error"), [(3, 0.12), (6, 0.08), (12, 0.06)])
 def test_copies_that_were_seen_at_one_draft_length_are_foreseen_at_every_other(
     rng: random.Random, seen_k: int, error: float
 ) -> None:
