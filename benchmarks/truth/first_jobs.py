@@ -263,10 +263,10 @@ def _texts(world: _World, draws: np.random.Generator) -> list[_Text]:
 
 
 def _seen(world: _World, text: _Text) -> SeenJob:
-    """As evidence. Look-up is scored at its longest draft; a draft model's probes are decoded at theirs."""
+    """As evidence. Probes have a k and a limit of their own."""
     most, is_lookup = world.drafter.max_draft_tokens, world.drafter is _LOOKUP
     limit = _PROBE_TOKENS if world.has_probes else _MAX_TOKENS
-    k = _PROBE_K if world.has_probes and not is_lookup else most
+    k = _PROBE_K if world.has_probes else most
     length = min(text.num_tokens, limit)
     counts = cut(text.rounds, length, k, goes_on=is_lookup)
     return SeenJob(text.num_prompt_tokens, length, length >= limit, counts, k)
