@@ -40,6 +40,10 @@ class ConfigError(AlphaloopError):
     """A setting is missing, misspelt or out of range."""
 
 
+class UnknownName(AlphaloopError):
+    """Nothing has this name."""
+
+
 class MessageError(AlphaloopError):
     """A Kafka message cannot become a job.
 

@@ -272,7 +272,7 @@ class _Turn:
             return
         with reading(self._input()) as source:
             lines = islice(self._reader().read(source.lines), before.num_sent, before.num_sent + num_lines)
-            send(lines, self._settings, self._database, after_page=after_page)
+            send(lines, self._settings, self._database, before.id, after_page=after_page)
 
     def _num_lines_to_send(self) -> int:
         """The rest, or as many as may wait of the segment; none below half of it: each time the file is read."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.files import STANDARD, readable_again, replace_file
+from alphaloop.files import STANDARD, readable_again, replace_file, shown_name
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job
 from alphaloop.messages.fields import without_nulls
@@ -138,6 +138,7 @@ class BatchSource:
     path: Path | None
     #: Makes a reader of its lines; None: one that takes whatever anybody may send.
     reader: Callable[[], BatchReader] | None = None
+    name: str = ""  #: of the file, as it was typed
 
     @classmethod
     @contextmanager
@@ -148,7 +149,7 @@ class BatchSource:
         """
         if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
             with readable_again(name) as path:
-                yield cls(batch_id_of(path), path)
+                yield cls(batch_id_of(path), path, name=shown_name(name))
         else:
             yield cls(name, None)
 

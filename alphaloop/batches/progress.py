@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.client import Client
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError, UnknownName
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
 from alphaloop.letters.redriving import next_job_id
@@ -103,6 +103,23 @@ def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
     return Progress(by_status, by_part, wrong)
 
 
+def require_sent(batch: BatchSource, settings: Settings, database: Database) -> None:
+    """Raises UnknownName for a batch of which nothing was sent, unless its file has only wrong lines; BrokerError."""
+    name, kafka = batch.batch_id, settings.kafka
+    if (
+        any(pages_of_batch(database, name))
+        or search(kafka, lambda _, batch_id: batch_id == name, num=1)
+        or refusals(kafka, lambda refusal: refusal.batch_id == name)
+        or any(pages_of_batch(database, name))  # a worker has claimed it meanwhile
+    ):
+        return
+    if batch.path is None or any(
+        isinstance(line, _Asked) for line in chain.from_iterable(_pages_of(batch, settings, database))
+    ):
+        what = f"{batch.name}, batch {name}: not submitted" if batch.path else f"no batch {name}"
+        raise UnknownName(f"{what}: no worker has seen a job of it, none waits in Kafka, and none was refused")
+
+
 def open_jobs(rows: Iterable[RequestRow]) -> list[str]:
     """The jobs of the requests that have not ended."""
     return [row.job_id for row in rows if row.part == "open" and row.job_id]
@@ -122,31 +139,34 @@ def send(
     lines: Iterator[BatchLine],
     settings: Settings,
     database: Database,
+    batch_id: str,
     *,
     after_page: Callable[[SentBatch], None] | None = None,
 ) -> SentBatch:
-    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
+    """Send what no worker has seen or refused, and wait until the broker has it; wrong lines are left out.
 
     `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it.
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
-    done = SentBatch()
+    done, refused = SentBatch(), refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
     with Client(settings) as client:
         for page in pages(lines):
-            client.submit(_unseen(page, database, done))
+            client.submit(_unseen(page, database, done, refused))
             if after_page is not None:
                 after_page(done)
     return done
 
 
-def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch) -> list[Job]:
+def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch, refused: Container[str]) -> list[Job]:
     """The jobs of a page that no worker has seen; the page is counted in `done`."""
     jobs = [line.job for line in page if isinstance(line, BatchRequest)]
     done.num_lines += len(page)
     done.num_wrong += len(page) - len(jobs)
     latest = latest_jobs(database, [job.job_id for job in jobs])
-    done.waiting |= {now.job_id: None for now in latest.values() if now.result is None}
-    unseen = [job for job in jobs if latest[job.job_id].job_id == job.job_id and not latest[job.job_id].is_claimed]
+    left = [now for now in latest.values() if now.result is None and now.job_id not in refused]
+    done.waiting |= {now.job_id: None for now in left}
+    unclaimed = {now.job_id for now in left if not now.is_claimed}
+    unseen = [job for job in jobs if job.job_id in unclaimed]
     done.num_sent += len(unseen)
     return unseen
 
@@ -284,7 +304,7 @@ def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[
     for page in pages_of_batch(database, batch_id):
         yield [_Asked(job_id, custom_id) for job_id, custom_id in page if job_id not in known]
         known |= {job_id for job_id, _ in page}
-    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    waiting = search(settings.kafka, lambda _, batch: batch == batch_id)
     yield [_Asked(job_id, None) for job_id in {message.job_id: None for message in waiting} if job_id not in known]
 
 

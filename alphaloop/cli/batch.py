@@ -6,6 +6,7 @@ import getpass
 import json
 import re
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,23 +16,27 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Part, counted, open_jobs, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
 from alphaloop.client import Batch, Client, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
+from alphaloop.kafka.producer import request_cancellation
 from alphaloop.messages.job import Label
+from alphaloop.outcomes.reading import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, one_line
+from alphaloop.wording import counts, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
     help="The batch's file, - for standard input, or the batch_id that its jobs were sent with."
 )
+EVEN_IF_UNKNOWN: Final = typer.Option(False, help="Also cancel what was never sent, should it still come.")
+FOR: Final = typer.Option("24h", "--for", help="How long it is cancelled with --even-if-unknown: 90m, 2h, 3d.")
 _TO: Final = typer.Option(
     None, help="File to write, replaced when it is complete; standard output without one, or with -."
 )
@@ -63,7 +68,7 @@ def submit(
         with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            sent = send(lines.read(source.lines), settings, database)
+            sent = send(lines.read(source.lines), settings, database, batch.batch_id)
         if not sent.num_lines:
             raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
         note(f"{sent.num_sent} requests sent")
@@ -86,18 +91,38 @@ def status(
     """Count the requests of a batch by what became of them."""
     settings = connected_settings(context)
     with open_database(settings) as database, BatchSource.named(batch) as found:
+        require_sent(found, settings, database)
         _tell_status(found, settings, database, as_json=as_json)
 
 
 @example("alphaloop batch cancel requests.jsonl")
-def cancel(context: typer.Context, batch: str = _BATCH) -> None:
-    """Cancel every request that has not ended. What has ended keeps its outcome."""
+def cancel(
+    context: typer.Context, batch: str = _BATCH, even_if_unknown: bool = EVEN_IF_UNKNOWN, lasts: str = FOR
+) -> None:
+    """Cancel every request that has not ended. What has ended keeps its outcome.
+
+    The exit code is 1 if the batch is unknown.
+    """
+    until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
     with open_database(settings) as database, BatchSource.named(batch) as found:
-        job_ids = open_jobs(rows_of(found, settings, database))
-    with Client(settings) as client:
-        client.cancel(job_ids)
-    note(f"asked to cancel {len(job_ids)} requests; `alphaloop batch status` shows what became of them")
+        if found.path is None or not until:
+            require_sent(found, settings, database)
+        jobs = ask_to_cancel(settings, database, open_jobs(rows_of(found, settings, database)), until)
+    asked = sum(job.is_open for job in jobs)
+    note(f"asked to cancel {asked} requests; `alphaloop batch status` shows what became of them")
+    if unsent := len(jobs) - asked:
+        note(f"{unsent} were never sent{f', and are cancelled if they come until {second(until)}' if until else ''}")
+
+
+def ask_to_cancel(
+    settings: Settings, database: Database, job_ids: Sequence[str], until: datetime | None
+) -> list[Whereabouts]:
+    """Ask for the ends of jobs that have not ended, of unknown ones too where `until` is given; where each was."""
+    found = find_jobs(settings, database, job_ids)
+    asked = [job.job_id for job in found if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
+    request_cancellation(settings.kafka, asked, until=until)
+    return found
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")
@@ -150,7 +175,11 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with open_database(settings) as database, BatchSource.named(name) as batch, target.writing() as file:
+    with ExitStack() as stack:
+        database = stack.enter_context(open_database(settings))
+        batch = stack.enter_context(BatchSource.named(name))
+        require_sent(batch, settings, database)
+        file = stack.enter_context(target.writing())
         for row in rows_of(batch, settings, database, contents):
             num_open += row.part == "open"
             if row.part == part:

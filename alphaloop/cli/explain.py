@@ -156,9 +156,9 @@ def _explain_job(database: Database, job_id: str) -> Explanation:
     return explain_recorded(database, stored, segment=kind[0], prompt_bucket=kind[1], form_bucket=kind[2])
 
 
-def check_task(database: Database, settings: Settings, task: str) -> None:
+def check_task(database: Database, settings: Settings, task: str | None) -> None:
     """Raises ConfigError for a task that is neither configured nor in history."""
-    if not settings.tasks or task in settings.tasks:
+    if not settings.tasks or task in (None, *settings.tasks):
         return
     seen = TrafficStore(database).tasks()
     if task not in seen:

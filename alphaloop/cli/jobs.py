@@ -9,22 +9,23 @@ import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
+from alphaloop.batches.lines import BatchSource
+from alphaloop.batches.progress import latest_jobs, require_sent, rows_of
 from alphaloop.claim_check.store import ContentStore, with_text
-from alphaloop.cli.batch import account
+from alphaloop.cli.batch import EVEN_IF_UNKNOWN, FOR, account, ask_to_cancel
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
-from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
+from alphaloop.errors import AlphaloopError, BrokerUnavailable, ConfigError, ContentError, MessageError, UnknownName
 from alphaloop.files import STANDARD, Destination, reading, shown_name
-from alphaloop.kafka.backlog import search
 from alphaloop.messages import Job, Result, Status, fields_of
 from alphaloop.outcomes.reading import (
     Ended,
@@ -44,8 +45,8 @@ from alphaloop.settings import Settings
 from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
-from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.wording import counts, json_text, moment_ago, one_line
+from alphaloop.store.known_jobs import known_jobs
+from alphaloop.wording import counts, json_text, moment_ago, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
@@ -67,7 +68,8 @@ def job(
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
-        found = find_jobs(settings, database, list(dict.fromkeys(job_id)))
+        names = (name for now in latest_jobs(database, job_id).values() for name in (*now.made_of, now.job_id))
+        found = find_jobs(settings, database, list(dict.fromkeys(names)))
     if as_json:
         print_json([one.as_json() for one in found])
     else:
@@ -109,20 +111,21 @@ def wait(
     with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
         if not wanted:
-            raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
+            raise AlphaloopError(f"{shown_name(file or '')}: expected a job_id, found none")
+        known = _known(settings, database, wanted)
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Result] = {}
         stack.callback(lambda: _write(target, wanted, found))
         with _going_on(context, wanted, found, batch_id, file):
-            for result in _ends(settings, database, wanted, timeout_s=timeout):
+            for result in _ends(settings, database, known, timeout_s=timeout):
                 found[result.sent_job_id] = shown = texts_of(result, contents)
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
-    if missing := len(wanted) - len(found):
+    if missing := len(known) - len(found):
         raise AlphaloopError(
             f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
-    if any(result.status is not Status.SUCCEEDED for result in found.values()):
+    if len(known) < len(wanted) or any(result.status is not Status.SUCCEEDED for result in found.values()):
         raise typer.Exit(1)
 
 
@@ -135,27 +138,24 @@ def cancel(
     batch_id: str | None = typer.Option(None, help="Every job that was sent with this batch_id."),
     wait: bool = typer.Option(False, "--wait", help="Wait until each job has ended, and say how."),
     timeout: float = typer.Option(60.0, min=0.0, help="Seconds to wait with --wait."),
+    even_if_unknown: bool = EVEN_IF_UNKNOWN,
+    lasts: str = FOR,
     as_json: bool = typer.Option(False, "--json", help="Print what was found, and with --wait the end, as JSON."),
 ) -> None:
     """Cancel jobs, and show the status of each.
 
     A job that has ended keeps its outcome. Any other is reported as cancelled in its result, unless it ends before
-    the request arrives. The exit code is 1 if a job is unknown; it is cancelled should it still come.
+    the request arrives. The exit code is 1 if a job is unknown: nothing is kept of it.
     """
     if not job_id and batch_id is None:
         raise typer.BadParameter("expected job_ids or --batch-id")
+    until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
     with open_database(settings) as database:
-        wanted = _wanted(settings, database, job_id or [], batch_id)
-        if not wanted:
-            raise AlphaloopError(f"no job of batch {batch_id} was found")
-        found = find_jobs(settings, database, wanted)
-        asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
-        with Client(settings) as client:
-            client.cancel(asked)
+        found = ask_to_cancel(settings, database, _wanted(settings, database, job_id or [], batch_id), until)
         if not as_json:
-            _tell(found, len(asked))
-        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
+            _tell(found, until)
+        awaited = [one.job_id for one in found if one.is_open]
         ended: dict[str, str] = {}
         with _going_on(context, awaited, ended):
             for end in _ends(settings, database, awaited, timeout_s=timeout) if wait else ():
@@ -170,7 +170,7 @@ def cancel(
             f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
-    if any(one.place is JobPlace.UNKNOWN for one in found):
+    if not until and any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
 
@@ -190,16 +190,17 @@ def tail(
     every job succeeded.
     """
     settings = connected_settings(context)
-    wanted = list(dict.fromkeys(job_id))
     with open_database(settings) as database:
-        events = follow(settings.kafka, lambda ids: known_jobs(database, ids), wanted, timeout_s=timeout)
+        wanted = _wanted(settings, database, job_id, None)
+        known = _known(settings, database, wanted)
+        events = follow(settings.kafka, lambda ids: known_jobs(database, ids), known, timeout_s=timeout)
         ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
-    if missing := [one for one in wanted if one not in ended]:
+    if missing := [one for one in known if one not in ended]:
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {', '.join(missing)}",
             hint="is a worker running? `alphaloop status` shows it, and `alphaloop job JOB_ID` says where a job is",
         )
-    if any(end.status is not Status.SUCCEEDED for end in ended.values()):
+    if len(known) < len(wanted) or any(end.status is not Status.SUCCEEDED for end in ended.values()):
         raise typer.Exit(1)
 
 
@@ -224,18 +225,30 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
 
 
 def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batch_id: str | None) -> list[str]:
-    """These jobs and those of a batch, each once: those that a worker has claimed, then those that wait in Kafka.
+    """These jobs and those of a batch, or what redrives have made of them, each once.
 
-    Raises BrokerError.
+    Raises StoreError, BrokerError, and UnknownName for a batch.
     """
-    if batch_id is None:
-        return list(dict.fromkeys(job_ids))
-    found = search(settings.kafka, lambda _, batch: batch == batch_id)
-    if not found.is_complete:
-        note("the backlog is too long to be read through: jobs of the batch that wait in Kafka may be missing here")
-    waiting = [message.job_id for message in found.messages]
-    claimed = (job_id for page in pages_of_batch(database, batch_id) for job_id, _ in page)
-    return list(dict.fromkeys([*job_ids, *claimed, *waiting]))
+    wanted = list(job_ids)
+    if batch_id is not None:
+        batch = BatchSource(batch_id, None)
+        require_sent(batch, settings, database)
+        wanted += [row.job_id for row in rows_of(batch, settings, database) if row.job_id]
+    latest = latest_jobs(database, wanted)
+    return list(dict.fromkeys(latest[job_id].job_id for job_id in wanted))
+
+
+def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[str]:
+    """Those that are not unknown; the others are said. Raises UnknownName where none is left."""
+    unknown: list[str] = []
+    with suppress(BrokerUnavailable):  # then they are waited for
+        unknown = [one.job_id for one in find_jobs(settings, database, job_ids) if one.place is JobPlace.UNKNOWN]
+    if unknown:
+        told = f"{', '.join(unknown[:_MAX_SHOWN])}: unknown: no worker has seen it, and it waits nowhere in Kafka"
+        if len(unknown) == len(job_ids):
+            raise UnknownName(one_line(told))
+        note(one_line(told))
+    return [job_id for job_id in job_ids if job_id not in unknown]
 
 
 def _recorded(database: Database, left: dict[str, None]) -> Iterator[Result]:
@@ -321,15 +334,17 @@ def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, R
         file.writelines(json_text(row_of(job_id, found.get(job_id))) + "\n" for job_id in wanted)
 
 
-def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
+def _tell(found: Sequence[Whereabouts], until: datetime | None) -> None:
     for one in found[:_MAX_SHOWN]:
         out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
     if len(found) > _MAX_SHOWN:
         out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
-    if num_asked:
+    if num_asked := sum(one.is_open for one in found):
         note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
-    else:
+    elif not until:
         note("nothing to cancel")
+    if until and any(one.place is JobPlace.UNKNOWN for one in found):
+        note(f"the unknown are cancelled if they come until {second(until)}")
 
 
 @contextmanager
@@ -417,7 +432,7 @@ def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
             case Waits(is_claimed=True):
                 note(f"{event.job_id}: a worker has it; a text that is not streamed comes at its end")
             case Waits():
-                note(f"{event.job_id}: no worker has seen it: it waits in Kafka, or no such job was sent")
+                note(f"{event.job_id}: no worker has seen it: it waits in Kafka")
             case TextSoFar():
                 text.show(event.shown)
             case Ended():
@@ -437,7 +452,7 @@ def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
         line: dict[str, Any] = {"job_id": event.job_id}
         match event:
             case Waits():
-                line |= {"status": "running" if event.is_claimed else "unknown"}
+                line |= {"status": "running" if event.is_claimed else "waiting"}
             case TextSoFar():
                 before = shown.get(event.job_id)
                 is_same = before is not None and before.attempt == event.attempt
@@ -462,7 +477,7 @@ alphaloop erase --segment acme --dry-run
 alphaloop erase --before 2026-09-01""")
 def erase(
     context: typer.Context,
-    job: str | None = typer.Option(None, help="The texts of this job."),
+    job: str | None = typer.Option(None, help="The texts of this job, and of those that redrives have made of it."),
     segment: str | None = typer.Option(None, help="The texts of all jobs of this segment."),
     before: str | None = typer.Option(None, help="The texts of all jobs that ended before then: 30d, 2026-09-01."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
@@ -475,11 +490,18 @@ def erase(
     their retention ends.
     """
     until = moment_ago(before, datetime.now(UTC), "--before") if before is not None else None
-    erasure = Erasure(job, segment, until)
+    erasure = Erasure(None if job is None else (job,), segment, until)
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         store = EraseStore(database)
+        if job is not None:
+            now = latest_jobs(database, [job])[job]
+            erasure = replace(erasure, job_ids=(*now.made_of, now.job_id))
         found = store.count(erasure)
+        if not store.knows(erasure):
+            if job is None:
+                raise UnknownName(f"{one_line(erasure.subject)}: no worker has seen a job of it, and no text is kept")
+            _known(connected_settings(context), database, [job])
         for row in _rows(found):
             note(row)
         asked = f"erase the texts of {one_line(erasure.subject)}?"

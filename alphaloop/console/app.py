@@ -37,12 +37,13 @@ from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
-from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable
+from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable, UnknownName
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.liveness import listening, url_of
+from alphaloop.outcomes.reading import find_jobs
 from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.api import Deed, write_down
-from alphaloop.store.drift import DriftEventStore, IncidentStore, NoSuchEvent, NoSuchIncident
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 
 log = logging.getLogger(__name__)
 View = Callable[[Sources, Request], Page | Response]
@@ -65,8 +66,7 @@ VIEWS: Final[dict[str, View]] = {
 }
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
     (NotFound, 404),
-    (NoSuchEvent, 404),
-    (NoSuchIncident, 404),
+    (UnknownName, 404),
     (WrongRequest, 400),
     (TooManyFailures, 429),
     (StoreUnavailable, 503),
@@ -350,7 +350,7 @@ def _place_of(path: str) -> str | None:
 def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Take note of an open drift event, as `alphaloop drift ack` does, or of an open incident.
 
-    Raises WrongRequest, NoSuchEvent, NoSuchIncident.
+    Raises WrongRequest, UnknownName.
     """
     ((kind, number),) = request.path_params.items()
     by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
@@ -369,12 +369,15 @@ def acknowledge(sources: Sources, session: Session, request: Request, fields: Fi
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Ask the workers to cancel a job, as `alphaloop cancel` does, or all of a batch that has not ended.
 
-    Raises WrongRequest, BrokerError, StoreError.
+    Raises WrongRequest, UnknownName, BrokerError, StoreError.
     """
     if not 0 < len(name := fields.get("id", "")) <= 200:
         raise WrongRequest("expected an id")
     is_batch = request.url.path == "/batch/cancel"
-    found = batches.open_jobs_of(sources, name) if is_batch else [name]
+    named = batches.open_jobs_of(sources, name) if is_batch else [name]
+    found = [job.job_id for job in find_jobs(sources.settings, sources.database, named) if job.is_open]
+    if not found:
+        raise UnknownName(f"no {'batch' if is_batch else 'job'} {name!r} that has not ended was found")
     _write_down(sources, session, request, "batch_cancelled" if is_batch else "job_cancelled", name)
     request_cancellation(sources.settings.kafka, found)
     told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"

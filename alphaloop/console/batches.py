@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, rows_of, send
+from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import NotFound, Page, WrongRequest, named, text
 from alphaloop.console.reading import Sources
@@ -87,6 +87,7 @@ def file(sources: Sources, request: Request) -> Response:
     batch_id, part = named(request, "batch"), _FILES.get(text(request, "part"))
     if part is None:
         raise WrongRequest("part: expected output or error")
+    require_sent(KeptBatches(sources.settings.console_batches).batch(batch_id), sources.settings, sources.database)
     parts = _chunks(_rows(sources, batch_id, with_texts=True), part)
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
     name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)
@@ -95,7 +96,7 @@ def file(sources: Sources, request: Request) -> Response:
 
 
 def open_jobs_of(sources: Sources, batch_id: str) -> list[str]:
-    """The jobs of a batch that have not ended."""
+    """The jobs of a batch that have not ended, those that were never sent among them."""
     return open_jobs(_rows(sources, batch_id))
 
 
@@ -156,7 +157,8 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     upload.file.seek(0)
     write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
-    sent = send(BatchReader(settings, found.batch_id, task=found.task).read(lines), settings, sources.database)
+    reader = BatchReader(settings, found.batch_id, task=found.task)
+    sent = send(reader.read(lines), settings, sources.database, found.batch_id)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
     log.info(told, extra={"action": "batch_submitted"})
     sources.remembered.forget(("batch", found.batch_id))

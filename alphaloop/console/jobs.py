@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -24,7 +25,7 @@ from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages import Result, Status
 from alphaloop.messages.dead_letter import is_reason
-from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
+from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
 from alphaloop.store.workers import not_served
 
@@ -33,8 +34,6 @@ _PAGE_SIZE: Final = 50
 _FILTERS: Final = ("task", "status", "since", "until", "batch")
 #: Of rows: a refused message has none.
 _STATUSES: Final = ("running", *(one.value for one in Status if one is not Status.REFUSED))
-#: Longest reading of the text so far.
-_SO_FAR_S: Final = 10.0
 log = logging.getLogger(__name__)
 #: Each stream has a thread and a consumer of its own.
 _MAX_STREAMS: Final = 24
@@ -93,12 +92,15 @@ def job(sources: Sources, request: Request) -> Page:
     """
     job_id = named(request, "job")
     found = JobPages(sources.database).find(job_id)
+    read = partial(find_jobs, sources.settings, sources.database, [job_id])
+    elsewhere = None if found else sources.remembered.get(("job", job_id), read)
+    where = elsewhere.value[0] if elsewhere and elsewhere.value else None
     is_running = found is not None and found.status == "running"
     result = _result(sources, found) if found is not None and not is_running else None
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
     so_far = None
     if found is not None and is_text_asked_for:
-        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at, timeout_s=_SO_FAR_S)
+        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at)
     return Page(
         "job.html.j2",
         "Job",
@@ -107,8 +109,11 @@ def job(sources: Sources, request: Request) -> Page:
             "job": found,
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
+            "where": where and where.as_json(),
+            "errors": {"broker": elsewhere.error} if elsewhere and elsewhere.error else {},
         },
         {
+            "may_cancel": is_running or (where is not None and where.is_open),
             "result": result,
             "not_served": found is not None
             and is_running
@@ -118,7 +123,7 @@ def job(sources: Sources, request: Request) -> Page:
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=200 if found is not None else 404,
+        status=200 if found or (where and where.place is not JobPlace.UNKNOWN) else 404,
         is_live=found is None or is_running,
     )
 
@@ -128,6 +133,8 @@ def follow_job(sources: Sources, request: Request) -> Read:
     job_id = named(request, "job")
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are shown to those who sign in", hint="set console.password")
+    if not known_jobs(sources.database, [job_id]):
+        raise NotFound(f"no worker has claimed a job {job_id[:100]!r}")
 
     def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
         kafka, database = sources.settings.kafka, sources.database
@@ -324,7 +331,7 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
         fields = corrections_of([line.strip() for line in corrections.splitlines() if line.strip()], "corrections")
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None
-    done = Redrive(sources.settings.kafka, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
+    done = Redrive(sources.settings, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
     done.run(choice, _MAX_REDRIVEN)
     return done
 

@@ -55,7 +55,7 @@ from alphaloop.settings.processes import SessionLimits
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0007",)
+SUPPORTED_REVISIONS: Final = ("0008",)
 
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")

@@ -418,7 +418,7 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     )
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
-    send(iter(found), settings, database)
+    send(iter(found), settings, database, kept.batch_id)
     jobs = [line.job for line in found if isinstance(line, BatchRequest)]
     claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
     claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)

@@ -163,7 +163,7 @@ def test_readers_end_where_the_last_offsets_hold_no_message(
         assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
         assert refusals_of(kafka, ["nobody"]) == {}
     with at_once():
-        text = text_so_far(kafka, a, datetime.now(UTC) - timedelta(minutes=1), timeout_s=WAIT_S)
+        text = text_so_far(kafka, a, datetime.now(UTC) - timedelta(minutes=1))
         assert text.text == "half a "
 
 

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages.job import Identifier
@@ -30,7 +30,7 @@ class ControlReader:
     intake: Intake
     store: JobStore
     _: KW_ONLY
-    cancel_here: Callable[[str], None]
+    check_here: Callable[[], None]
     refuse: Callable[[Delivery, MessageError], None]
     retry: Retry
 
@@ -38,12 +38,12 @@ class ControlReader:
         """Read what has come. A message that is no cancellation becomes a dead letter."""
         for delivery in self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
             try:
-                job_id = parse_cancellation(delivery.record.value).job_id
+                asked = parse_cancellation(delivery.record.value)
             except MessageError as error:
                 self.refuse(delivery, error)
                 continue
-            self.retry.until_done("cancel", partial(self.store.request_cancel, job_id))
-            self.cancel_here(job_id)
+            self.retry.until_done("cancel", partial(self.store.request_cancel, asked.job_id, until=asked.until))
+            self.retry.until_done("cancel", self.check_here)
             self.intake.finish([delivery])
 
 
@@ -54,6 +54,7 @@ class Cancellation(BaseModel):
 
     action: Literal["cancel"]
     job_id: Identifier
+    until: AwareDatetime | None = None  #: what is sent later is decoded; None: 24 hours from now
 
 
 def parse_cancellation(value: bytes | None) -> Cancellation:
