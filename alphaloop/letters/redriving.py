@@ -195,7 +195,7 @@ def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings)
         _set(fields, path, value)
     value = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
     headers = tuple((name, content) for name, content in record.headers if not is_reason(name))
-    if settings.tasks and task not in settings.tasks:
+    if letter.code == UnknownTask.code and task not in (settings.tasks or [task]):
         raise UnknownTask(f"no task {task[:100]!r} in configs/tasks.toml", field="task")
     refuse_envelope(headers)
     limits, origin = settings.worker, Origin("redrive", topic, 0, 0)
