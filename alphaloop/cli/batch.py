@@ -175,15 +175,13 @@ def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> No
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with ExitStack() as stack:
-        database = stack.enter_context(open_database(settings))
-        batch = stack.enter_context(BatchSource.named(name))
+    with open_database(settings) as database, BatchSource.named(name) as batch:
         require_sent(batch, settings, database)
-        file = stack.enter_context(target.writing())
-        for row in rows_of(batch, settings, database, contents):
-            num_open += row.part == "open"
-            if row.part == part:
-                file.write(json.dumps(row.row) + "\n")
+        with target.writing() as file:
+            for row in rows_of(batch, settings, database, contents):
+                num_open += row.part == "open"
+                if row.part == part:
+                    file.write(json.dumps(row.row) + "\n")
     if num_open:
         note(f"{num_open} requests have not ended yet")
 

@@ -25,7 +25,7 @@ from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_lin
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, BrokerUnavailable, ConfigError, ContentError, MessageError, UnknownName
-from alphaloop.files import STANDARD, Destination, reading, shown_name
+from alphaloop.files import STANDARD, Destination, reading
 from alphaloop.messages import Job, Result, Status, fields_of
 from alphaloop.outcomes.reading import (
     Ended,
@@ -49,6 +49,7 @@ from alphaloop.store.known_jobs import known_jobs
 from alphaloop.wording import counts, json_text, moment_ago, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
+_MAX_CHARS: Final = 1000
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
 _MAX_TYPED: Final = 20
 
@@ -110,8 +111,6 @@ def wait(
     settings = connected_settings(context)
     with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
-        if not wanted:
-            raise AlphaloopError(f"{shown_name(file or '')}: expected a job_id, found none")
         known = _known(settings, database, wanted)
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Result] = {}
@@ -240,15 +239,18 @@ def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batc
 
 def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[str]:
     """Those that are not unknown; the others are said. Raises UnknownName where none is left."""
-    unknown: list[str] = []
-    with suppress(BrokerUnavailable):  # then they are waited for
-        unknown = [one.job_id for one in find_jobs(settings, database, job_ids) if one.place is JobPlace.UNKNOWN]
+    try:
+        found = find_jobs(settings, database, job_ids)
+    except BrokerUnavailable:
+        return [*job_ids]  # there is more in Kafka than can be read through: they are waited for
+    known = [one.job_id for one in found if one.place is not JobPlace.UNKNOWN]
+    unknown = ", ".join(one.job_id for one in found if one.place is JobPlace.UNKNOWN)[:_MAX_CHARS]
+    told = one_line(f"{unknown or 'no job_id'}: unknown: no worker has seen it, and it waits nowhere in Kafka")
+    if not known:
+        raise UnknownName(told)
     if unknown:
-        told = f"{', '.join(unknown[:_MAX_SHOWN])}: unknown: no worker has seen it, and it waits nowhere in Kafka"
-        if len(unknown) == len(job_ids):
-            raise UnknownName(one_line(told))
-        note(one_line(told))
-    return [job_id for job_id in job_ids if job_id not in unknown]
+        note(told)
+    return known
 
 
 def _recorded(database: Database, left: dict[str, None]) -> Iterator[Result]:
@@ -494,14 +496,15 @@ def erase(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         store = EraseStore(database)
+        where: Whereabouts | None = None
         if job is not None:
             now = latest_jobs(database, [job])[job]
             erasure = replace(erasure, job_ids=(*now.made_of, now.job_id))
+            if not now.is_claimed and (now.made_of or not store.knows(erasure)):
+                (where,) = find_jobs(connected_settings(context), database, [now.job_id])
+        if not store.knows(erasure) and (where is None or where.place is JobPlace.UNKNOWN):
+            raise UnknownName(f"{one_line(erasure.subject)}: no worker has seen a job of it, and no text of it is kept")
         found = store.count(erasure)
-        if not store.knows(erasure):
-            if job is None:
-                raise UnknownName(f"{one_line(erasure.subject)}: no worker has seen a job of it, and no text is kept")
-            _known(connected_settings(context), database, [job])
         for row in _rows(found):
             note(row)
         asked = f"erase the texts of {one_line(erasure.subject)}?"
@@ -513,8 +516,8 @@ def erase(
             found = store.erase(erasure, deed, delete, DatabaseClock(database).measure())
     if as_json:
         print_json({**asdict(found), "erased": is_done})
-    if found.num_running:
-        note(f"{found.num_running} jobs have not ended, and write their texts when they do: erase again then")
+    if num_running := found.num_running + (where is not None and where.is_open):
+        note(f"{num_running} jobs have not ended, and write their texts when they do: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 

@@ -11,14 +11,7 @@ import typer
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
-from alphaloop.cli.options import (
-    AS_JSON,
-    connected_settings,
-    example,
-    global_options,
-    open_database,
-    require_tasks,
-)
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database, require_tasks
 from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
 from alphaloop.commands import (
     CalibrateOrder,
