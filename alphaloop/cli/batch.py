@@ -88,7 +88,7 @@ def status(
     batch: str = _BATCH,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Count the requests of a batch by what became of them."""
+    """Count the requests of a batch by what became of them. The exit code is 1 if none was ever sent."""
     settings = connected_settings(context)
     with open_database(settings) as database, BatchSource.named(batch) as found:
         require_sent(found, settings, database)
