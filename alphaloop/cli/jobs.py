@@ -11,6 +11,7 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ from alphaloop.outcomes.reading import (
     find_jobs,
     follow,
     reason_of,
-    refusals_of,
+    recorded,
 )
 from alphaloop.settings import Settings
 from alphaloop.store.api import Deed
@@ -111,7 +112,7 @@ def wait(
     settings = connected_settings(context)
     with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
-        known = _known(settings, database, wanted)
+        known = [one.job_id for one in _known(settings, database, wanted)]
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Result] = {}
         stack.callback(lambda: _write(target, wanted, found))
@@ -192,9 +193,11 @@ def tail(
     with open_database(settings) as database:
         wanted = _wanted(settings, database, job_id, None)
         known = _known(settings, database, wanted)
-        events = follow(settings.kafka, lambda ids: known_jobs(database, ids), known, timeout_s=timeout)
+        refused = {one.job_id: recorded(one.refusal) for one in known if one.refusal is not None}
+        left = [one.job_id for one in known if one.job_id not in refused]
+        events = chain(refused.values(), follow(settings.kafka, database, left, timeout_s=timeout))
         ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
-    if missing := [one for one in known if one not in ended]:
+    if missing := [job_id for job_id in left if job_id not in ended]:
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {', '.join(missing)}",
             hint="is a worker running? `alphaloop status` shows it, and `alphaloop job JOB_ID` says where a job is",
@@ -213,9 +216,10 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
         # Nothing is missed: what ends from here on is read, and what ended before is recorded.
         before = client.sent_before(())
         yield from _recorded(database, left)
-        for job_id, refusal in refusals_of(settings.kafka, left).items():
-            del left[job_id]
-            yield refusal
+        with suppress(BrokerUnavailable):  # there is more in Kafka than can be read through: they are waited for
+            for refusal in [one.refusal for one in find_jobs(settings, database, list(left)) if one.refusal]:
+                del left[refusal.job_id]
+                yield refusal
         with suppress(ResultsMissing):
             for result in client.results(before.only(tuple(left)), timeout_s=timeout_s):
                 del left[result.sent_job_id]
@@ -237,13 +241,13 @@ def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batc
     return list(dict.fromkeys(latest[job_id].job_id for job_id in wanted))
 
 
-def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[str]:
+def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
     """Those that are not unknown; the others are said. Raises UnknownName where none is left."""
     try:
         found = find_jobs(settings, database, job_ids)
     except BrokerUnavailable:
-        return [*job_ids]  # there is more in Kafka than can be read through: they are waited for
-    known = [one.job_id for one in found if one.place is not JobPlace.UNKNOWN]
+        return [Whereabouts(job_id, JobPlace.WAITING) for job_id in job_ids]  # as far as can be known
+    known = [one for one in found if one.place is not JobPlace.UNKNOWN]
     unknown = ", ".join(one.job_id for one in found if one.place is JobPlace.UNKNOWN)[:_MAX_CHARS]
     told = one_line(f"{unknown or 'no job_id'}: unknown: no worker has seen it, and it waits nowhere in Kafka")
     if not known:

@@ -137,10 +137,8 @@ def follow_job(sources: Sources, request: Request) -> Read:
         raise NotFound(f"no worker has claimed a job {job_id[:100]!r}")
 
     def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
-        kafka, database = sources.settings.kafka, sources.database
-        return follow(
-            kafka, lambda ids: known_jobs(database, ids), [job_id], timeout_s=_LONGEST_S, is_watched=is_watched
-        )
+        kafka = sources.settings.kafka
+        return follow(kafka, sources.database, [job_id], timeout_s=_LONGEST_S, is_watched=is_watched)
 
     return read
 

@@ -111,8 +111,8 @@ def search(
 ) -> list[Message]:
     """The unfinished messages whose job_id and batch_id are wanted; ends when `num` of them are found.
 
-    Reads every unfinished message, because Kafka finds no message by its key. Raises BrokerError
-    where that takes longer than `limit_s`.
+    Reads every unfinished message, because Kafka finds no message by its key. Raises BrokerError, also where that takes
+    longer than `limit_s`.
     """
     topics, found = _topics(kafka), list[Message]()
     if not topics:
@@ -120,14 +120,13 @@ def search(
     cluster, deadline = cluster_id(kafka), time.monotonic() + limit_s
     num_before = Counter[TopicPartition]()
     with _reader(kafka) as consumer:
-        for record in consumer.read_until(_assign(consumer, _left(consumer, topics))):
-            if record is not None:
-                job_id, batch_id = _named(record, cluster)
-                if is_wanted(job_id, batch_id):
-                    place = (record.topic, record.partition, record.offset, record.timestamp_ms)
-                    before = num_before[record.topic_partition]
-                    found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
-                num_before[record.topic_partition] += 1
+        for record in consumer.read_through(_assign(consumer, _left(consumer, topics))):
+            job_id, batch_id = _named(record, cluster)
+            if is_wanted(job_id, batch_id):
+                place = (record.topic, record.partition, record.offset, record.timestamp_ms)
+                before = num_before[record.topic_partition]
+                found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
+            num_before[record.topic_partition] += 1
             if len(found) == num:
                 break
             if time.monotonic() >= deadline:

@@ -11,10 +11,9 @@ be older than its topic keeps it.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -34,6 +33,7 @@ from alphaloop.messages import (
     Status,
     StreamReader,
     StreamReaders,
+    fields_of,
     refused_result,
 )
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
@@ -65,7 +65,7 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
 
 def job_id_of(record: Record) -> str | None:
     """The job_id in a message of a job, else its key; None without both."""
-    found = _fields(record).get("job_id")
+    found = (fields_of(record.value) or {}).get("job_id")
     if isinstance(found, str):
         return found
     return record.key.decode("utf-8", "replace") if record.key else None
@@ -206,12 +206,11 @@ def _heading_of(function: str) -> str:
 
 
 Event = Waits | TextSoFar | Ended
-Find = Callable[[Collection[str]], Mapping[str, KnownJob]]
 
 
 def follow(
     kafka: KafkaSettings,
-    find: Find,
+    database: Database,
     job_ids: Collection[str],
     *,
     timeout_s: float,
@@ -219,13 +218,13 @@ def follow(
 ) -> Iterator[Event]:
     """What happens to the jobs, until each has ended or the time is up; the end of each comes once.
 
-    `find` asks the database. `is_watched` is asked several times a second: nothing more is read once it says no.
-    Creates missing topics. Raises BrokerError and StoreError.
+    `is_watched` is asked several times a second: nothing more is read once it says no. Creates missing topics. Raises
+    BrokerError and StoreError.
     """
-    known = find(job_ids)
+    known = known_jobs(database, job_ids)
     for job in known.values():
         if job.outcome is not None:
-            yield _recorded(Result.decode(job.outcome))
+            yield recorded(Result.decode(job.outcome))
     waiting = {job_id for job_id in job_ids if job_id not in known or known[job_id].outcome is None}
     if not waiting:
         return
@@ -235,7 +234,7 @@ def follow(
     ensure_topics(kafka, ())
     with contextlib.closing(reader_of(kafka)) as consumer:
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
-        yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
+        yield from _events(consumer, waiting, database, time.monotonic() + timeout_s, is_watched)
 
 
 def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime) -> TextSoFar | None:
@@ -260,14 +259,6 @@ def _number(digits: str | None) -> int | None:
     return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    try:
-        fields = json.loads(record.value or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 #: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
 _LOOK_EVERY_S: Final = 2.0
 #: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.
@@ -275,7 +266,7 @@ _MARGIN: Final = timedelta(minutes=1)
 
 
 def _events(
-    consumer: Consumer, waiting: set[str], find: Find, deadline: float, is_watched: Callable[[], bool]
+    consumer: Consumer, waiting: set[str], database: Database, deadline: float, is_watched: Callable[[], bool]
 ) -> Iterator[Event]:
     readers = StreamReaders(waiting)
     look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
@@ -285,8 +276,12 @@ def _events(
             found = _told_by(record, waiting, readers)
         elif time.monotonic() >= look_due:
             look_due = time.monotonic() + _LOOK_EVERY_S
-            ended = [job.outcome for name, job in find(waiting).items() if name in waiting and job.outcome is not None]
-            found += map(_recorded, map(Result.decode, ended))
+            ended = [
+                job.outcome
+                for name, job in known_jobs(database, waiting).items()
+                if name in waiting and job.outcome is not None
+            ]
+            found += map(recorded, map(Result.decode, ended))
         for event in found:
             if isinstance(event, Ended):
                 waiting.discard(event.job_id)
@@ -298,7 +293,7 @@ def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[
     found: list[Event] = []
     if record.topic == RESULTS:
         result = read_result(record) if key_of(record) in waiting else None
-        return [_recorded(result)] if result is not None and result.job_id in waiting else found
+        return [recorded(result)] if result is not None and result.job_id in waiting else found
     if (chunk := chunk_of(record, waiting)) is None:
         return found
     reader = readers[chunk.job_id]
@@ -317,7 +312,8 @@ def _so_far(job_id: str, reader: StreamReader) -> TextSoFar:
     return TextSoFar(job_id, reader.attempt, reader.text, _more_than_text(reader.answer.messages))
 
 
-def _recorded(result: Result) -> Ended:
+def recorded(result: Result) -> Ended:
+    """The end of its job."""
     reason, messages = result.error.message if result.error else None, _more_than_text(result.messages)
     return Ended(result.job_id, result.status, result.text, reason, result.num_chunks is not None, messages)
 

@@ -25,7 +25,7 @@ _IDLE_WAIT_S: Final = 0.2
 
 @dataclass(eq=False)
 class ControlReader:
-    """Stores each cancellation, which notifies all workers, and applies it in this worker at once."""
+    """Stores each cancellation, which notifies all workers, and applies them in this worker at once."""
 
     intake: Intake
     store: JobStore
@@ -36,15 +36,16 @@ class ControlReader:
 
     def turn(self) -> None:
         """Read what has come. A message that is no cancellation becomes a dead letter."""
-        for delivery in self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
+        for delivery in (taken := self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S)):
             try:
                 asked = parse_cancellation(delivery.record.value)
             except MessageError as error:
                 self.refuse(delivery, error)
                 continue
             self.retry.until_done("cancel", partial(self.store.request_cancel, asked.job_id, until=asked.until))
-            self.retry.until_done("cancel", self.check_here)
             self.intake.finish([delivery])
+        if taken:
+            self.retry.until_done("cancel", self.check_here)
 
 
 class Cancellation(BaseModel):
