@@ -113,9 +113,8 @@ def require_sent(batch: BatchSource, settings: Settings, database: Database) -> 
         or any(pages_of_batch(database, name))  # a worker has claimed it meanwhile
     ):
         return
-    if batch.path is None or any(
-        isinstance(line, _Asked) for line in chain.from_iterable(_pages_of(batch, settings, database))
-    ):
+    lines = chain.from_iterable(_pages_of(batch, settings, database))
+    if batch.path is None or any(isinstance(line, _Asked) for line in lines):
         what = f"{batch.name}, batch {name}: not submitted" if batch.path else f"no batch {name}"
         raise UnknownName(f"{what}: no worker has seen a job of it, none waits in Kafka, and none was refused")
 

@@ -73,9 +73,8 @@ class Letter:
 
     def is_refused_by(self, workers_since: datetime | None) -> bool:
         """Whether workers that have all run since before then would refuse the message as it stands, as they did."""
-        if self.is_failed_job or self.code in (UnknownTask.code, JobConflict.code):
-            return False
-        return workers_since is not None and self.written_at is not None and workers_since < self.written_at
+        is_same = not self.is_failed_job and self.code not in (UnknownTask.code, JobConflict.code)
+        return is_same and workers_since is not None and self.written_at is not None and workers_since < self.written_at
 
     @cached_property
     def answered_job_id(self) -> str | None:

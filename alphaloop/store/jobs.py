@@ -176,10 +176,7 @@ class JobStore(Store):
         return held
 
     def request_cancel(self, *job_ids: str, until: datetime | None = None) -> None:
-        """Ask for jobs' ends, perhaps before they are known, and tell every worker. An outcome is never changed.
-
-        What is sent under these names after `until`, by default after 24 hours, is decoded.
-        """
+        """Ask for the ends of what is sent as these jobs `until` then (24 h), and tell workers. No outcome changes."""
         if not job_ids:
             return
         with self._database.begin() as connection:
