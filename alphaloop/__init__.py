@@ -14,8 +14,14 @@ __version__ = "0.1.0"
 
 
 def shipped(name: str) -> Path:
-    """The folder `configs` or `migrations` that came with this code: in an installed package inside it, in a checkout
-    beside it."""
+    """The folder `configs`, `docs` or `migrations` that came with this code: in an installed package inside it, in a
+    checkout beside it."""
     package = Path(__file__).resolve().parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
+
+
+def page(name: str) -> str:
+    """Where a page of the documents lies on this machine: `page("guides/gpus.md")`, relative in its checkout."""
+    path = shipped("docs") / name
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

@@ -230,14 +230,17 @@ def sampling_bucket(
     return ",".join([*parts, *["adjusted"] * is_adjusted])
 
 
-def form_bucket(constraint: str | None, *, has_tools: bool = False, has_images: bool = False) -> str:
+def form_bucket(
+    constraint: str | None, has_tools: bool = False, has_images: bool = False, *, is_predicted: bool = False
+) -> str:
     """Which forms of jobs share a history; empty for a text without a constraint, after text alone.
 
     `constraint` is the kind of what the text has to match (`Constraint.kind`), whose families accept alike: a call that
     has to be made is JSON within words that are fixed. `has_tools`: tools that may be called stand in the prompt.
+    `is_predicted`: look-up proposes a text that was sent with the job.
     """
     family = [_FAMILIES[constraint]] if constraint else []
-    return ",".join([*family, *["tools"] * has_tools, *["images"] * has_images])
+    return ",".join([*family, *["tools"] * has_tools, *["images"] * has_images, *["predicted"] * is_predicted])
 
 
 _FAMILIES: Final = {

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from typing import Any, Final, Self
 
-from alphaloop.wording import named
+from alphaloop.wording import how_many, named
 
 #: Shares of loads are told apart where they differ by more.
 _MARGIN: Final = 0.1
@@ -148,11 +148,13 @@ def drafted_by_load(done: Decoded | None) -> list[str]:
 
 def drafted_sentence(done: Decoded | None) -> str:
     """What was done, in one sentence without a window."""
-    if done is None or not done.num_rounds:
-        return "No round of traffic was decoded"
-    jobs = f"{done.num_jobs:,} decoded job{'' if done.num_jobs == 1 else 's'}"
+    if done is None:
+        return "No job of traffic was decoded"
+    jobs = how_many(done.num_jobs, "decoded job")
+    if not done.num_rounds:
+        return f"No round behind the prompts of {jobs} was decoded"
     by_load = ", ".join(drafted_by_load(done))
-    told = f"{percent(done.drafted_share)} of the {done.num_rounds:,} rounds of {jobs} drafted"
+    told = f"{percent(done.drafted_share)} of the {how_many(done.num_rounds, 'round')} of {jobs} drafted"
     if done.drafters:
         told += f", with {' and '.join(done.drafters)}"
     return f"{told} ({by_load} running)" if by_load else told

@@ -7,7 +7,24 @@ lease, an expired deadline and a cancellation are outcomes, not exceptions.
 from __future__ import annotations
 
 import re
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from alphaloop import page
+
+#: The extra of alphaloop that brings a package which not every installation needs.
+_EXTRAS: Final = {
+    "accelerate": "decode",
+    "aiohttp": "servers",
+    "apprise": "notify",
+    "aws_msk_iam_sasl_signer": "msk",
+    "gguf": "decode",
+    "llguidance": "decode",
+    "numba": "decode",
+    "opentelemetry": "tracing",
+    "safetensors": "decode",
+    "torch": "decode",
+    "transformers": "decode",
+}
 
 
 class AlphaloopError(Exception):
@@ -42,6 +59,18 @@ class ConfigError(AlphaloopError):
 
 class UnknownName(AlphaloopError):
     """Nothing has this name."""
+
+
+def package_missing(error: ImportError, setting: str | None = None) -> ConfigError:
+    """The error in words where an optional package is not installed, which `setting` needs; raises any other again."""
+    name = (error.name or "").split(".")[0]
+    if name not in _EXTRAS:
+        raise error
+    needs = f"{setting}: needs the package {name}, which" if setting else f"the package {name}"
+    hint = f"pip install 'alphaloop[{_EXTRAS[name]}]'"
+    if _EXTRAS[name] == "decode":
+        hint += f"; without a GPU, take PyTorch's CPU build, which is 4 GB smaller: {page('guides/deploy.md')}"
+    return ConfigError(f"{needs} is not installed", hint=hint)
 
 
 class MessageError(AlphaloopError):

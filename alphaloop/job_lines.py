@@ -29,6 +29,7 @@ class Overrides:
 
     body: Mapping[str, Any] = field(default_factory=dict)
     top: Mapping[str, Any] = field(default_factory=dict)
+    task_by: str = "--task"  #: what names the task of lines that name none
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +119,8 @@ class JobReader:
         if self._task is not None:
             fields.setdefault("task", self._task)
         if "task" not in fields:
-            raise InvalidField("no task", field="task", hint="name it in the line, or for all lines with --task")
+            told = f"name it in the line, or for all lines with {self._overrides.task_by}"
+            raise InvalidField("expected a task, found none", field="task", hint=told)
         identifier = fields.pop("id", None)
         if isinstance(identifier, str | int) and "custom_id" not in fields:
             fields["custom_id"] = str(identifier)

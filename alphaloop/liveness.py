@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -232,8 +232,10 @@ Check = Callable[[], str | None]
 """None when all is well, else what is wrong, in one line."""
 
 
-#: A client that neither sends nor reads for so long is let go, so that its thread ends.
-SOCKET_TIMEOUT_S: Final = 10.0
+#: A connection has one request, and is cut after so long, so that its thread ends whatever its client does.
+CONNECTION_S: Final = 10.0
+#: One more cuts the oldest: who connects and says nothing leaves the process its files and threads.
+MOST_CONNECTIONS: Final = 32
 
 
 class MetricsServer(ThreadingHTTPServer):
@@ -261,6 +263,7 @@ class MetricsServer(ThreadingHTTPServer):
         self.registry = registry
         self.checks = {"/healthz": healthy, "/readyz": ready}
         self.credentials = None if password is None else f"metrics:{password.get_secret_value()}"
+        self._opened: dict[socket.socket, float] = {}  # when, in this order
         self._thread = threading.Thread(target=self.serve_forever, name="endpoint", daemon=True)
         self._thread.start()
 
@@ -268,6 +271,20 @@ class MetricsServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where it listens."""
         return url_of(*self.socket.getsockname()[:2])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer it in a thread of its own."""
+        self._opened[request] = time.monotonic()
+        self.service_actions()
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Cut connections that are too old or too many; called twice a second."""
+        self._opened = {connection: at for connection, at in self._opened.items() if connection.fileno() >= 0}
+        for left, (connection, at) in zip(range(len(self._opened), 0, -1), self._opened.items(), strict=True):
+            if left > MOST_CONNECTIONS or time.monotonic() > at + CONNECTION_S:
+                with suppress(OSError):  # closed meanwhile
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Stop serving."""
@@ -284,7 +301,7 @@ def listening(host: str, port: int, setting: str) -> socket.socket:
     try:
         family, *_ = socket.getaddrinfo(host or "0.0.0.0", port, type=socket.SOCK_STREAM)[0]  # noqa: S104 - as asked for
         both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=128, dualstack_ipv6=both)
+        return socket.create_server((host, port), family=family, backlog=1024, dualstack_ipv6=both)
     except OSError as error:
         raise ConfigError(
             f"{setting}: cannot listen on {in_url(host)}:{port}: {error.strerror}", hint="0 picks a free port"
@@ -302,7 +319,6 @@ def url_of(host: str, port: int) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    timeout = SOCKET_TIMEOUT_S
     server: MetricsServer
 
     def do_GET(self) -> None:

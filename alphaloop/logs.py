@@ -24,6 +24,7 @@ from alphaloop.wording import harmless, json_text, one_line
 
 OURS: Final = ("alphaloop", "worker", "scheduler", "__main__")
 MAX_FIELD_CHARS: Final = 300
+START_PROGRESS: Final = "start_progress"  #: the action of what a process that starts is doing, which `up` shows
 WITHHELD: Final = frozenset(
     {"body", "completion", "content", "messages", "output", "payload", "prompt", "text", "value"}
 )

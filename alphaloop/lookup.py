@@ -59,6 +59,7 @@ class SearchedText:
     text: Sequence[int]  #: prompt and output, the owner's own sequence, which grows
     index: SuffixIndex
     earlier: EarlierTexts | None  #: None: this task's results are not remembered
+    predicted: EarlierTexts | None = None  #: what came with its job
 
     def continuations(self, num_tokens: int) -> list[tuple[float, list[int]]]:
         """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
@@ -73,8 +74,9 @@ class SearchedText:
             if len(behind) < num_tokens:
                 behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
             found.append((length, behind))
-        if self.earlier is not None:
-            found += self.earlier.continuations(text, num_tokens)
+        for others in (self.predicted, self.earlier):
+            if others is not None:
+                found += others.continuations(text, num_tokens)
         return found
 
     def propose(self, num_tokens: int, rule: Rule) -> Continuations:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 
 from pydantic import SecretStr
 
-from alphaloop.errors import ConfigError, NotificationFailed
+from alphaloop import page
+from alphaloop.errors import ConfigError, NotificationFailed, package_missing
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.drift import EventState, Incident, PastState
 from alphaloop.wording import words
@@ -121,7 +122,8 @@ class Sink:
         if service is None:
             raise ConfigError(
                 f"{setting}: expected an address that apprise knows, found another one (not shown, it may be secret)",
-                hint="json://host:port/path, mailtos://user:password@host, slack://…: docs/guides/notifications.md",
+                hint="json://host:port/path, mailtos://user:password@host, slack://…: "
+                + page("guides/notifications.md"),
             )
         self._apprise = Apprise(asset=asset)
         self._apprise.add(service)
@@ -155,10 +157,7 @@ def open_sinks(urls: Sequence[SecretStr]) -> tuple[Sink, ...]:
     try:
         return tuple(Sink(url, f"scheduler.notify_urls[{i}]") for i, url in enumerate(urls))
     except ImportError as error:
-        raise ConfigError(
-            f"scheduler.notify_urls: set, and the package {error.name} is not installed",
-            hint="pip install 'alphaloop[notify]', or unset ALPHALOOP_SCHEDULER__NOTIFY_URLS",
-        ) from None
+        raise package_missing(error, "scheduler.notify_urls") from None
 
 
 def _reason(result: AppriseResult) -> str:

@@ -44,6 +44,9 @@ DECODED_SHARE: Final = 0.25
 WINDOW: Final = timedelta(days=14)
 _NEVER: Final = datetime.min.replace(tzinfo=UTC)
 _DAY: Final = timedelta(days=1)
+_LATE: Final = timedelta(
+    minutes=10
+)  #: how late a run may be; else one that was late would let the next pass without probes
 _TIMED: Final = timedelta(days=30)
 _MEASURED: Final = (DraftStatus.ACTIVE, DraftStatus.STALE)
 #: What scoring a text takes of what decoding it takes: a draft of 24 of the target's 30 layers (docs/guides/probes.md).
@@ -223,11 +226,9 @@ def find_due(
 
 
 def drafted(due: Iterable[DueProbe], bindings: Bindings, workers: Sequence[SeenWorker]) -> list[DueProbe]:
-    """Those of drafters that a worker of the task's target has; without several targets, all of them."""
-    found = {target: drafters_of(workers, target) for target in bindings.targets}
-    if len(found) <= 1:
-        return list(due)
-    return [one for one in due if one.drafter in found[bindings.target_of(one.task) or ""]]
+    """Those of drafters that a live worker of the task's target asks; without several targets, any live worker."""
+    is_one = len(bindings.targets) <= 1
+    return [one for one in due if one.drafter in drafters_of(workers, None if is_one else bindings.target_of(one.task))]
 
 
 def _why(
@@ -237,7 +238,7 @@ def _why(
         return Why.ALARM
     if last is None or new_since > last:
         return Why.NEW
-    return Why.AGE if now - last >= max_age else None
+    return Why.AGE if now - last >= max_age - min(max_age / 20, _LATE) else None
 
 
 def _at_stake(traffic: Sequence[TaskTraffic], task: str, last: datetime | None, change_jobs: float) -> float:

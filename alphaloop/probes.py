@@ -21,6 +21,7 @@ from alphaloop.messages import Job, Purpose
 DEFAULT_K: Final = 3  #: of a probe set; a drafter with shorter drafts is measured at its longest
 DEFAULT_MAX_TOKENS: Final = 48  #: output limit of its prompts
 _NUM_ID_CHARS: Final = 16
+_BESIDE_SHARE: Final = 0.25
 
 
 class ProbeSource(StrEnum):
@@ -147,6 +148,11 @@ class DecodedText:
     engine: str
     num_tokens: int
     text: ProbeText
+
+
+def is_beside_sampled(job_id: str) -> bool:
+    """Whether a server decodes this probe beside a sampled request of its prompt, which must not change its text."""
+    return hashlib.sha256(job_id.encode()).digest()[0] < 256 * _BESIDE_SHARE
 
 
 @dataclass(frozen=True, slots=True)

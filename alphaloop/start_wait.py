@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from alphaloop.errors import (
     BrokerLoginRefused,
     BrokerUnavailable,
+    ConfigError,
     DeliveryFailed,
     ServerLoginRefused,
     ServerUnavailable,
@@ -19,9 +20,10 @@ from alphaloop.errors import (
     StoreUnavailable,
 )
 from alphaloop.kafka.client import bootstrap_servers
-from alphaloop.kafka.topics import check_reachable
-from alphaloop.settings import Settings
+from alphaloop.kafka.topics import check_reachable, cluster_id, other_databases
+from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
+from alphaloop.store.installation import InstallationStore
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +99,26 @@ _ASK_S: Final = 3.0
 
 
 def await_servers(settings: Settings, database: Database, start_wait: StartWait) -> None:
-    """Wait until PostgreSQL holds a schema that this code can run on and a Kafka broker answers.
+    """Wait until PostgreSQL holds a schema that this code can run on and a Kafka broker answers, which belong together.
 
-    Raises ConfigError without the address of a broker, the errors of Database.check_revision and check_reachable that
-    waiting does not mend, and those of StartWait.
+    Raises ConfigError without the address of a broker, the errors of Database.check_revision, check_reachable and
+    check_installation that waiting does not mend, and those of StartWait.
     """
     servers = bootstrap_servers(settings.kafka)
     start_wait.until_answered(f"PostgreSQL at {database.address}", database.check_revision)
-    start_wait.until_answered(f"Kafka at {servers}", lambda: check_reachable(settings.kafka, _ASK_S))
+    start_wait.until_answered(f"Kafka at {servers}", lambda: check_installation(settings.kafka, database))
+
+
+def check_installation(kafka: KafkaSettings, database: Database) -> None:
+    """Note in the database which Kafka it belongs to. Raises BrokerError, StoreError.
+
+    Raises ConfigError where it has noted another, or workers of another database are in the workers' group.
+    """
+    check_reachable(kafka, _ASK_S)
+    database_id = InstallationStore(database).belong(cluster_id(kafka), kafka.prefix)
+    if others := other_databases(kafka, database_id):
+        raise ConfigError(
+            f"workers of the database {', '.join(others)} are in the group {kafka.named(kafka.group_id)}; this one, "
+            f"{database.redacted_url}, is {database_id}: each would decode a part of the other's jobs",
+            hint="give each installation its own kafka.prefix",
+        )

@@ -137,6 +137,10 @@ cancellations: Final = _table(
 #: releases that still use it.
 code_revisions: Final = _table("code_revisions", ["revision"], _columns(Text, "revision"))
 
+#: One row, made by the migration.
+_id, _kafka = _columns(Uuid, "id"), _columns(Text, "kafka_cluster", "kafka_prefix", nullable=True)
+installation: Final = _table("installation", ["id"], _id, _kafka, _instants("noted_at", nullable=True))
+
 leader_terms: Final = _table(
     "leader_terms", ["role"], _columns(Text, "role"), _columns(BigInteger, "term"), _instants("began_at")
 )
@@ -174,18 +178,37 @@ api_batches: Final = _table(
     _columns(Text, "id", "key_name", "segment", "endpoint", "completion_window", "input_file_id", "status"),
     _columns(Text, "task", "output_file_id", "error_file_id", nullable=True),
     _columns(ARRAY(Text, as_tuple=True), "tasks"),
-    _columns(JSON, "metadata", "errors"),
+    _columns(JSON, "metadata", "errors", "by_status"),
+    _columns(JSON, "used", nullable=True),
+    _columns(Integer, "output_kept_s", nullable=True),
     _columns(Integer, "num_total", "num_sent", "num_invalid", "num_completed", "num_failed"),
     _instants("created_at", "expires_at", "look_at"),
     _instants("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", nullable=True),
     _instants("cancelling_at", "cancelled_at", nullable=True),
     _index("ix_api_batches_key_name_created_at", "key_name", "created_at", "id"),
     _index("ix_api_batches_input_file_id", "input_file_id"),
+    _index("ix_api_batches_created_at", "created_at", "id"),
     _index(
         "ix_api_batches_open",
         "look_at",
         where="status IN ('validating','in_progress','finalizing','cancelling')",
     ),
+)
+
+#: Batches that did not come through the API; those of a producer from the first claim of one of their jobs on.
+batches: Final = _table(
+    "batches",
+    ["id"],
+    _columns(Text, "id", "source"),
+    _columns(Text, "by", "name", "task", nullable=True),
+    _columns(BigInteger, "num_bytes", nullable=True),
+    _columns(Integer, "num_total", "num_invalid"),
+    _columns(JSON, "by_status"),
+    _columns(Boolean, "is_open"),
+    _instants("created_at"),
+    _instants("counted_at", nullable=True),
+    _index("ix_batches_created_at", "created_at", "id"),
+    _index("ix_batches_open", "id", where="is_open"),
 )
 
 audit: Final = _table(

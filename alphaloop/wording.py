@@ -66,10 +66,15 @@ def counts(by_name: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
 
 
+def how_many(number: int, noun: str) -> str:
+    """`1 job`, `1,234 jobs`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def counted_apart(num_probes: int, num_controls: int) -> str:
     """`4 probes, 4 controls`: what is not traffic, beside the jobs; empty without any."""
     kinds = (("probe", num_probes), ("control", num_controls))
-    return ", ".join(f"{number:,} {name}{'' if number == 1 else 's'}" for name, number in kinds if number)
+    return ", ".join(how_many(number, name) for name, number in kinds if number)
 
 
 def acceptance_of(drafter: str | None, in_force: str | None, lengths: str, form: str | None = "") -> str:
@@ -103,7 +108,7 @@ def second(at: datetime) -> str:
 
 def words(name: str) -> str:
     """A cause, a kind, a reason or a verdict as people say it: without its underscores."""
-    return name.replace("_", " ")
+    return name.replace("_", " ").replace(",", ", ")
 
 
 def sentence(text: str) -> str:

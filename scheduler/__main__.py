@@ -17,11 +17,12 @@ from alphaloop import logs
 from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import cluster_id, ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, TasksFile, load_settings
 from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock
+from alphaloop.store.installation import InstallationStore
 from alphaloop.store.schedule import LeaderLease
 from scheduler.leadership import LEASE_S, stay
 from scheduler.loop import Scheduler
@@ -72,6 +73,7 @@ def _measure(settings: Settings, tasks_file: TasksFile, *, stays: bool) -> ExitC
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
     """One run now, and its notifications. A server that is away ends it at once, because somebody waits for it."""
     database.check_revision()
+    InstallationStore(database).belong(cluster_id(settings.kafka), settings.kafka.prefix)
     ensure_topics(settings.kafka, settings.tasks)
     with closing(Producer(settings.kafka, client_id="alphaloop-scheduler")) as producer:
         now, metrics = DatabaseClock(database).measure(), SchedulerMetrics()

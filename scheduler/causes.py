@@ -22,7 +22,7 @@ from typing import Final
 
 from alphaloop.acceptance import Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
-from alphaloop.wording import minute
+from alphaloop.wording import minute, share
 from scheduler.drift.watching import State, TrafficVerdict, state_of
 from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
@@ -375,10 +375,11 @@ def _action_after(probes: ProbeVerdict, cause: Cause) -> str:
 
 def _probes(probes: ProbeVerdict) -> str:
     before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
+    its = probes.subject
     return (
-        f"On the same {probes.num_prompts} probe prompts of {probes.subject.task}, {probes.subject.drafter} got "
-        f"{after:.0%} of its first tokens accepted at {minute(probes.measured_after)}, instead of {before:.0%} at "
-        f"{minute(probes.measured_before)} (change {_change(probes.change)})."
+        f"On the same {probes.num_prompts} probe prompts of {its.task}, acceptance of {its.drafter}'s first tokens was "
+        f"{share(after)} at {minute(probes.measured_after)}, and {share(before)} at {minute(probes.measured_before)} "
+        f"(change {_change(probes.change)})."
     )
 
 
@@ -402,7 +403,7 @@ def _from_to(told: TrafficVerdict) -> str:
     if not told.trials_before or not told.trials_after:
         return ""
     before, after = told.accepts_before / told.trials_before, told.accepts_after / told.trials_after
-    return f" from {before:.0%} to {after:.0%}, change {_change(told.change)},"
+    return f" from {share(before)} to {share(after)}, change {_change(told.change)},"
 
 
 def _segments(moved: Sequence[TrafficVerdict]) -> str:
@@ -421,4 +422,4 @@ def _change(change: Interval | None) -> str:
     if change is None:
         return "unknown"
     mean, low, high = (f"{round(value, 2) + 0.0:+.2f}" for value in (change.mean, change.low, change.high))
-    return f"{mean} [{low}, {high}]"
+    return f"{mean} [{low} {high}]"

@@ -24,6 +24,7 @@ from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.store.drafts import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
+from alphaloop.wording import how_many, share_with_interval
 from scheduler.causes import About, Cause, DriftFinding, Judged
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.probe_history import (
@@ -322,6 +323,5 @@ def _is_new_match(step: ProbeStep) -> bool:
 
 def _reason(verb: str, change: Interval, by_task: Mapping[str, list[PromptPair]]) -> str:
     num_prompts = sum(len(found) for found in by_task.values())
-    tasks = f"{len(by_task)} task{'s' if len(by_task) > 1 else ''}"
-    bounds = f"({-change.high:.2f} to {-change.low:.2f})"
-    return f"alpha_1 {verb} {max(0.0, -change.mean):.2f} {bounds} on {num_prompts} probe prompts of {tasks}"
+    fall = share_with_interval(Interval(max(0.0, -change.mean), -change.high, -change.low))
+    return f"α₁ {verb} {fall} on {how_many(num_prompts, 'probe prompt')} of {how_many(len(by_task), 'task')}"

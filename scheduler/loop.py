@@ -210,7 +210,7 @@ class Scheduler:
             for change in self._decisions.latest(task, limit=1):
                 made = change.after
                 its = made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
-                found[task] = NextJob(*its, expected_low=change.expected_low)
+                found[task] = NextJob(*its)
         asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
         return found | next_jobs(self._database, self._settings, asked, counts.now)
 
@@ -426,7 +426,7 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
-        drop(history, "api_batches")
+        drop(history, "api_batches", "batches")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         drop(now - AUDIT_KEPT_FOR, "audit")

@@ -9,7 +9,8 @@ Speculative decoding promises the target's own text. A greedy probe and its cont
 drafter and without, so their tokens are equal. Passes of another width round differently. Where the target's two best
 choices are almost equal, rounding may swap them, and the texts part from there; both are right. A third choice may be
 as near as the second, and the engine tells only the second, so no difference at such a place proves anything. Every
-other difference is an incident: one is enough, no statistic is needed.
+other difference is an incident: one is enough, no statistic is needed. A server decodes a share of the probes beside a
+sampled request, because releases have spoiled greedy texts there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, Final
 
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from alphaloop.probe_plan import DueProbe, ProbePlan, decoded_positions
-from alphaloop.probes import DecodedText, ProbeSet, TextPair
+from alphaloop.probes import DecodedText, ProbeSet, TextPair, is_beside_sampled
 from alphaloop.store.database import of_row
 from alphaloop.store.drift import Incident, IncidentKind, IncidentStore, KnownIncident
 from alphaloop.store.probes import ProbeStore
@@ -126,7 +127,7 @@ class Watched:
 def compare_new(texts: ProbeStore, incidents: IncidentStore, now: datetime) -> Watched:
     """Compare every pair once that was decoded since the last run. Opens incidents, closes those that are disproved.
 
-    An incident is over when its task and drafter are compared again without one.
+    An incident is over when its task and drafter are compared again without one, beside a sampled request if it was.
     """
     pairs = texts.uncompared(now - _LOOK_BACK)
     found = [incident for pair in pairs for incident in examine(pair)]
@@ -160,10 +161,19 @@ def disproved(
     incidents: Iterable[KnownIncident], pairs: Iterable[TextPair], found: Sequence[Incident]
 ) -> list[KnownIncident]:
     """Open incidents whose task and drafter were compared again, with nothing wrong."""
-    compared = {(text.task, text.drafter) for pair in pairs for text in (pair.control, pair.probe)}
-    wrong = {(one.task, one.drafter) for one in found}
-    right = compared - wrong
-    return [one for one in incidents if (one.found.task, one.found.drafter) in right]
+    texts = (text for pair in pairs for text in (pair.control, pair.probe))
+    compared = {(text.task, text.drafter, _is_beside_sampled(text)) for text in texts}
+    right = compared - {_about(one) for one in found}
+    return [one for one in incidents if _about(one.found) in right]
+
+
+def _about(incident: Incident) -> tuple[str, str, bool]:
+    return incident.task, incident.drafter, bool(incident.evidence.get("is_beside_sampled"))
+
+
+def _is_beside_sampled(decoded: DecodedText) -> bool:
+    """Only servers have sampled neighbours, and only they say nothing of second choices."""
+    return bool(decoded.drafter) and not decoded.text.gaps and is_beside_sampled(decoded.job_id)
 
 
 def _examine_one(decoded: DecodedText) -> list[Incident]:
@@ -202,8 +212,12 @@ def _compare(pair: TextPair) -> list[Incident]:
         told = f"is another text from token {place + 1} on, where the target's second choice is {gap:.3g} behind"
         is_second = truth.second_ids[place] == other.token_ids[place]
         evidence = {"place": place, "gap": gap, "near_tie": truth.near_tie, "is_second_choice": is_second}
-    sentence = f"What {probe.drafter} decodes for a probe of {probe.task} {told}: it is not the target's own text."
-    found = _incident(IncidentKind.WRONG_TEXT, probe, sentence, {**evidence, "control_job_id": control.job_id})
+    beside = " beside a sampled request" if _is_beside_sampled(probe) else ""
+    evidence |= {"control_job_id": control.job_id, **({"is_beside_sampled": True} if beside else {})}
+    sentence = (
+        f"What {probe.drafter} decodes{beside} for a probe of {probe.task} {told}: it is not the target's own text."
+    )
+    found = _incident(IncidentKind.WRONG_TEXT, probe, sentence, evidence)
     return [found]
 
 

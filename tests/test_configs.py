@@ -160,7 +160,7 @@ def test_the_dashboard_shows_what_was_measured_where_jobs_wait_and_the_servers()
     assert "alphaloop_scheduler_kafka_lag" in asked
     # `waiting` is what no worker has claimed, on every screen: what a worker has taken has another name.
     taken = [one["title"] for one in dashboard()["panels"] if "num_requests_waiting" in json.dumps(one)]
-    assert taken == ["More taken"]
+    assert taken == ["Read ahead"]
     assert {"in_flight", "limit", "state", "failures_total"} <= set(re.findall(r"alphaloop_endpoint_(\w+)", asked))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -203,6 +204,18 @@ def test_the_jobs_of_the_reference_are_jobs() -> None:
 def test_the_reference_names_every_field(model: type[BaseModel]) -> None:
     said = set(re.findall(r"[a-z][a-z_]+|(?<=`)[a-z](?=`)", text("docs/reference/messages.md")))
     assert set(model.model_fields) <= said
+
+
+def test_every_page_that_an_error_names_comes_with_the_package() -> None:
+    hints = ""
+    for path in (path for package in ("alphaloop", "worker", "scheduler") for path in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                hints += f"{ast.unparse(node.value)}\n"
+    named = re.findall(r"page\(['\"]([^'\"]+)['\"]\)", hints)
+    assert len(named) >= 5
+    assert all((ROOT / "docs" / name).is_file() for name in named), named
+    assert "docs/" not in hints, "page() says where it lies on the reader's machine"
 
 
 def test_every_setting_that_is_named_exists() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 import alphaloop
 from alphaloop import errors
@@ -65,3 +69,37 @@ def test_a_message_error_names_its_field() -> None:
     error = errors.InvalidField("expected less", field="body.n", hint="leave it out")
     assert str(error) == "body.n: expected less\nhint: leave it out"
     assert (error.message, error.field, error.code) == ("expected less", "body.n", "invalid_field")
+
+
+@pytest.mark.parametrize(
+    ("module", "extra"), [("torch.nn", "decode"), ("aiohttp", "servers"), ("opentelemetry.sdk", "tracing")]
+)
+def test_a_missing_package_is_named_with_the_extra_that_brings_it(module: str, extra: str) -> None:
+    error = errors.package_missing(ModuleNotFoundError(name=module), "models.target")
+    assert error.message == f"models.target: needs the package {module.split('.')[0]}, which is not installed"
+    assert (error.hint or "").startswith(f"pip install 'alphaloop[{extra}]'")
+
+
+def test_a_missing_module_of_our_own_is_a_fault() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        errors.package_missing(ModuleNotFoundError(name="worker.gone"))
+
+
+def test_a_worker_without_torch_names_the_smaller_build_and_its_page(tmp_path: Path) -> None:
+    masked = """if True:
+        import sys
+        sys.modules["torch"] = None
+        from alphaloop.errors import ConfigError
+        from alphaloop.settings.models import ModelSettings
+        from worker.assembly import open_engine
+        try:
+            open_engine(ModelSettings(), num_slots=1)
+        except ConfigError as error:
+            print(error)
+    """
+    done = subprocess.run([sys.executable, "-c", masked], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    message, hint = done.stdout.splitlines()
+    assert message == "models.target: needs the package torch, which is not installed"
+    place = hint.rpartition(": ")[2]
+    assert Path(place).is_absolute()
+    assert "whl/cpu" in Path(place).read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.experiment.wording import figure, own_of, sentence, why
+from alphaloop.experiment.wording import figure, judged, own_of, sentence, why
 from alphaloop.explaining.explanation import Explanation
 from alphaloop.explaining.wording import opening
 from alphaloop.messages import Mode
@@ -62,10 +62,10 @@ def rendered(what: Any) -> str:
     return screen.file.getvalue()
 
 
-def of_report(reason: Reason, measured: TaskSpeedup | None) -> DriftReport:
+def of_report(reason: str, measured: TaskSpeedup | None) -> DriftReport:
     line = task_line("code").model_copy(
         update={
-            "reason": reason.value,
+            "reason": reason,
             "explanation": "",
             "alpha_1": None,  # without a plot, which takes a tenth of a second
             "alpha": None,
@@ -78,9 +78,9 @@ def of_report(reason: Reason, measured: TaskSpeedup | None) -> DriftReport:
 @settings(max_examples=50)
 @given(reason=st.sampled_from(list(Reason)), measured=speedups())
 def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, measured: TaskSpeedup | None) -> None:
-    coming = NextJob("speculative", "lookup", 8, reason, "", 4, "greedy")
+    coming = judged(NextJob("speculative", "lookup", 8, reason, "", 4, "greedy"), measured)
     now = TaskFigures("code", next_job=coming, measured=measured)
-    report = of_report(reason, measured)
+    report = of_report(coming.reason, measured)
     (cell,) = re.findall(r'<td class="why" data-label="Next job">(.*?)</td>', render_page(report), re.DOTALL)
     said = {
         "status": rendered(task_table([now], None)),
@@ -90,15 +90,19 @@ def test_every_table_says_faster_of_what_was_measured_faster(reason: Reason, mea
     is_faster = measured is not None and measured.drafter == "lookup" and measured.verdict is Verdict.FASTER
     for screen, words in said.items():
         assert says_faster(words) is (is_faster and reason is Reason.FASTER), f"{screen}: {words}"
+    # What machines read is what every screen says of it.
+    assert now.as_json(None)["next_job"]["reason"] == report.tasks[0].reason == coming.reason
+    assert all(" ".join(why(coming).split()) in " ".join(its.split()) for its in said.values())
 
 
 @pytest.mark.parametrize("revisions", [("another-target", "draft-1"), (TARGET, "another-draft")])
 def test_what_was_measured_of_another_revision_makes_no_next_job_faster(revisions: tuple[str, str]) -> None:
     measured = task_speedup(Interval(1.6, 1.5, 1.7), AT)
     coming = NextJob("speculative", "lookup", 8, "faster", "", 4, "greedy")
-    assert why(coming, measured) == why(replace(coming, revisions=measured.revisions), measured) == "faster"
-    other = replace(coming, revisions=revisions)
-    assert why(other, measured) == "expected faster"
+    for own in (coming, replace(coming, revisions=measured.revisions)):
+        assert judged(own, measured).reason == "faster"
+    other = judged(replace(coming, revisions=revisions), measured)
+    assert (other.reason, why(other)) == ("expected_faster", "expected faster")
     seen: dict[str, Any] = {"num_speculative_jobs": 0, "alpha_num_draft_tokens": ()}
     line = TaskLine.of(TaskFigures("code"), other, **seen, next_revisions=revisions, measured=measured)
     assert "expected faster" in render_text(empty().model_copy(update={"tasks": (line,)}))

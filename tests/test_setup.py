@@ -102,7 +102,7 @@ def test_a_wheel_holds_what_the_program_reads_and_the_sdist_builds_the_same_one(
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for path in filter(None, listed.split("\0")):
         top = path.partition("/")[0]
-        if top in ("alphaloop", "configs", "migrations", "scheduler", "worker"):
-            inside = f"alphaloop/{path}" if top in ("configs", "migrations") else path
+        if top in ("alphaloop", "configs", "docs", "migrations", "scheduler", "worker"):
+            inside = f"alphaloop/{path}" if top in ("configs", "docs", "migrations") else path
             assert holds.get(inside) == (ROOT / path).read_bytes(), path
     assert wheel_of_sdist(tmp_path / "dist").read_bytes() == wheel.read_bytes()

@@ -25,6 +25,7 @@ from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
 from alphaloop.settings import Settings, TasksFile, WorkerSettings, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import POOL_SIZE, Database
+from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.workers import WorkerStore
 from worker.assembly import assemble, open_engine, owner_name
 from worker.background import set_up_interpreter
@@ -78,6 +79,10 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         exits.callback(producer.close)
         # Here, so that everything that can be checked without a model is checked before one is read.
         WorkerStore(database).check_target(settings.models.target.name, settings.default_model)
+        retired = DraftRegistry(database).retired() & set(settings.models.drafters)
+        if retired:
+            log.warning("retired drafters are not opened: %s", ", ".join(sorted(retired)))
+        settings = settings.model_copy(update={"models": settings.models.without(retired)})
         engine = start_wait.until_answered(
             "the inference servers",
             partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.evidence import HALF_LIFE
-from alphaloop.errors import ConfigError
+from alphaloop.errors import ConfigError, package_missing
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, topic_ids, topic_lister
@@ -26,7 +26,9 @@ from alphaloop.messages import Status
 from alphaloop.messages.topics import dlq_topic, jobs_topic
 from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSettings, TasksFile, settings_of_segment
 from alphaloop.settings.models import LookupDrafterSettings
+from alphaloop.start_wait import check_installation
 from alphaloop.store.database import Database, DatabaseClock, Listener
+from alphaloop.store.installation import InstallationStore
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import Outbox, OutboxMessage, Outcome, OutcomeStore, RefusedResultStore
 from alphaloop.store.probes import ProbeStore
@@ -91,6 +93,8 @@ def assemble(
     measured here are measured now.
     """
     limits = settings.worker
+    cluster = cluster_id(settings.kafka)
+    database_id = InstallationStore(database).belong(cluster, settings.kafka.prefix)
     make_topics(settings)
     died = threading.Event()
     retry = Retry(hurry, died)
@@ -107,7 +111,8 @@ def assemble(
     jobs = JobStore(database)
     contents = ContentStore.of(settings.claim_check)
     probes = ProbeStore(database)
-    intake = open_intake(settings, settings.kafka.group_id, (), "intake", clock.now)
+    open_member = partial(open_intake, settings, database_id, now=clock.now)
+    intake = open_member(settings.kafka.group_id, (), "intake")
     bound = TargetTasks(
         engine.identity.target,
         settings.bindings,
@@ -120,12 +125,12 @@ def assemble(
         engine,
         bound,
         limits=limits,
-        cluster=cluster_id(settings.kafka),
+        cluster=cluster,
         keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=clock.now).keeps,
         is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
         check_reference=contents.check if contents else no_references,
     )
-    control_intake = open_intake(settings, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake", clock.now)
+    control_intake = open_member(f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
     leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
     claiming = Claiming(
         jobs, leases, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=retry
@@ -144,7 +149,7 @@ def assemble(
             lambda topic: ensure_topic(settings.kafka, topic, validation.tasks), metrics.topic_unavailable
         ),
         metrics,
-        letter_of=partial(letter_of, validation=validation, group=settings.kafka.group_id),
+        letter_of=partial(letter_of, validation=validation, group=settings.kafka.named(settings.kafka.group_id)),
         is_hurried=retry.hurry.is_set,
     )
     publisher = Publisher(
@@ -242,7 +247,15 @@ def assemble(
         ),
         clock=time.monotonic,
     )
-    topic_watch = TopicWatch([intake, control_intake], partial(topic_ids, settings.kafka))
+
+    def ask_ids(topics: Collection[str]) -> dict[str, str]:
+        try:
+            check_installation(settings.kafka, database)
+        except ConfigError as error:  # workers of another database came into the group meanwhile
+            log.error("%s", error.message, extra={"action": "installations_mixed", "hint": error.hint or ""})
+        return topic_ids(settings.kafka, topics)
+
+    topic_watch = TopicWatch([intake, control_intake], ask_ids)
 
     def refresh() -> None:
         clock.measure()
@@ -378,11 +391,9 @@ def open_tracing(
     try:
         from worker.tracing import Tracing
     except ImportError as error:
-        raise ConfigError(
-            f"tracing.endpoint: set, and the package {error.name} is not installed",
-            hint="pip install 'alphaloop[tracing]', or unset ALPHALOOP_TRACING__ENDPOINT",
-        ) from None
-    return Tracing(settings.tracing, identity, owner=owner, group_id=settings.kafka.group_id, now=now)
+        raise package_missing(error, "tracing.endpoint") from None
+    group_id = settings.kafka.named(settings.kafka.group_id)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=group_id, now=now)
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
@@ -390,13 +401,14 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
-    if models.target.engine == "server":
-        try:
+    try:
+        if models.target.engine == "server":
             from worker.servers.engine import open_server_engine
-        except ModuleNotFoundError as error:
-            raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
-        identities = ServerIdentityStore(database) if database is not None else None
-        return open_server_engine(models, identities=identities)
-    from worker.decoding.engine import load_engine
 
-    return load_engine(models, num_slots=num_slots)
+            identities = ServerIdentityStore(database) if database is not None else None
+            return open_server_engine(models, identities=identities)
+        from worker.decoding.engine import load_engine
+
+        return load_engine(models, num_slots=num_slots)
+    except ImportError as error:
+        raise package_missing(error, "models.target") from None

@@ -49,7 +49,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.embedded.stack import with_running_stack
-from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError, StoreError, package_missing
 from alphaloop.files import readable_again
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Footprint
@@ -95,7 +95,10 @@ def carry_out(order: Order, tell: Tell) -> int:
         settings = load_settings(Path(configs) if configs else None, profile=os.environ.get("ALPHALOOP_PROFILE"))
         # A measurement reports what went wrong itself; a warning would stand in the middle of its bar.
         logs.configure("ERROR" if isinstance(order, MeasureOrder) else "WARNING", settings.logs.format)
-        return _COMMANDS[type(order)](order, settings, tell)
+        try:
+            return _COMMANDS[type(order)](order, settings, tell)
+        except ImportError as error:
+            raise package_missing(error) from None
     except AlphaloopError as error:
         field = f"{error.field}: " if isinstance(error, MessageError) and error.field else ""
         tell(FailedEvent(message=f"{field}{error.message}", hint=error.hint))
@@ -286,10 +289,8 @@ def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> in
     Raises AlphaloopError where the server does not answer as its kind does.
     """
     endpoint = _endpoint(order, settings)
-    try:
-        from worker.servers.testing import check_server
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed", hint="pip install 'alphaloop[servers]'") from None
+    from worker.servers.testing import check_server
+
     tell(ReportEvent(data=asyncio.run(check_server(endpoint))))
     return 0
 

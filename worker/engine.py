@@ -192,6 +192,8 @@ class Sampling:
     num_logprobs: int | None = None  #: likeliest tokens told at each place; 0: the chosen one's alone; None: nothing
     constraint: Constraint | None = None  #: what the text has to match
     form_bucket: str = ""  #: which forms of jobs share evidence: of alphaloop.acceptance.form_bucket
+    #: The prompt's last tokens, and those that will probably follow, which change no distribution; empty: not known.
+    predicted: tuple[int, ...] = ()
     bucket: str = field(init=False, compare=False, repr=False)  #: which settings share evidence
 
     def __post_init__(self) -> None:
@@ -406,6 +408,7 @@ class ShadowCounts:
     num_draft_tokens: int
     counts: AcceptanceCounts
     chances: tuple[int, ...] = ()  #: by position, as a generation's; empty: as `num_draft_tokens` allowed
+    is_whole: bool = True  #: whether the counts are of whole rounds over the whole text
 
 
 @dataclass(frozen=True, slots=True)

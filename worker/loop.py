@@ -39,7 +39,7 @@ from worker.intake.validation import Validation
 from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publisher
-from worker.recording import EndedJob, Recorder
+from worker.recording import OUTCOME_REFUSED, EndedJob, Recorder
 from worker.running import Blame, RunningJob, RunningJobs, Stepped
 from worker.steering import SliceRecorder, Steering
 
@@ -408,15 +408,15 @@ class Worker:
         self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
-        outcome = recording.succeeded(
-            job.claimed,
-            generation,
-            job.recorded,
-            self.engine.identity,
-            queue_s=job.queue_s,
-            now=now,
-            decode_batch_id=job.decided_together,
-        )
+        identity, together = self.engine.identity, job.decided_together
+        try:
+            outcome = recording.succeeded(
+                job.claimed, generation, job.recorded, identity, queue_s=job.queue_s, now=now, decode_batch_id=together
+            )
+        except Exception as error:  # what is wrong with one answer must not end the worker, and with it other jobs
+            log.error("an outcome cannot be written", exc_info=error, extra={"action": "outcome_refused"})
+            message = f"the answer cannot be written: {reason_of(error)}"
+            return self._undecoded(job.claimed, Status.FAILED, Failure(code=OUTCOME_REFUSED, message=message))
         return EndedJob(job.claimed, outcome)
 
     def _failed(self, failed: Sequence[tuple[RunningJob, Failure]]) -> list[EndedJob]:

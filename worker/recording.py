@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 from pydantic_core import to_jsonable_python
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision, Reason, reason_said
 from alphaloop.errors import AlphaloopError, StoreValueRefused
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
@@ -33,6 +33,7 @@ from alphaloop.probes import ProbeText
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outcomes import OutboxMessage, Outcome
 from alphaloop.store.task_memory import ResultToRemember
+from alphaloop.wording import named, words
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.dead_letters import failed_job
@@ -44,6 +45,9 @@ from worker.publishing import Publication, RecordedGroup
 if TYPE_CHECKING:
     from worker.tracing import Tracing
 
+OUTCOME_REFUSED: Final = "outcome_refused"
+#: What these jobs are for stays, however they were decoded.
+_MEASURING: Final = (Reason.EXPLORING, Reason.PROBE, Reason.CONTROL)
 _SUCCEEDED: Final = Status.SUCCEEDED.value
 _MOST_KEYS: Final = 4096  #: that are remembered
 log = logging.getLogger(__name__)
@@ -195,7 +199,7 @@ class Recorder:
                 return self._record([replace(group[0], outcome=bare)])
             log.error("outcome not taken: %s", error.message, extra={"action": "outcome_refused"})
         claimed = group[0].claimed
-        failure = Failure(code="outcome_refused", message="the database does not take the outcome of this job")
+        failure = Failure(code=OUTCOME_REFUSED, message="the database does not take the outcome of this job")
         failed = ended(claimed, Status.FAILED, failure, now=self.now())
         return [failed], self.retry.until_done("record", lambda: self.record([failed.outcome]))
 
@@ -254,7 +258,7 @@ def succeeded(
                 "engine": identity.engine,
                 "num_draft_tokens": run.num_draft_tokens,
                 "reason": run.reason,
-                "explanation": decision.explanation + _remark(generation),
+                "explanation": _explained(decision, run.mode) + _remark(generation),
                 **(_rounds_of(counts) if claimed.ready.prepared.tells_rounds else {}),
                 "batch_size": generation.batch_size,
             },
@@ -339,6 +343,7 @@ def _outcome(
             "task": job.task,
             **{name: value for name, value in labels.items() if value is not None},
             "purpose": job.purpose.value,
+            **({"ignored_fields": job.ignored_fields} if job.ignored_fields else {}),
             **fields,
             "attempt": claimed.attempt,
             **({"num_chunks": claimed.stream.num_chunks} if claimed.stream else {}),
@@ -380,6 +385,7 @@ def _run_of(
     """The row of a job. It names the drafter that most rounds belong to; of several the first."""
     job, sampling = claimed.ready.job, claimed.ready.prepared.sampling
     drafted = _drafted_most(generation)
+    mode = Mode.SPECULATIVE if drafted else Mode.VANILLA
     key = _key(
         job.task,
         identity.target_revision,
@@ -395,9 +401,9 @@ def _run_of(
         key=key,
         decode_batch_id=decode_batch_id or uuid4(),
         purpose=job.purpose.value,
-        mode=(Mode.SPECULATIVE if drafted else Mode.VANILLA).value,
+        mode=mode.value,
         num_draft_tokens=drafted.num_draft_tokens if drafted else 0,
-        reason=decision.reason.value,
+        reason=_reason(decision, mode),
         device=identity.device,
         counts=generation.counts,
         chances=generation.chances,
@@ -414,6 +420,19 @@ def _run_of(
         num_texts=sampling.n,
         proposers=generation.proposers,
     )
+
+
+def _reason(decision: Decision, mode: Mode) -> str:
+    """Why it was decoded so; where load, lot, a failure or an early end made it another mode than decided, that."""
+    if decision.mode is not mode and decision.reason not in _MEASURING:
+        return "decided_otherwise"
+    return reason_said(decision.reason, decision.chosen.speedup_low if decision.chosen else None)
+
+
+def _explained(decision: Decision, mode: str) -> str:
+    """The decision's explanation, after what was decided where that is not how the job was decoded."""
+    first = f"{named(decision.drafter, decision.num_draft_tokens)} at first ({words(decision.reason)}): "
+    return ("" if decision.mode.value == mode else first) + decision.explanation
 
 
 def _drafted_most(generation: Generation) -> DrafterCounts | Served | None:
@@ -461,6 +480,7 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
         num_draft_tokens=shadow.num_draft_tokens,
         counts=shadow.counts,
         chances=shadow.chances,
+        is_whole=shadow.is_whole,
         num_prompt_tokens=run.num_prompt_tokens,
         num_output_tokens=run.num_tokens - run.counts.num_forced,
         decoded_at=run.decoded_at,
@@ -483,7 +503,7 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
     if is_whole or not run.is_evidence:
         return []
-    scored = {shadow.drafter for shadow in generation.shadows if not shadow.chances}
+    scored = {shadow.drafter for shadow in generation.shadows if shadow.is_whole}
     return [
         replace(
             _shadow(
@@ -491,6 +511,7 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
                 ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
             ),
             is_drafted=True,
+            is_whole=False,
         )
         for one in drafted
         if one.drafter not in scored

@@ -28,6 +28,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from alphaloop import page
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat
@@ -371,7 +372,7 @@ class Blame:
             num_jobs = self._num_failed_in_a_row
             raise EngineSick(
                 f"{num_jobs} jobs in a row failed, and after each of them the self-test: {self._error}",
-                hint="see docs/guides/operate.md, a worker ended with code 3",
+                hint=f"see {page('guides/operate.md')}, a worker ended with code 3",
             )
 
     def worked(self, prepared: PreparedJob) -> None:

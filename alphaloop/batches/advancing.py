@@ -1,5 +1,7 @@
 """What becomes of a batch of the API: its lines are counted and sent, its requests awaited, its files written.
 
+A second thread counts every open batch: those that came through Kafka, too, with which nothing else is done.
+
 Every scheduler that serves the API looks for batches that are due. Whoever holds the lease of a batch goes on with it
 from what the database says of it, so a scheduler may die at any moment: another one sends from the last line that the
 broker surely has. Lines that are sent twice have the same job_id, and are decoded once.
@@ -13,17 +15,18 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from alphaloop.batches.contents import FileContents, Writer
-from alphaloop.batches.lines import BatchReader, BatchSource, LineRules
-from alphaloop.batches.progress import Part, RequestRow, SentBatch, rows_of, send, unanswered_row
+from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, KeptBatches, LineRules
+from alphaloop.batches.progress import PAGE, Part, Progress, RequestRow, SentBatch, count_each, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
     AlphaloopError,
@@ -36,10 +39,13 @@ from alphaloop.errors import (
     reason_of,
 )
 from alphaloop.files import reading, shown_name
+from alphaloop.kafka.producer import request_cancellation
 from alphaloop.messages import Status
+from alphaloop.outcomes.reading import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings, settings_of_segment
-from alphaloop.store.api import ApiBatch, ApiBatchStore, ApiFile, ApiFileStore, backlog_of_segment
-from alphaloop.store.database import Database
+from alphaloop.store.api import OPEN, ApiBatch, ApiBatchStore, ApiFile, ApiFileStore, Deed, backlog_of_segment
+from alphaloop.store.batches import BatchStore
+from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.schedule import LeaderLease
 
@@ -52,8 +58,8 @@ KEPT_FOR: Final = timedelta(days=30)
 #: A scheduler that died is followed after it.
 LEASE_S: Final = 30.0
 _LOOK_EVERY: Final = timedelta(seconds=1)
-#: Between two looks for refused requests, which reads every request: at least so long, and so many times as it took.
-_COUNT_EVERY_S: Final = 5.0
+#: Between two counts, which read every dead letter: at least so long, and so many times as one took.
+_COUNT_EVERY_S: Final = 2.0
 _PAUSE_OVER_COUNTING: Final = 5.0
 #: After a failure that passes by itself, and after any other.
 _RETRY: Final = timedelta(seconds=5)
@@ -65,12 +71,13 @@ _CLAIMS_SETTLED_S: Final = 3.0
 _CLEAN_EVERY_S: Final = 300.0
 _MOST_CLEANED: Final = 100
 _MOST_DUE: Final = 20
-_PAGE: Final = 500
-_MOST_REMEMBERED: Final = 10_000
+#: Batches that are counted together, beside the API's.
+_MOST_COUNTED: Final = 1000
+_MOST_ERRORS: Final = 100
 
 
 class Advancing:
-    """Goes on with batches that are due, in a thread of its own until it is closed."""
+    """Goes on with batches that are due and counts the open ones, in threads of its own until it is closed."""
 
     def __init__(
         self,
@@ -86,16 +93,18 @@ class Advancing:
         self._batches, self._files = ApiBatchStore(database), ApiFileStore(database)
         self._contents = FileContents(settings)
         self._owner, self._lease_s = owner, lease_s
-        self._counts: dict[str, _Counted] = {}
         self._cancelled_at: dict[str, float] = {}  #: by batch, when its cancellations were written down, by `clock`
-        self._clean_due = 0.0
-        self._told: str | None = None  #: why the last look failed
+        self._all = BatchStore(database)
+        self._looked_at: datetime | None = None  #: when they were looked for, by the database
+        self._clean_due = self._count_due = 0.0
         self._news, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
+        turns = {"batches": self.run_once, "batch-counts": self.count_open}
+        self._threads = [threading.Thread(target=self._run, args=(turns[n],), name=n, daemon=True) for n in turns]
 
     def start(self) -> None:
         """Begin."""
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def wake(self) -> None:
         """Look at once: there is a new batch."""
@@ -105,19 +114,21 @@ class Advancing:
         """Stop after the page of lines that is being sent; another scheduler goes on with the rest."""
         self._stop.set()
         self._news.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_s)
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(timeout_s)
 
-    def _run(self) -> None:
+    def _run(self, turn: Callable[[], object]) -> None:
+        told: str | None = None  # why the last turn failed
         while not self._stop.is_set():
             pause, why = _LOOK_EVERY, None
             try:
-                self.run_once()
+                turn()
             except Exception as error:
                 pause, why = _RETRY, reason_of(error)
-            if why not in (None, self._told):
-                log.warning("batches of the API wait: %s", why, extra={"action": "batches_not_read"})
-            self._told = why
+            if why not in (None, told):
+                log.warning("batches wait: %s", why, extra={"action": "batches_not_read"})
+            told = why
             self._news.wait(pause.total_seconds())
             if not self._stop.is_set():
                 self._news.clear()
@@ -137,6 +148,18 @@ class Advancing:
             self._delete_expired()
         return len(due)
 
+    def count_open(self) -> None:
+        """Count the open batches, whoever sent them, if that is due. Raises StoreError, BrokerError."""
+        if (began := self._clock()) < self._count_due:
+            return
+        now = DatabaseClock(self._database).measure()
+        if found := self._all.open(_MOST_COUNTED, self._looked_at):
+            counts = count_each(found, self._settings, self._database)
+            self._all.keep({one: _values(counts[one], found[one].status) for one in found})
+        ended = self._clock()
+        self._looked_at = now
+        self._count_due = ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
+
     def _in_turn(self, batch_id: str) -> None:
         lease = LeaderLease(self._database, self._owner, lease_s=self._lease_s, role=f"batch {batch_id}")
         if not lease.try_acquire():
@@ -144,8 +167,11 @@ class Advancing:
             return
         pause = _LOOK_EVERY
         try:
-            if (found := self._batches.open_one(batch_id)) is not None:
-                _Turn(self, lease, *found).take()
+            if (found := self._batches.with_files(batch_id)) is not None and found[0].status in OPEN:
+                (batch, files, now), began = found, self._clock()
+                _Turn(self, lease, batch, files.get(batch.input_file_id), now).take()
+                if batch.status == "finalizing":  # it waits for redriven jobs, and was read whole
+                    pause = max(pause, timedelta(seconds=_PAUSE_OVER_COUNTING * (self._clock() - began)))
         except _Ended:
             pause = timedelta(0)
         except Exception as error:
@@ -168,20 +194,6 @@ class Advancing:
                 continue
             self._files.forget(file.id)
 
-    def _counts_of(self, batch_id: str) -> _Counted:
-        """What is known of the last time that its requests were read, from the first look at it on."""
-        if len(self._counts) > _MOST_REMEMBERED:
-            self._counts.clear()
-        return self._counts.setdefault(batch_id, _Counted(self._clock() + _COUNT_EVERY_S, 0))
-
-
-@dataclass(slots=True)
-class _Counted:
-    """When requests are to be read again, and how many jobs had ended when they were read last."""
-
-    due: float
-    num_ended: int
-
 
 class _Ended(Exception):
     """This process has no more to do in this turn: the lease is lost, the batch was cancelled, or it stops."""
@@ -189,9 +201,7 @@ class _Ended(Exception):
 
 @dataclass(slots=True)
 class _Found:
-    num_completed: int = 0
-    num_failed: int = 0
-    num_held: int = 0
+    by_status: Counter[str] = field(default_factory=Counter)
     open: list[str] = field(default_factory=list)  #: job_ids
 
 
@@ -223,13 +233,13 @@ class _Turn:
             self._count_lines()
         if self._batch.status == "in_progress" and self._batch.num_sent < self._batch.num_total:
             self._send()
-        is_over = self._now > self._batch.expires_at + _GRACE
+        end = Status.EXPIRED if self._now > self._batch.expires_at + _GRACE else None
         if self._batch.status == "finalizing":
-            self._write("expired" if is_over else "completed")
+            self._finish(Status.CANCELLED if self._batch.cancelling_at else end)
         elif self._batch.status == "cancelling":
-            self._cancel(is_over=is_over)
+            self._cancel(is_over=end is not None)
         else:
-            self._look(is_over=is_over)
+            self._look(end)
 
     def _input(self) -> Path:
         """Where the batch's file lies until the turn is over; it is fetched when it is needed first."""
@@ -240,21 +250,29 @@ class _Turn:
         return self._path
 
     def _count_lines(self) -> None:
-        """Refuse a file that is none; what is wrong with a single line is found when it is sent."""
-        console, path, num_lines = self._settings.console, self._input(), 0
+        """Refuse a file without a good line; what is wrong with one among good ones is found when it is sent."""
+        console, path, num_lines, bad = self._settings.console, self._input(), 0, list[BadRequest]()
         most = console.max_batch_mb * 10**6
         try:
             with reading(path, max_bytes=most) as source:
-                for line in source.lines:
-                    num_lines += bool(line.strip())
-                    if num_lines > MOST_LINES:
-                        told = f"expected at most {MOST_LINES} requests, found more"
-                        self._fail("too_many_requests", told)
+                lines = iter(source.lines)
+                for line in _reader(self._batch, self._settings).read(lines):
+                    num_lines += 1
+                    if isinstance(line, BatchRequest) or num_lines > MOST_LINES:
+                        break
+                    bad.append(line)
+                num_lines += sum(1 for rest in lines if rest.strip())
         except ConfigError as error:
             # The error names the file by where it lies here.
             self._fail("invalid_file", error.message.removeprefix(f"{shown_name(path)}: "))
         if not num_lines:
             self._fail("empty_file", "expected one request a line, found no line with text")
+        if num_lines > MOST_LINES:
+            self._fail("too_many_requests", f"expected at most {MOST_LINES} requests, found {num_lines}")
+        if len(bad) == num_lines:
+            counts: dict[str, Any] = dict.fromkeys(("num_total", "num_invalid", "num_failed"), num_lines)
+            counts["by_status"] = {"invalid": num_lines}
+            self._end("failed", [], errors=[one.as_json() for one in bad[:_MOST_ERRORS]], **counts)
         self._changed("in_progress", num_total=num_lines)
 
     def _send(self) -> None:
@@ -265,13 +283,14 @@ class _Turn:
         def after_page(done: SentBatch) -> None:
             self._keep_lease()
             num_sent, num_invalid = before.num_sent + done.num_lines, before.num_invalid + done.num_wrong
-            self._changed(None, num_sent=num_sent, num_invalid=num_invalid, num_failed=num_invalid)
+            self._changed(None, num_sent=num_sent, num_invalid=num_invalid)
 
         num_lines = self._num_lines_to_send()
         if not num_lines:
             return
         with reading(self._input()) as source:
-            lines = islice(self._reader().read(source.lines), before.num_sent, before.num_sent + num_lines)
+            lines = _reader(before, self._settings).read(source.lines)
+            lines = islice(lines, before.num_sent, before.num_sent + num_lines)
             send(lines, self._settings, self._database, before.id, after_page=after_page)
 
     def _num_lines_to_send(self) -> int:
@@ -284,112 +303,89 @@ class _Turn:
         room = most - backlog_of_segment(self._database, batch.segment).num_in_kafka
         return 0 if room < min(rest, (most + 1) // 2) else min(rest, room)
 
-    def _look(self, *, is_over: bool) -> None:
-        """See how far it is; where it may be done, or requests may have been refused, by reading each one."""
-        batch, counted = self._batch, self._around._counts_of(self._batch.id)
-        num_succeeded, num_others = self._batches.num_ended(batch.id)
-        num_ended = num_succeeded + num_others
-        may_be_done = num_ended + batch.num_invalid >= batch.num_total and num_ended != counted.num_ended
-        if not (may_be_done or is_over or self._around._clock() >= counted.due):
-            num_failed = max(batch.num_failed, num_others + batch.num_invalid)
-            if (num_succeeded, num_failed) != (batch.num_completed, batch.num_failed):
-                self._changed(None, num_completed=num_succeeded, num_failed=num_failed)
-            return
-        found = self._read()
-        counted.num_ended = num_ended
-        if is_over or not found.open:
-            self._changed("finalizing", num_completed=found.num_completed, num_failed=found.num_failed)
-            self._write("expired" if is_over else "completed")
-        else:
-            self._changed(None, num_completed=found.num_completed, num_failed=found.num_failed)
+    def _look(self, end: Status | None) -> None:
+        """Where all that was counted has ended, or the time is over, see whether each request has."""
+        is_sent = self._batch.num_sent >= self._batch.num_total
+        if end or (is_sent and not Progress.of(self._batch).num_open and not self._read().open):
+            self._changed("finalizing")
+            self._write(end)
 
     def _cancel(self, *, is_over: bool) -> None:
         """Ask for the end of each request that has not ended; when none is decoded any more, it is over.
 
         What no worker has claimed when the cancellations are written down will be cancelled by whoever claims it.
         """
-        found = self._read()
-        self._changed(None, num_completed=found.num_completed, num_failed=found.num_failed)
+        # A scheduler that died may have sent one page more than it wrote down.
+        found = self._read(num_lines=self._batch.num_sent + PAGE)
         asked = self._around._cancelled_at
         if self._batch.id not in asked:
             jobs = JobStore(self._database)
-            for start in range(0, len(found.open), _PAGE):
-                jobs.request_cancel(*found.open[start : start + _PAGE])
+            for start in range(0, len(found.open), PAGE):
+                jobs.request_cancel(*found.open[start : start + PAGE])
                 self._keep_lease()
             asked[self._batch.id] = self._around._clock()
         is_settled = self._around._clock() >= asked[self._batch.id] + _CLAIMS_SETTLED_S
-        if is_over or (is_settled and not found.num_held):
-            self._write("cancelled")
+        if is_over or (is_settled and not found.by_status["held"]):
+            self._write(Status.CANCELLED)
 
-    def _write(self, status: str) -> None:
-        """Write the files of a batch that is over, in one pass over its requests."""
-        end = Status.CANCELLED if status == "cancelled" else Status.EXPIRED
+    def _finish(self, end: Status | None) -> None:
+        """Write its files: of one that had ended, once no request is open whose dead letter was sent again."""
+        if not self._batch.had_ended or not self._read(end).open:
+            self._write(end)
+
+    def _write(self, end: Status | None) -> None:
+        """Write the files of a batch that is over, in one pass over its requests; the open ones ended with it."""
         contents = ContentStore.of(self._settings.claim_check)
-        writers, num_rows = dict[Part, Writer](), Counter[Part]()
-        any_expired = False
+        writers, by_status, used = dict[Part, Writer](), Counter[str](), Counter[str]()
         try:
-            for row in self._rows(contents):
-                if row.part == "open" and status == "completed":
+            for row in self._rows(contents, end):
+                if row.part == "open":
                     raise _Ended  # a dead letter was sent again meanwhile, and is waited for
-                ended = _ended(row, end)
-                any_expired = any_expired or ended.status == Status.EXPIRED
-                if ended.part not in writers:
-                    writers[ended.part] = Writer(self._around._contents, self._file_id(ended.part))
-                writers[ended.part].add(json.dumps(ended.row).encode() + b"\n")
-                num_rows[ended.part] += 1
-            if status == "completed" and any_expired:
-                status = "expired"
+                if row.part not in writers:
+                    writers[row.part] = Writer(self._around._contents, self._file_id(row.part))
+                writers[row.part].add(json.dumps(row.row).encode() + b"\n")
+                by_status[row.status] += 1
+                used.update(_tokens_of(row))
             files = {part: self._written(part, *writer.close()) for part, writer in writers.items()}
         except BaseException:
             for writer in writers.values():
                 writer.give_up()
             raise
         self._keep_lease()
-        self._end(
-            status,
-            list(files.values()),
-            **{f"{part}_file_id": file.id for part, file in files.items()},
-            num_completed=num_rows["output"],
-            num_failed=num_rows["error"],
-        )
+        ids = {f"{part}_file_id": files[part].id if part in files else None for part in ("output", "error")}
+        status = "cancelled" if end is Status.CANCELLED else "expired" if by_status["expired"] else "completed"
+        self._end(status, list(files.values()), **ids, used=dict(used), **_values(Progress(by_status)))
 
     def _written(self, part: str, num_bytes: int, parts: Any) -> ApiFile:
         name = f"{self._batch.id}_{part}.jsonl"
-        expires_at = self._now + KEPT_FOR
+        kept_s = self._batch.output_kept_s
+        expires_at = self._now + (KEPT_FOR if kept_s is None else timedelta(seconds=kept_s))
         file_id, key_name = self._file_id(part), self._batch.key_name
         return ApiFile(file_id, key_name, name, "batch_output", num_bytes, parts, self._now, expires_at)
 
     def _file_id(self, part: str) -> str:
-        """The same whoever writes it, so that what a scheduler left that died is written over."""
-        return f"file-{hashlib.sha256(f'{self._batch.id} {part}'.encode()).hexdigest()[:32]}"
+        """The same whoever writes it, so that what is left of one that died is written over; others at each end."""
+        again = f" {self._batch.finalizing_at}" if self._batch.had_ended else ""
+        return f"file-{hashlib.sha256(f'{self._batch.id} {part}{again}'.encode()).hexdigest()[:32]}"
 
-    def _read(self) -> _Found:
-        """Read what became of each request."""
-        began, found = self._around._clock(), _Found()
-        for row in self._rows(None):
-            found.num_completed += row.part == "output"
-            found.num_failed += row.part == "error"
-            found.num_held += row.status == "held"
+    def _read(self, end: Status | None = None, num_lines: int | None = None) -> _Found:
+        """Read what became of each request, or of those of the first lines, and write down how many."""
+        found = _Found()
+        for row in self._rows(None, end, num_lines):
+            found.by_status[row.status] += 1
             if row.part == "open" and row.job_id:
                 found.open.append(row.job_id)
-        ended = self._around._clock()
-        self._around._counts_of(self._batch.id).due = ended + max(
-            _COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began)
-        )
+        self._changed(None, **_values(Progress(found.by_status)))
         return found
 
-    def _rows(self, contents: ContentStore | None) -> Iterator[RequestRow]:
-        source = BatchSource(self._batch.id, self._input(), self._reader)
+    def _rows(
+        self, contents: ContentStore | None, end: Status | None, num_lines: int | None = None
+    ) -> Iterator[RequestRow]:
+        source = replace(api_source(self._batch, self._input(), self._settings), end=end, num_lines=num_lines)
         for number, row in enumerate(rows_of(source, self._settings, self._database, contents)):
-            if number % _PAGE == 0:
+            if number % PAGE == 0:
                 self._keep_lease()
             yield row
-
-    def _reader(self) -> BatchReader:
-        batch = self._batch
-        fixed = {"segment": batch.segment, "deadline": batch.expires_at.isoformat()}
-        rules = LineRules(batch.endpoint, batch.tasks, fixed)
-        return BatchReader(self._settings, batch.id, task=batch.task, rules=rules)
 
     def _keep_lease(self) -> None:
         if self._around._stop.is_set() or not self._lease.is_held():
@@ -405,17 +401,93 @@ class _Turn:
         self._batch = changed
 
     def _end(self, status: str, files: list[ApiFile], **values: Any) -> NoReturn:
-        self._around._counts.pop(self._batch.id, None)
         self._around._cancelled_at.pop(self._batch.id, None)
         if self._batches.end(self._batch, status, files, **values):
             log.info("batch %s: %s", self._batch.id, status, extra={"action": f"batch_{status}"})
         raise _Ended
 
 
-def _ended(row: RequestRow, end: Status) -> RequestRow:
-    """The row of a batch that is over: a request that is still open ended with it."""
-    if row.part != "open":
-        return row
-    told = "cancelled with its batch" if end is Status.CANCELLED else "not done when the time of its batch was over"
-    ended = unanswered_row(row.job_id or "", end, told, custom_id=row.custom_id)
-    return replace(row, part="error", status=end.value, row=ended)
+def _tokens_of(row: RequestRow) -> dict[str, int]:
+    """Of a request that has a text."""
+    told = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
+    thought = told.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {"input": told.get("prompt_tokens", 0), "output": told.get("completion_tokens", 0), "reasoning": thought}
+
+
+def _values(found: Progress, status: str | None = "open") -> dict[str, Any]:
+    """Columns of a batch of the API, or of another one, which has no `status`."""
+    if status is None:
+        return {"by_status": dict(found.by_status), "is_open": found.num_open > 0}
+    return {"by_status": dict(found.by_status), "num_completed": found.num_completed, "num_failed": found.num_failed}
+
+
+@contextmanager
+def batch_named(name: str, settings: Settings, database: Database) -> Iterator[BatchSource]:
+    """The batch of this name: with the lines of its file, where that can be read here. Raises StoreError."""
+    if (known := ApiBatchStore(database).with_files(name)) is None:
+        yield KeptBatches(settings.console_batches).batch(name)
+        return
+    batch, files, _ = known
+    with ExitStack() as opened:
+        path, file = None, files.get(batch.input_file_id)
+        with suppress(AlphaloopError):  # it may lie in another machine's folder
+            if file is not None:
+                path = opened.enter_context(FileContents(settings).as_file(file.id, file.parts))
+        yield api_source(batch, path, settings)
+
+
+def api_source(batch: ApiBatch, path: Path | None, settings: Settings) -> BatchSource:
+    """A batch of the API; `path` is where its input file lies."""
+    end = Status(batch.status) if batch.status in (Status.CANCELLED, Status.EXPIRED) else None
+    return BatchSource(batch.id, path, partial(_reader, batch, settings), end, batch.had_ended)
+
+
+def _reader(batch: ApiBatch, settings: Settings) -> BatchReader:
+    fixed = {"segment": batch.segment, "deadline": batch.expires_at.isoformat()}
+    rules = LineRules(batch.endpoint, batch.tasks, fixed, task_by="metadata.task of the batch")
+    return BatchReader(settings, batch.id, task=batch.task, rules=rules)
+
+
+def files_of(batch_id: str, database: Database) -> dict[str, ApiFile]:
+    """What a batch of the API read (`input`) and wrote (`output`, `error`); nothing of any other. Raises StoreError."""
+    if (known := ApiBatchStore(database).with_files(batch_id)) is None:
+        return {}
+    batch, files, _ = known
+    ids = {"input": batch.input_file_id}
+    if batch.status not in OPEN:
+        ids |= {"output": batch.output_file_id or "", "error": batch.error_file_id or ""}
+    return {part: files[file_id] for part, file_id in ids.items() if file_id in files}
+
+
+def written(batch_id: str, part: str, settings: Settings, database: Database) -> Iterator[bytes] | None:
+    """One of these files; None where it is not there. Raises StoreError, ContentError, ContentStoreUnavailable."""
+    file = files_of(batch_id, database).get(part)
+    return None if file is None else FileContents(settings).read(file.id, file.parts)
+
+
+def cancel(
+    batch: BatchSource, settings: Settings, database: Database, deed: Deed | None, until: datetime | None = None
+) -> tuple[int, int]:
+    """Cancel the requests that have not ended, those too that were not sent yet of one of the API.
+
+    Returns how many these are, and how many of another batch were never sent: those are cancelled if they come `until`
+    then. With `deed` the audit says who cancelled one of the API. Raises as `rows_of`.
+    """
+    known = BatchStore(database).find(batch.batch_id)
+    if known is not None and known.status is not None:
+        ApiBatchStore(database).cancel(known.by or "", known.id, deed)
+        return Progress.of(known).num_open, 0
+    rows = rows_of(batch, settings, database)
+    jobs = ask_to_cancel(settings, database, [row.job_id for row in rows if row.part == "open" and row.job_id], until)
+    num_open = sum(job.is_open for job in jobs)
+    return num_open, len(jobs) - num_open
+
+
+def ask_to_cancel(
+    settings: Settings, database: Database, job_ids: Sequence[str], until: datetime | None
+) -> list[Whereabouts]:
+    """Ask for the ends of jobs that have not ended, of unknown ones too where `until` is given; where each was."""
+    found = find_jobs(settings, database, job_ids)
+    asked = [job.job_id for job in found if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
+    request_cancellation(settings.kafka, asked, until=until)
+    return found

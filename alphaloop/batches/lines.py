@@ -14,16 +14,16 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.files import STANDARD, readable_again, replace_file, shown_name
+from alphaloop.files import STANDARD, readable_again, shown_name
 from alphaloop.job_lines import BadLine, JobReader, Overrides
-from alphaloop.messages import Job
-from alphaloop.messages.fields import without_nulls
+from alphaloop.messages import Job, Status
+from alphaloop.messages.fields import kind_of, without_nulls
 from alphaloop.settings import Settings
 
 #: What OpenAI's batch API calls an endpoint, and the field of the body that it needs.
@@ -46,6 +46,15 @@ class BadRequest:
     custom_id: str | None
     error: MessageError
 
+    @property
+    def message(self) -> str:
+        """What is wrong, and what to do about it."""
+        return f"{self.error.message} ({self.error.hint})" if self.error.hint else self.error.message
+
+    def as_json(self) -> dict[str, Any]:
+        """As OpenAI's batch object has the errors of its file."""
+        return {"code": self.error.code, "message": self.message, "param": self.error.field, "line": self.number}
+
 
 BatchLine = BatchRequest | BadRequest
 
@@ -57,6 +66,7 @@ class LineRules:
     endpoint: str | None = None  #: the only one
     tasks: tuple[str, ...] = ()  #: the only ones; empty: all
     fixed: Mapping[str, str] = field(default_factory=dict)  #: fields of every job, whatever its line says
+    task_by: str = "--task"  #: what names the task of lines that name none
 
 
 class BatchReader:
@@ -73,7 +83,7 @@ class BatchReader:
     ) -> None:
         self._rules = rules or LineRules()
         top = {**self._rules.fixed, "batch_id": batch_id}
-        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top))
+        self._jobs = JobReader(settings, task=task, overrides=Overrides(top=top, task_by=self._rules.task_by))
         self._batch_id = batch_id
         self._ignores_model = ignores_model
         self._seen: set[str] = set()
@@ -98,22 +108,27 @@ class BatchReader:
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
         if self._rules.tasks and item.job.task not in self._rules.tasks:
-            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to"
+            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {item.job.task}"
             return BadRequest(number, custom_id, InvalidField(told, field="task"))
         return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
-        if fields.get("method", "POST") != "POST":
-            raise InvalidField("expected POST", field="method")
+        if (method := fields.get("method", "POST")) != "POST":
+            raise InvalidField(f"expected POST, found {_shown(method)}", field="method")
         url = fields.get("url")
         needed = ENDPOINTS.get(url) if isinstance(url, str) else None
         if needed is None:
-            raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}", field="url")
+            raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}, found {_shown(url)}", field="url")
         if self._rules.endpoint not in (None, url):
-            raise InvalidField(f"expected {self._rules.endpoint}, the endpoint of the batch", field="url")
+            told = f"expected {self._rules.endpoint}, the endpoint of the batch, found {url}"
+            raise InvalidField(told, field="url")
         body = fields.get("body")
         if not isinstance(body, dict) or body.get(needed) is None:
-            raise InvalidField(f"expected an object with {needed}, which {url} needs", field="body")
+            told = f"expected an object with {needed}, which {url} needs, found {_shown(body)}"
+            raise InvalidField(told, field="body")
+        if body.get("stream"):
+            told = "expected false in a batch, whose answers are the rows of a file, found true"
+            raise InvalidField(told, field="body.stream")
         if self._ignores_model:
             body = {name: value for name, value in body.items() if name != "model"}
         digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
@@ -139,6 +154,9 @@ class BatchSource:
     #: Makes a reader of its lines; None: one that takes whatever anybody may send.
     reader: Callable[[], BatchReader] | None = None
     name: str = ""  #: of the file, as it was typed
+    num_lines: int | None = None  #: as many of them are read; None: all
+    end: Status | None = None  #: of a batch that is over: with what a request ended that has no outcome
+    awaits_redriven: bool = False  #: whether one is open in spite of it whose dead letter was sent again
 
     @classmethod
     @contextmanager
@@ -154,18 +172,6 @@ class BatchSource:
             yield cls(name, None)
 
 
-@dataclass(frozen=True, slots=True)
-class KeptBatch:
-    """An uploaded file, and what was said with it."""
-
-    batch_id: str
-    name: str  #: of the file on the machine that it came from
-    task: str  #: of lines that name none
-    by: str  #: who sent it
-    at: datetime
-    num_bytes: int
-
-
 class KeptBatches:
     """A folder of uploaded files, so that what became of their lines can be told later.
 
@@ -177,7 +183,7 @@ class KeptBatches:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def add(self, content: IO[bytes], *, name: str, task: str, by: str, at: datetime) -> KeptBatch:
+    def add(self, content: IO[bytes]) -> BatchSource:
         """Keep a file; the same content again is the same batch. Raises ConfigError where it cannot be written."""
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -185,50 +191,28 @@ class KeptBatches:
                 path = Path(part.name)
                 shutil.copyfileobj(content, part, 1 << 20)
             try:
-                kept = KeptBatch(batch_id_of(path), name, task, by, at, path.stat().st_size)
+                kept = BatchSource(batch_id_of(path), path)
                 os.replace(path, self._file(kept.batch_id))
             finally:
                 path.unlink(missing_ok=True)
-            facts = {**asdict(kept), "at": at.isoformat()}
-            replace_file(self._facts(kept.batch_id), json.dumps(facts), mode=0o600)
         except OSError as error:
             raise ConfigError(f"{self._folder}: {error.strerror or error}", hint="data_dir must be writable") from None
-        return kept
-
-    def all(self) -> list[KeptBatch]:
-        """Every file, the newest first."""
-        return sorted(self._found(), key=lambda one: (one.at, one.batch_id), reverse=True)
-
-    def find(self, batch_id: str) -> KeptBatch | None:
-        """The file of this batch."""
-        if _BATCH_ID.fullmatch(batch_id):
-            with suppress(OSError, ValueError, TypeError):  # another process deletes it, or is not done
-                facts = json.loads(self._facts(batch_id).read_text(encoding="utf-8"))
-                if self._file(batch_id).is_file():
-                    return KeptBatch(**{**facts, "at": datetime.fromisoformat(facts["at"])})
-        return None
+        return self.batch(kept.batch_id)
 
     def batch(self, batch_id: str) -> BatchSource:
         """The batch with its file where that is kept, else by its name alone."""
-        return BatchSource(batch_id, self._file(batch_id) if self.find(batch_id) else None)
+        is_kept = _BATCH_ID.fullmatch(batch_id) and self._file(batch_id).is_file()
+        return BatchSource(batch_id, self._file(batch_id) if is_kept else None)
 
     def drop_before(self, moment: datetime) -> None:
         """Delete files that were uploaded before then."""
-        for one in self._found():
-            if one.at < moment:
-                self._file(one.batch_id).unlink(missing_ok=True)
-                self._facts(one.batch_id).unlink(missing_ok=True)
+        for path in self._folder.glob("batch-*.json*"):  # the release before kept a .json beside each
+            with suppress(OSError):  # another process deletes it
+                if path.stat().st_mtime < moment.timestamp():
+                    path.unlink()
 
     def _file(self, batch_id: str) -> Path:
         return self._folder / f"{batch_id}.jsonl"
-
-    def _facts(self, batch_id: str) -> Path:
-        return self._folder / f"{batch_id}.json"
-
-    def _found(self) -> Iterator[KeptBatch]:
-        for path in self._folder.glob("batch-*.json"):
-            if (kept := self.find(path.stem)) is not None:
-                yield kept
 
 
 #: Of alphaloop's jobs, which a line may have beside OpenAI's.
@@ -236,10 +220,18 @@ _OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
 _DIGITS: Final = 24
 
 
+_URL: Final = re.compile(r"[A-Za-z0-9/_.-]{1,64}")
+
+
+def _shown(value: object) -> str:
+    is_name = isinstance(value, str) and _URL.fullmatch(value)
+    return "nothing" if value is None else str(value) if is_name else kind_of(value)
+
+
 def _custom_id(fields: dict[str, Any]) -> str:
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not custom_id:
-        raise InvalidField("expected a text that names the request", field="custom_id")
+        raise InvalidField(f"expected a text that names the request, found {_shown(custom_id)}", field="custom_id")
     return custom_id
 
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Final, Literal
 
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.client import Client
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, MessageError, UnknownName
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, UnknownName
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
 from alphaloop.letters.redriving import next_job_id
 from alphaloop.messages import Failure, Job, Result, Status
 from alphaloop.outcomes.reading import refusals, refusals_of
 from alphaloop.settings import Settings
+from alphaloop.store.api import ApiBatch
+from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
 
@@ -32,30 +34,115 @@ class RequestRow:
     status: str
     job_id: str | None
     row: dict[str, Any] | None = None
-    custom_id: str | None = None  #: of an open one, where it is known
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The requests of a batch, counted by what became of them."""
+    """The requests of a batch, counted by what became of them: the same numbers wherever a batch is shown."""
 
     by_status: Mapping[str, int]
-    by_part: Mapping[Part, int]
+    status: str | None = None  #: of a batch of the API, which has one of its own
     wrong: Sequence[RequestRow] = ()  #: the first requests without a text
+
+    @classmethod
+    def of(cls, known: ApiBatch | ListedBatch) -> Progress:
+        """As it was counted last."""
+        found = cls(known.by_status, known.status)
+        by_before = known.num_completed, known.num_failed
+        if known.status is not None and (found.num_completed, found.num_failed) != by_before:
+            # A scheduler of the release before has counted it, which writes no more than these two.
+            found = cls({"succeeded": known.num_completed or 0, "failed": known.num_failed or 0}, known.status)
+        return found.filled(known.num_total, 0 if known.status else known.num_invalid)
+
+    def filled(self, num_total: int, num_invalid: int) -> Progress:
+        """With the lines of its file that were not counted: the wrong ones, and the others wait to be sent."""
+        missing = max(0, num_total - self.total)
+        num_wrong = min(missing, max(0, num_invalid - self.by_status.get("invalid", 0)))
+        lines = Counter({"invalid": num_wrong, "waiting": missing - num_wrong})
+        return replace(self, by_status=dict(Counter(self.by_status) + lines))
+
+    @property
+    def total(self) -> int:
+        """Every request: each line of a file that has text is one."""
+        return sum(self.by_status.values())
+
+    @property
+    def num_completed(self) -> int:
+        """Requests with a text."""
+        return self.by_status.get("succeeded", 0)
+
+    @property
+    def num_open(self) -> int:
+        """Requests that have not ended."""
+        return self.by_status.get("waiting", 0) + self.by_status.get("held", 0)
+
+    @property
+    def num_failed(self) -> int:
+        """Requests that ended without a text."""
+        return self.total - self.num_completed - self.num_open
 
     @property
     def state(self) -> str:
-        """`in_progress`, `cancelled` or `completed`, as OpenAI calls them."""
-        if self.by_part.get("open"):
-            return "in_progress"
+        """As OpenAI calls it; of a batch that did not come through the API in_progress, cancelled or completed."""
+        if self.status is not None or self.num_open:
+            return self.status or "in_progress"
         return "cancelled" if self.by_status.get("cancelled") else "completed"
+
+    @property
+    def request_counts(self) -> dict[str, int]:
+        """As OpenAI's batch object has them."""
+        return {"total": self.total, "completed": self.num_completed, "failed": self.num_failed}
 
     def as_json(self, batch_id: str) -> dict[str, Any]:
         """OpenAI's batch object, with the counts by status beside it."""
-        completed, failed = self.by_part.get("output", 0), self.by_part.get("error", 0)
-        totals = {"total": sum(self.by_part.values()), "completed": completed, "failed": failed}
-        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state, "request_counts": totals}
-        return {**found, "requests_by_status": dict(self.by_status)}
+        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state}
+        return {**found, "request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
+
+
+def batch_as_json(batch: ListedBatch) -> dict[str, Any]:
+    """A batch of a list: what is known of it, and its counts."""
+    told = ("source", "by", "name", "task", "num_bytes", "created_at")
+    return {**Progress.of(batch).as_json(batch.id), **{name: getattr(batch, name) for name in told}}
+
+
+def count(batch: BatchSource, settings: Settings, database: Database, *, most_wrong: int = 0) -> Progress:
+    """What became of its requests, and the first `most_wrong` without a text.
+
+    Those of the API's batches are counted by a scheduler, and shown as it counted them last. Raises as `rows_of`.
+    """
+    known = BatchStore(database).find(batch.batch_id)
+    if known is None:
+        return counted(rows_of(batch, settings, database), most_wrong=most_wrong)
+    found = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
+    wrong = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
+    return replace(found, wrong=tuple(islice(wrong, most_wrong)))
+
+
+def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
+    """What became of the requests of open batches, by id: dead letters and Kafka's backlog are read once for all.
+
+    A request counts once, by the last job that was made of its dead letters. Of a batch whose number of lines is known,
+    those that are nowhere wait: only for others the backlog is searched. Raises StoreError, BrokerError.
+    """
+    refused = refusals(settings.kafka, lambda refusal: refusal.batch_id in batches)
+    counts = {batch_id: Counter[str]() for batch_id in batches}
+    without_text = {job_id: (str(refusal.batch_id), "refused") for job_id, refusal in refused.items()}
+    for batch_id, status, num_jobs, failed in BatchStore(database).claimed(batches.keys()):
+        counts[batch_id][status] += num_jobs
+        without_text |= {job_id: (batch_id, status) for job_id in failed or ()}
+    counted_elsewhere = set[str]()
+    for start in range(0, len(without_text), PAGE):
+        for job_id, now in latest_jobs(database, list(without_text)[start : start + PAGE]).items():
+            is_conflict = now.is_claimed and without_text[job_id][1] == "refused"
+            counted_elsewhere |= {*now.made_of} or ({job_id} if is_conflict else set())
+    for job_id, (batch_id, status) in without_text.items():
+        counts[batch_id][status] += (status == "refused") - (job_id in counted_elsewhere)
+    if unknown := {one.id for one in batches.values() if not one.num_total}:
+        waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown)
+        batch_of = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in refused}
+        for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
+            counts[batch_of[job_id]]["waiting"] += 1
+    return {one.id: Progress(dict(+counts[one.id])).filled(one.num_total, one.num_invalid) for one in batches.values()}
 
 
 def rows_of(
@@ -72,7 +159,7 @@ def rows_of(
         latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
         for one in page:
             if isinstance(one, BadRequest):
-                yield RequestRow("error", "invalid", None, bad_line_row(one.number, one.error, custom_id=one.custom_id))
+                yield RequestRow("error", "invalid", None, bad_line_row(one))
                 continue
             if one.job_id in redriven:
                 continue
@@ -81,7 +168,7 @@ def rows_of(
             if now.result is not None:
                 yield _ended(now.result, one, contents)
             elif now.is_claimed:
-                yield RequestRow("open", "held", now.job_id, custom_id=one.custom_id)
+                yield _open("held", now.job_id, one, batch)
             else:
                 open_later[now.job_id] = one
     refused = refusals_of(settings.kafka, open_later)
@@ -89,39 +176,30 @@ def rows_of(
         if job_id in refused:
             yield _ended(refused[job_id], one, contents)
         else:
-            yield RequestRow("open", "waiting", job_id, custom_id=one.custom_id)
+            yield _open("waiting", job_id, one, batch)
 
 
 def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
     """Count them, and keep the first `most_wrong` that have no text."""
-    by_status, by_part, wrong = Counter[str](), Counter[Part](), list[RequestRow]()
+    by_status, wrong = Counter[str](), list[RequestRow]()
     for row in rows:
         by_status[row.status] += 1
-        by_part[row.part] += 1
         if row.part == "error" and len(wrong) < most_wrong:
             wrong.append(row)
-    return Progress(by_status, by_part, wrong)
+    return Progress(by_status, wrong=wrong)
 
 
 def require_sent(batch: BatchSource, settings: Settings, database: Database) -> None:
-    """Raises UnknownName for a batch of which nothing was sent, unless its file has only wrong lines; BrokerError."""
+    """Raises UnknownName for a batch of which nothing was ever sent; StoreError, BrokerError."""
     name, kafka = batch.batch_id, settings.kafka
-    if (
-        any(pages_of_batch(database, name))
+    if not (
+        BatchStore(database).find(name)
         or search(kafka, lambda _, batch_id: batch_id == name, num=1)
         or refusals(kafka, lambda refusal: refusal.batch_id == name)
-        or any(pages_of_batch(database, name))  # a worker has claimed it meanwhile
+        or any(pages_of_batch(database, name))  # claimed meanwhile, or not listed yet
     ):
-        return
-    lines = chain.from_iterable(_pages_of(batch, settings, database))
-    if batch.path is None or any(isinstance(line, _Asked) for line in lines):
-        what = f"{batch.name}, batch {name}: not submitted" if batch.path else f"no batch {name}"
+        what = f"{batch.name}, batch {name}: not submitted" if batch.name else f"no batch {name}"
         raise UnknownName(f"{what}: no worker has seen a job of it, none waits in Kafka, and none was refused")
-
-
-def open_jobs(rows: Iterable[RequestRow]) -> list[str]:
-    """The jobs of the requests that have not ended."""
-    return [row.job_id for row in rows if row.part == "open" and row.job_id]
 
 
 @dataclass(slots=True)
@@ -141,16 +219,21 @@ def send(
     batch_id: str,
     *,
     after_page: Callable[[SentBatch], None] | None = None,
+    noted: Mapping[str, str | int] | None = None,
 ) -> SentBatch:
     """Send what no worker has seen or refused, and wait until the broker has it; wrong lines are left out.
 
-    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it.
+    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it. What
+    is `noted` (columns of `batches`) is listed from the first page on.
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
     done, refused = SentBatch(), refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
     with Client(settings) as client:
         for page in pages(lines):
-            client.submit(_unseen(page, database, done, refused))
+            unseen = _unseen(page, database, done, refused)
+            if noted is not None:
+                BatchStore(database).note({"id": batch_id, **noted}, done.num_wrong)
+            client.submit(unseen)
             if after_page is not None:
                 after_page(done)
     return done
@@ -252,20 +335,20 @@ def refused_row(
     }
 
 
-def bad_line_row(number: int, error: MessageError, *, custom_id: str | None) -> dict[str, Any]:
+def bad_line_row(line: BadRequest) -> dict[str, Any]:
     """A line that was not sent; `line` is its number in the file, because it may have no custom_id."""
-    message = f"{error.message} ({error.hint})" if error.hint else error.message
-    row = refused_row(f"line-{number}", error.code, message, error.field, custom_id=custom_id)
-    return {**row, "line": number}
+    error, name = line.error, f"line-{line.number}"
+    row = refused_row(name, error.code, line.message, error.field, custom_id=line.custom_id)
+    return {**row, "line": line.number}
 
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
     """So many lines at a time as one query asks for."""
-    while page := list(islice(lines, _PAGE)):
+    while page := list(islice(lines, PAGE)):
         yield page
 
 
-_PAGE: Final = 500
+PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +371,7 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
             if batch.reader is None
             else batch.reader()
         )
-        for page in pages(reader.read(source.lines)):
+        for page in pages(islice(reader.read(source.lines), batch.num_lines)):
             yield [line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id) for line in page]
 
 
@@ -332,10 +415,22 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
         raise
     except (ContentError, InvalidField) as error:
         failure = Failure(code=error.code, message=error.message)
-        result = result.model_copy(update={"status": Status.FAILED, "error": failure})
-    if result.status is Status.SUCCEEDED:
-        return RequestRow("output", status, job_id, output_row(result, custom_id=custom_id))
-    return RequestRow("error", status, job_id, failed_row(result, custom_id=custom_id))
+        result, status = result.model_copy(update={"status": Status.FAILED, "error": failure}), Status.FAILED.value
+    is_done = result.status is Status.SUCCEEDED
+    row = (output_row if is_done else failed_row)(result, custom_id=custom_id)
+    ignored = {"ignored_fields": result.ignored_fields} if result.ignored_fields else {}
+    return RequestRow("output" if is_done else "error", status, job_id, row | ignored)
+
+
+def _open(status: str, job_id: str, asked: _Asked, batch: BatchSource) -> RequestRow:
+    """A request without an outcome: it is open, or has ended with its batch."""
+    # Of a batch of the API only a job that was made of a dead letter has a ~ in its id.
+    if batch.end is None or (batch.awaits_redriven and "~" in job_id):
+        return RequestRow("open", status, job_id)
+    is_cancelled = batch.end is Status.CANCELLED
+    told = "cancelled with its batch" if is_cancelled else "not done when the time of its batch was over"
+    row = unanswered_row(job_id, batch.end, told, custom_id=asked.custom_id)
+    return RequestRow("error", batch.end.value, job_id, row)
 
 
 def _request(job_id: str) -> str:

@@ -6,30 +6,30 @@ import getpass
 import json
 import re
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import typer
 from pydantic import TypeAdapter, ValidationError
 
+from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Part, counted, open_jobs, require_sent, rows_of, send
+from alphaloop.batches.progress import Progress, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
 from alphaloop.client import Batch, Client, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.files import STANDARD, Destination, readable_again, reading, shown_name
-from alphaloop.kafka.producer import request_cancellation
 from alphaloop.messages.job import Label
-from alphaloop.outcomes.reading import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
+from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, moment_ahead, one_line, second
+from alphaloop.wording import counts, how_many, moment_ahead, one_line, second, span, words
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
@@ -66,12 +66,16 @@ def submit(
         before = client.sent_before(()) if wait else None
         lines = BatchReader(settings, batch.batch_id, task=task, ignores_model=ignore_model)
         with reading(path) as source:
+            num_lines = sum(bool(line.strip()) for line in source.lines)
+        if not num_lines:
+            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
+        with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            sent = send(lines.read(source.lines), settings, database, batch.batch_id)
-        if not sent.num_lines:
-            raise ConfigError(f"{shown_name(file)}: expected one request a line, found no line with text")
-        note(f"{sent.num_sent} requests sent")
+            noted: dict[str, str | int] = {"source": "command", "by": account(), "task": task}
+            noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size, "num_total": num_lines}
+            sent = send(lines.read(source.lines), settings, database, batch.batch_id, noted=noted)
+        note(f"{how_many(sent.num_sent, 'request')} sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
             sys.stdout.flush()
@@ -90,8 +94,7 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them. The exit code is 1 if none was ever sent."""
     settings = connected_settings(context)
-    with open_database(settings) as database, BatchSource.named(batch) as found:
-        require_sent(found, settings, database)
+    with open_database(settings) as database, _named(batch, settings, database) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
@@ -105,24 +108,47 @@ def cancel(
     """
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database, BatchSource.named(batch) as found:
-        if found.path is None or not until:
-            require_sent(found, settings, database)
-        jobs = ask_to_cancel(settings, database, open_jobs(rows_of(found, settings, database)), until)
-    asked = sum(job.is_open for job in jobs)
-    note(f"asked to cancel {asked} requests; `alphaloop batch status` shows what became of them")
-    if unsent := len(jobs) - asked:
-        note(f"{unsent} were never sent{f', and are cancelled if they come until {second(until)}' if until else ''}")
+    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as found:
+        deed = Deed("command", account(), "batch_cancelled", found.batch_id)
+        num_open, num_unsent = advancing.cancel(found, settings, database, deed, until)
+    note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    if num_unsent:
+        told = f", and are cancelled if they come until {second(until)}" if until else ""
+        note(f"{num_unsent} were never sent{told}")
 
 
-def ask_to_cancel(
-    settings: Settings, database: Database, job_ids: Sequence[str], until: datetime | None
-) -> list[Whereabouts]:
-    """Ask for the ends of jobs that have not ended, of unknown ones too where `until` is given; where each was."""
-    found = find_jobs(settings, database, job_ids)
-    asked = [job.job_id for job in found if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
-    request_cancellation(settings.kafka, asked, until=until)
-    return found
+@example("""\
+alphaloop batch list
+alphaloop batch list --limit 1000 --json""")
+def list_batches(
+    context: typer.Context,
+    limit: int = typer.Option(50, min=1, max=100_000, help="Number of batches to show, the newest first."),
+    as_json: bool = AS_JSON,
+) -> None:
+    """List the newest batches of every producer.
+
+    The column done has the requests with a text, those that ended without one, and all of them. A scheduler counts
+    what came through Kafka every few seconds. A batch that was not submitted as a file is listed once a worker has
+    claimed a job of it.
+    """
+    with open_database(connected_settings(context, broker=False)) as database:
+        found = BatchStore(database).page(limit)
+    show_rows(
+        found,
+        *("batch", "from", "state", "done", "age"),
+        right=("done", "age"),
+        cells=_batch_cells,
+        nothing="no batches",
+        as_json=as_json,
+        row_as_json=batch_as_json,
+    )
+
+
+def _batch_cells(batch: ListedBatch) -> tuple[str, ...]:
+    now, came = Progress.of(batch), " ".join(one_line(part) for part in (batch.source, batch.by or "") if part)
+    done = f"{now.num_completed:,}+{now.num_failed:,}/{now.total:,}"
+    age = (datetime.now(UTC) - batch.created_at).total_seconds()
+    return (one_line(batch.id), came, words(now.state), done, span(age))
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")
@@ -143,7 +169,7 @@ def _wait(client: Client, waiting: Batch, timeout_s: float) -> None:
             pass
     except ResultsMissing as error:
         raise AlphaloopError(
-            f"{len(error.job_ids)} requests have not ended within {timeout_s:g} s",
+            f"not ended within {timeout_s:g} s: {how_many(len(error.job_ids), 'request')}",
             hint="they go on; `alphaloop batch status` shows how far they are",
         ) from None
 
@@ -152,8 +178,8 @@ def _tell_status(
     batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
 ) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    found = counted(rows_of(batch, settings, database), most_wrong=_MAX_SHOWN)
-    num_failed = found.by_part.get("error", 0)
+    found = count(batch, settings, database, most_wrong=_MAX_SHOWN if says_why else 0)
+    num_failed = found.num_failed
     for row in found.wrong if says_why else ():
         told = row.row or {}
         error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
@@ -170,20 +196,32 @@ def _tell_status(
     return num_failed
 
 
-def _write(context: typer.Context, name: str, to: Path | None, part: Part) -> None:
+@contextmanager
+def _named(
+    name: str, settings: Settings, database: Database, *, even_if_unknown: object = None
+) -> Iterator[BatchSource]:
+    """The batch of a file, else of this name. Raises ConfigError, StoreError, BrokerError, UnknownName."""
+    with BatchSource.named(name) as found, advancing.batch_named(name, settings, database) as known:
+        if found.path is None or not even_if_unknown:
+            require_sent(found, settings, database)
+        yield known if found.path is None else found
+
+
+def _write(context: typer.Context, name: str, to: Path | None, part: Literal["output", "error"]) -> None:
     target = Destination.of(to or STANDARD, option="--to", inputs=[name])
     settings = connected_settings(context)
     num_open = 0
     contents = ContentStore.of(settings.claim_check)
-    with open_database(settings) as database, BatchSource.named(name) as batch:
-        require_sent(batch, settings, database)
-        with target.writing() as file:
-            for row in rows_of(batch, settings, database, contents):
-                num_open += row.part == "open"
-                if row.part == part:
-                    file.write(json.dumps(row.row) + "\n")
+    with open_database(settings) as database, _named(name, settings, database) as batch, target.writing() as file:
+        if (whole := advancing.written(batch.batch_id, part, settings, database)) is not None:
+            file.writelines(chunk.decode() for chunk in whole)
+            return
+        for row in rows_of(batch, settings, database, contents):
+            num_open += row.part == "open"
+            if row.part == part:
+                file.write(json.dumps(row.row) + "\n")
     if num_open:
-        note(f"{num_open} requests have not ended yet")
+        note(f"not ended yet: {how_many(num_open, 'request')}")
 
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

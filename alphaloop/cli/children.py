@@ -41,6 +41,7 @@ from alphaloop.commands import (
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
 from alphaloop.files import STANDARD
+from alphaloop.logs import START_PROGRESS
 from alphaloop.settings import Settings
 
 #: Loading a model from a slow disk, converting it once, calibrating.
@@ -300,10 +301,20 @@ def await_event(
 ) -> str | None:
     """Wait until the child logs this action, and return the line. None when stopped before.
 
-    Raises StartFailed with the end of its log when it ends first, or stays silent for START_TIMEOUT_S.
+    What the child loads and measures meanwhile is shown. Raises StartFailed with the end of its log when it ends first,
+    or stays silent for START_TIMEOUT_S.
     """
-    child.wait_until(lambda: is_stopped() or log.find(action) is not None, START_TIMEOUT_S)
-    return log.find(action)
+    shown: str | None = None
+
+    def has_news() -> bool:
+        return is_stopped() or log.find(action) is not None or log.find(START_PROGRESS, last=True) != shown
+
+    while True:
+        child.wait_until(has_news, START_TIMEOUT_S)
+        if (line := log.find(START_PROGRESS, last=True)) is None or line == shown:
+            return log.find(action)
+        shown = line
+        note(field_of(line, "message") or line.partition(f" {START_PROGRESS} ")[2])
 
 
 def _has_action(line: str, action: str) -> bool:

@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import typer
-from rich.text import Text
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
@@ -18,7 +17,7 @@ from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
-from alphaloop.wording import FORMS, moment_ago, one_line
+from alphaloop.wording import FORMS, how_many, moment_ago, one_line
 
 _DRY_RUN: Final = typer.Option(False, "--dry-run", help="Show what would be done, and change nothing.")
 _TASK: Final = typer.Option(None, help="Only this task's.")
@@ -83,13 +82,13 @@ def show(
         print_json({**letter.as_json(), "headers": headers})
         return
     for name, content in {**letter.as_json(), **headers}.items():
-        out().print(one_line(f"{name:<28}{'-' if content is None else content}"), soft_wrap=True)
+        paragraph(one_line(f"{name:<28}{'-' if content is None else content}"))
 
 
 @example("""\
 alphaloop dlq redrive --code unknown_task --dry-run
 alphaloop dlq redrive --task code --code decode_failed --since 1d
-alphaloop dlq redrive --code invalid_field --job-id order-17 --set body.temperature=0.5""")
+alphaloop dlq redrive --job-id order-17 --set body.temperature=0.5""")
 def redrive(
     context: typer.Context,
     task: str | None = _TASK,
@@ -125,7 +124,9 @@ def redrive(
             note(f"{problem['at']}: {problem['message']}")
         note(f"{done.num_sent} {'would be sent' if dry_run else 'sent'}; {done.num_before} were sent before")
     if done.num_wrong:
-        raise AlphaloopError(f"{done.num_wrong} letters would be refused again", hint="correct them with --set")
+        raise AlphaloopError(
+            f"{how_many(done.num_wrong, 'letter')} would be refused again", hint="correct them with --set"
+        )
 
 
 @example("""\
@@ -182,16 +183,11 @@ def _show(letters: Sequence[Mapping[str, Any]]) -> None:
     shown = [tuple(map(one_line, row)) for row in rows]
     head = ("at", "when", "code", "redriven")
     widths = [max(len(row[number]) for row in (head, *shown)) for number in range(len(head))]
-    _line(Text("  ".join(map(str.ljust, head, widths)), style="bold"))
+    paragraph("  ".join(map(str.ljust, head, widths)).rstrip(), style="bold")
     for row, letter in zip(shown, letters, strict=True):
-        _line(Text("  ".join(map(str.ljust, row, widths))))
+        paragraph("  ".join(map(str.ljust, row, widths)).rstrip())
         job, sent, field = letter["job_id"] or "no job_id", letter["sent_job_id"], letter["field"]
         job = one_line(job if sent in (None, job) else f"{job} (sent as {sent})")
         paragraph(f"{job}: " + one_line(f"{field}: {letter['message']}" if field else letter["message"]), indent=2)
         if value := letter.get("value"):
             paragraph(one_line(value), indent=2, style="dim")
-
-
-def _line(text: Text) -> None:
-    text.rstrip()
-    out().print(text, soft_wrap=True)

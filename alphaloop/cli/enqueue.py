@@ -28,14 +28,14 @@ from alphaloop.messages import Decoding, Job, Result
 from alphaloop.messages.topics import high_topic
 from alphaloop.outcomes.reading import as_one_text, reason_of
 from alphaloop.settings import KafkaSettings
-from alphaloop.wording import FORMS_AHEAD, counts, json_text, moment_ahead, one_line, rate
+from alphaloop.wording import FORMS_AHEAD, counts, how_many, json_text, moment_ahead, one_line, rate
 
 _MAX_SHOWN: Final = 20
 
 
 @example("""\
-alphaloop enqueue --task code --prompt "def fibonacci(n):" --max-tokens 64 --wait
-alphaloop enqueue --file jobs.jsonl --file more.jsonl --wait --output results.jsonl
+alphaloop enqueue --task code --prompt "def fib(n):" --max-tokens 64 --wait
+alphaloop enqueue --file a.jsonl --file b.jsonl --wait --output texts.jsonl
 cat batch.jsonl | alphaloop enqueue --task chat --file - --batch-id monday""")
 def enqueue(
     context: typer.Context,
@@ -280,7 +280,7 @@ def _conclude(summary: _Summary, *, waits: bool, as_json: bool, shown: list[dict
     summary_text = f"{summary.sent} sent" + (f", {summary.invalid} wrong" if summary.invalid else "")
     if waits and summary.sent:
         summary_text += (
-            f"; {counts(summary.by_status)}; {summary.completion_tokens} tokens in {summary.wall_s:.1f} s, "
+            f"; {counts(summary.by_status)}; {how_many(summary.completion_tokens, 'token')} in {summary.wall_s:.1f} s, "
             f"{rate(summary.tokens_per_s)} tokens/s"
         )
     note(summary_text)
@@ -294,7 +294,7 @@ def _exit(context: typer.Context, summary: _Summary, *, waits: bool, batch_id: s
         again = wait_again(global_options(context), missing, batch_id=batch_id, file=results)
         if not summary.interrupted:
             raise AlphaloopError(
-                f"{len(missing)} {'job' if len(missing) == 1 else 'jobs'} had no result within the timeout",
+                f"{how_many(len(missing), 'job')} had no result within the timeout",
                 hint=f"they go on if a worker runs, which `alphaloop status` shows; wait again: {again}",
             )
         say_they_go_on(len(missing), again)

@@ -23,7 +23,7 @@ from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
 from alphaloop.deciding.job_facts import Aim
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.experiment.wording import draft_lengths, expectations, reason_word, sentence, why
+from alphaloop.experiment.wording import draft_lengths, expectations, sentence, why
 from alphaloop.explaining.explanation import (
     HISTORY,
     Evidence,
@@ -44,18 +44,20 @@ from alphaloop.wording import (
     acceptance_of,
     counted_apart,
     counts,
+    how_many,
     moment_ago,
     named,
     rate,
     second,
     share,
     share_with_interval,
+    words,
 )
 from alphaloop.wording import sentence as capitalized
 
 #: As alphaloop.acceptance.sampling_bucket and form_bucket make them.
 _BUCKET: Final = re.compile(r"greedy(,adjusted)?|t(<=0\.5|<=1\.0|>1\.0)(,cut)?(,seeded)?(,adjusted)?")
-_FORM: Final = re.compile(r"(?=[a-z])(json|regex|choice|grammar)?((^|,)tools)?((^|,)images)?|text")
+_FORM: Final = re.compile(r"(?=[a-z])(json|regex|choice|grammar)?((^|,)tools)?((^|,)images)?((^|,)predicted)?|text")
 _MAX_ALTERNATIVES: Final = 10
 _AIMS: Final = {
     Aim.TIME_PER_TOKEN: "time per token",
@@ -170,7 +172,7 @@ def check_task(database: Database, settings: Settings, task: str | None) -> None
 def show(found: Explanation) -> None:
     """Print everything, the answer first."""
     decision, request = found.decision, found.request
-    reason = why(found.next_job, found.measured.speedup)
+    reason = why(found.next_job)
     what = "decided" if found.recorded is not None else "next job"
     next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
     paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
@@ -196,8 +198,7 @@ def show(found: Explanation) -> None:
 
 def _recorded(its: RecordedAs, at: datetime) -> str:
     groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
-    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs{groups}"
-    sentences = f"Decided on {second(at)} for {jobs} on {its.host}. "
+    sentences = f"Decided on {second(at)} for {how_many(its.num_jobs, 'job')}{groups} on {its.host}. "
     if its.is_reproduced:
         return sentences + "Taken again from its snapshot, it is the same decision."
     if not its.is_whole:
@@ -209,10 +210,11 @@ def _asked(found: Explanation) -> str:
     request, context = found.request, found.context
     segment = f", segment {request.segment}" if request.segment else ""
     prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
-    known = f" (from {context.known_output_jobs:.0f} jobs)" if context.known_output_jobs else " (their limit)"
+    num_known = round(context.known_output_jobs)
+    known = f"from {how_many(num_known, 'job')}" if num_known else "their limit"
     sentences = (
         f"A batch of {request.batch}, {request.kind}{segment}: about {context.expected_tokens:.0f} tokens "
-        f"a job{prompt}{known}, on {found.engine.device}, {found.engine.engine}."
+        f"a job{prompt} ({known}), on {found.engine.device}, {found.engine.engine}."
     )
     if context.objective.aim in _AIMS:
         sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
@@ -280,7 +282,7 @@ def _costs(found: Explanation) -> str:
     if points:
         low, high = min(p.correction for p in points), max(p.correction for p in points)
         rounds = sum(p.num_corrections for p in points)
-        sentences += f", corrected by {rounds} real rounds to {low:.2f}–{high:.2f} of that"
+        sentences += f", corrected by {how_many(rounds, 'real round')} to {low:.2f}–{high:.2f} of that"
     return sentences + "."
 
 
@@ -301,8 +303,8 @@ def _measured(found: Explanation) -> list[str]:
         else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
     )
     sentences.append(
-        f"Of the last {its.all.num_jobs} jobs like these in {HISTORY.days} days, {explored}. The budget for "
-        f"exploration is {found.explore_share:.1%}."
+        f"Of the last {how_many(its.all.num_jobs, 'job')} like these in {HISTORY.days} days, {explored}. "
+        f"The budget for exploration is {found.explore_share:.1%}."
     )
     return sentences
 
@@ -310,16 +312,15 @@ def _measured(found: Explanation) -> list[str]:
 def _counted(found: Explanation) -> str:
     """The figures of the task as every screen has them."""
     its = found.figures
-    jobs = "1 job" if its.num_jobs == 1 else f"{its.num_jobs} jobs"
     by_status = f" ({counts(its.by_status)})" if its.jobs else ""
-    apart = counted_apart(its.num_probes, its.num_controls)
+    apart = f", apart from {apart}" if (apart := counted_apart(its.num_probes, its.num_controls)) else ""
     when = "In the last day" if found.request.is_now else "In the day before"
-    sentences = f"{when} the task had {jobs} of traffic{by_status}{f', apart from {apart}' if apart else ''}."
+    sentences = f"{when} the task had {how_many(its.num_jobs, 'job')} of traffic{by_status}{apart}."
     if its.alpha_1 is None:
         return sentences
     lengths = draft_lengths(its.alpha_num_draft_tokens or ())
     with_what = acceptance_of(its.alpha_drafter, None, lengths, its.alpha_form_bucket)
-    behind = "1 job" if its.num_alpha_jobs == 1 else f"{its.num_alpha_jobs} jobs"
+    behind = how_many(its.num_alpha_jobs, "job")
     return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
 
 
@@ -340,8 +341,7 @@ def _show_changes(changes: Sequence[DecisionChange]) -> None:
         after = named(change.after.drafter, change.after.num_draft_tokens)
         step = f"{before} → {after}" if before != after else f"{after} stays, for another reason"
         where = f"batch {change.batch}, {change.sampling_bucket}"
-        reason = reason_word(change.reason, change.expected_low)
-        paragraph(f"{second(change.decided_at)}  {step} ({reason}; {where})", style="bold")
+        paragraph(f"{second(change.decided_at)}  {step} ({words(change.reason)}; {where})", style="bold")
         paragraph(capitalized(change.explanation), indent=2)
         if change.figures is not None:
             paragraph(_then(change.figures), indent=2)
@@ -352,7 +352,9 @@ def _then(figures: ChoiceFigures) -> str:
     if figures.rival is not None:
         sentences += f", {_expected(figures.rival)}"
     alphas = [share(a / n if n else None) for a, n in zip(figures.accepts, figures.trials, strict=True)][:6]
-    seen = f"; from {figures.jobs:.0f} jobs" + (f" with α by position {' '.join(alphas)}" if alphas else "")
+    seen = f"; from {how_many(round(figures.jobs), 'job')}" + (
+        f" with α by position {' '.join(alphas)}" if alphas else ""
+    )
     return sentences + seen + "."
 
 
@@ -432,5 +434,5 @@ def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
 def _position(its: Evidence, i: int) -> tuple[str, str, str]:
     if i >= len(its.acceptance):
         return "", "", ""
-    tested = its.seen.trials[i] if i < len(its.seen.trials) else 0.0
-    return share_with_interval(its.acceptance[i]), f"{tested:.0f}", share(its.posterior.reach[i])
+    tested = f"{its.tested[i]:.0f}" if its.tested[i] else "not tested"
+    return share_with_interval(its.acceptance[i]), tested, share(its.posterior.reach[i])

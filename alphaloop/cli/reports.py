@@ -22,10 +22,10 @@ from alphaloop.wording import minute, moment_ago, words
 
 ACK_EXAMPLE: Final = """\
 alphaloop drift ack 17 --by Ada --note "a new draft is in training"
-alphaloop drift ack 17 --by Ada --new-level --note "the reviews are longer since Monday"\
+alphaloop drift ack 17 --by Ada --new-level --note "longer reviews"\
 """
 _NUMBER: Final = typer.Argument(min=1, help="Number of the event, as list shows it.")
-TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://localhost:8000/hook\"]' alphaloop notify test"
+TEST_EXAMPLE: Final = "ALPHALOOP_SCHEDULER__NOTIFY_URLS='[\"json://hook\"]' alphaloop notify test"
 
 
 @example("""\

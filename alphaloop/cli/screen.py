@@ -20,7 +20,9 @@ from alphaloop.wording import harmless, json_text
 
 Row = TypeVar("Row")
 #: Tables must be readable in a pipe and in a narrow window alike.
-_PIPE_WIDTH: Final = 100
+_PIPE_WIDTH: Final = 80
+#: Room for the names of addresses.
+_NAMES: Final = 20
 #: Between two columns of a table.
 _GAP: Final = 2
 #: Rows by which widths are chosen: the others fit too, perhaps in more lines.
@@ -86,9 +88,15 @@ def paragraph(text: str, *, style: str = "", indent: int = 0) -> None:
         screen.print(Text(" " * indent).append_text(line), no_wrap=True, overflow="ignore", crop=False)
 
 
-def note(text: str) -> None:
-    """A line for the person on standard error."""
-    err().print(Text(text), soft_wrap=True)
+def show_address(name: str, address: str) -> None:
+    """A name and its address on standard output: what is to be copied is not folded, and has a line if need be."""
+    fits = _NAMES + cell_len(address) <= out().width
+    out().print(f"{name:<{_NAMES}}{address}" if fits else f"{name}\n  {address}", markup=False, soft_wrap=True)
+
+
+def note(text: str, *, is_prose: bool = False) -> None:
+    """A line for the person on standard error; prose, in which nothing is to be copied, in the window's width."""
+    err().print(Text(text), soft_wrap=not is_prose)
 
 
 def show_error(error: AlphaloopError) -> None:

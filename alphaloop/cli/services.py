@@ -46,7 +46,7 @@ from alphaloop.cli.options import (
     global_options,
     require_tasks,
 )
-from alphaloop.cli.screen import err, note, out, print_json, show_rows
+from alphaloop.cli.screen import err, note, out, print_json, show_address, show_rows
 from alphaloop.embedded.install import ARCHIVE, KAFKA_VERSION, MIRROR, install_kafka
 from alphaloop.embedded.process import ChildProcess, EmbeddedServer, is_locked
 from alphaloop.embedded.stack import EmbeddedStack, running_stack
@@ -54,6 +54,7 @@ from alphaloop.errors import BrokerError, StartFailed
 from alphaloop.kafka.topics import (
     CONTROL,
     Topic,
+    cluster_id,
     create_topics,
     ensure_topics,
     existing_topics,
@@ -66,7 +67,8 @@ from alphaloop.liveness import ExitCode
 from alphaloop.messages.topics import dlq_topic
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX
-from alphaloop.store.database import parse_url, redacted
+from alphaloop.store.database import Database, parse_url, redacted
+from alphaloop.store.installation import InstallationStore
 from alphaloop.wording import span
 
 _WATCH_S: Final = 0.5
@@ -102,7 +104,7 @@ def up(
         stop.set()
 
     with signals_to(handle), stack as settings:
-        prepare(settings)
+        prepare(settings, owns_both=len(stack.servers) > 1)
         children: list[ChildProcess] = []
         try:
             addresses = _start(options, settings, children, stop, with_worker=worker, with_scheduler=scheduler)
@@ -141,7 +143,7 @@ def down(
     note("stopped")
 
 
-@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=postgresql://… alphaloop worker")
+@example("KAFKA_BOOTSTRAP_SERVERS=kafka:9092 DATABASE_URL=… alphaloop worker")
 def worker(
     context: typer.Context,
     seed: int | None = typer.Option(None, help="Seed of exploration; random if not given."),
@@ -190,12 +192,16 @@ def migrate(
     context: typer.Context,
     revision: str = typer.Option("head", help="Schema revision to go up to."),
     check: bool = typer.Option(False, "--check", help="Change nothing; exit code 1 if the schema is not up to date."),
+    adopt_cluster: str | None = typer.Option(
+        None, metavar="ID", help="Then have the database belong to this Kafka cluster, after a move or a restore."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print the revisions as JSON."),
 ) -> None:
     """Upgrade the database's schema. Safe to run from several machines at once."""
     from alphaloop.store import schema  # alembic: the other commands start a tenth faster without it
 
-    url = connected_settings(context, broker=False).postgres.url
+    settings = connected_settings(context, broker=False)
+    url = settings.postgres.url
     assert url is not None  # noqa: S101 - connected
     before = schema.current(url)
     if check:
@@ -212,6 +218,10 @@ def migrate(
             f"this user may not create the roles {', '.join(missing)}; until somebody does, and migrates again, every "
             "process needs the rights of this user"
         )
+    if adopt_cluster is not None:
+        with Database(url, pool_size=1) as database:
+            is_new = InstallationStore(database).adopt(adopt_cluster, settings.kafka.prefix)
+        note(f"the database {'now belongs' if is_new else 'belongs already'} to the Kafka cluster {adopt_cluster}")
     if as_json:
         print_json({"from": before, "to": after})
 
@@ -254,12 +264,15 @@ def fetch_kafka(*, version: str | None = None, mirror: str | None = None, deadli
         )
 
 
-def prepare(settings: Settings) -> None:
-    """Create the schema and the topics. Raises StoreError, BrokerError."""
+def prepare(settings: Settings, *, owns_both: bool = False) -> None:
+    """Create schema and topics; `owns_both`: the broker may be another than before. Raises StoreError, BrokerError."""
     from alphaloop.store import schema
 
     assert settings.postgres.url is not None  # noqa: S101 - the embedded stack fills it in
     schema.upgrade(settings.postgres.url)
+    if owns_both:
+        with Database(settings.postgres.url, pool_size=1) as database:
+            InstallationStore(database).adopt(cluster_id(settings.kafka), settings.kafka.prefix)
     ensure_topics(settings.kafka, settings.tasks)
 
 
@@ -318,9 +331,8 @@ def _show_addresses(settings: Settings, addresses: dict[str, str]) -> None:
         "reports": settings.report_folder,
         "logs": settings.data_dir / "logs",
     }
-    screen = out()
-    for name, value in rows.items():  # not a table: what is to be copied must not be folded
-        screen.print(f"{name:<20}{value}", markup=False, soft_wrap=True)
+    for name, value in rows.items():
+        show_address(name, f"{value}")
     note("up; Ctrl-C stops it")
 
 

@@ -13,7 +13,7 @@ import typer
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json
+from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_address
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
@@ -28,7 +28,7 @@ from alphaloop.store.jobs import RUNNING
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore, heard_lately
-from alphaloop.wording import counted_apart, minute, rate, share_with_interval, span, words
+from alphaloop.wording import counted_apart, how_many, minute, rate, share_with_interval, span, words
 
 
 @example("""\
@@ -66,7 +66,7 @@ def status(
             waiting = waits(tasks, {task: its.num_messages for task, its in found.items()})
             ages = {task: its.oldest_s for task, its in found.items() if its.oldest_s is not None}
         except BrokerError as error:
-            note(f"the broker does not answer, so waiting jobs are unknown: {error.message}")
+            note(f"the broker does not answer, so waiting jobs are unknown: {error.message}", is_prose=True)
     tasks = list(with_targets(with_waiting(tasks, waiting), settings.bindings, workers))
     if as_json:
         told = [{"opened_at": one.opened_at.isoformat(), **asdict(one.found)} for one in incidents]
@@ -84,17 +84,17 @@ def status(
         paragraph(expectations_of_all(compared))
     out().print()
     for worker in workers:
-        out().print(_worker_line(worker), markup=False, soft_wrap=True)
+        paragraph(_worker_line(worker))
     if not heard_lately(workers):
         note("no worker runs")
     for sentence in (*told_of(workers), *told_of_waiting(tasks, waiting or {})):
-        note(sentence)
+        note(sentence, is_prose=True)
     for incident in incidents:
         its = incident.found
-        note(f"incident since {minute(incident.opened_at)}, {words(its.kind)}: {its.sentence}")
+        note(f"incident since {minute(incident.opened_at)}, {words(its.kind)}: {its.sentence}", is_prose=True)
     out().print()
     for name, address in addresses.items():
-        out().print(f"{name:<13}{address}", markup=False, soft_wrap=True)
+        show_address(name, address)
 
 
 def task_table(
@@ -138,7 +138,7 @@ def _drafted(now: TaskFigures) -> str:
 
 def _next(now: TaskFigures) -> str:
     one = now.next_job
-    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one, now.measured)}"
+    return "-" if one is None else f"{setting(one)}\n{at_load(one)}\n{why(one)}"
 
 
 def _covers(tasks: Sequence[TaskFigures], window: timedelta) -> str:
@@ -155,12 +155,10 @@ def _worker_line(one: SeenWorker) -> str:
     load = one.load
     speed = "" if load.tokens_per_s is None else f", {rate(load.tokens_per_s)} tokens/s"
     silent = f"silent for {span(one.silence.total_seconds())}; said last: " if one.is_silent else ""
+    ahead = f", {how_many(load.num_waiting, 'job')} read ahead" if load.num_waiting else ""
     sampling = f"\n  its generation_config.json: {load.sampling_defaults}" if load.sampling_defaults else ""
-    return (
-        f"worker {load.owner}: {silent}{len(load.tokens)} running, slots: {load.num_slots}{speed}, "
-        f"{load.num_waiting} more read from Kafka, which are waiting or held above ({load.target} on {load.device})"
-        f"{sampling}"
-    )
+    doing = f"{len(load.tokens)} running, slots: {load.num_slots}{speed}{ahead}"
+    return f"worker {load.owner}: {silent}{doing} ({load.target} on {load.device}){sampling}"
 
 
 def told_of_waiting(tasks: Sequence[TaskFigures], waiting: Mapping[str, int]) -> list[str]:
@@ -191,10 +189,14 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     stack = running_stack(settings.data_dir)
     is_embedded = stack is not None and stack.bootstrap_servers == settings.kafka.bootstrap_servers
     shown = {"broker": f"{settings.kafka.bootstrap_servers}", "database": database}
-    for module, process in (("worker", settings.worker), ("scheduler", settings.scheduler)):
+    console = settings.console
+    for name, process in (("worker", settings.worker), ("scheduler", settings.scheduler), ("console", console)):
         # Port 0: the process logs the port that the system chose.
-        known = f"{url_of(process.http_host, process.http_port)}/metrics" if process.http_port else "-"
-        shown[module] = _logged_metrics(settings, module) if is_embedded else known
+        known = url_of(process.http_host, process.http_port) if process.http_port else None
+        address = _logged(settings, name) if is_embedded else known
+        path = "" if name == "console" else "/metrics"
+        shown[name] = f"{address}{path}" if address else "not running" if is_embedded else "-"
+    shown["console"] = (console.public_url or shown["console"]) if console.is_on else "off"
     return {
         **shown,
         "reports": str(settings.report_folder),
@@ -202,9 +204,10 @@ def _addresses(settings: Settings, database: str) -> dict[str, str]:
     }
 
 
-def _logged_metrics(settings: Settings, module: str) -> str:
+def _logged(settings: Settings, name: str) -> str | None:
+    """The address that a process of `alphaloop up` logged at its start; None where nothing listens there."""
+    module, field = ("scheduler", name) if name == "console" else (name, "metrics")
     found = LogFollower(child_log(settings, module), from_start=True).find(f"{module}_ready", last=True)
-    address = field_of(found, "metrics") if found else None
+    address = field_of(found, field) if found else None
     found_at = urlsplit(address) if address else None
-    is_up = found_at and found_at.port and is_listening(found_at.port, f"{found_at.hostname}")
-    return f"{address}/metrics" if is_up else "not running"
+    return address if found_at and found_at.port and is_listening(found_at.port, f"{found_at.hostname}") else None

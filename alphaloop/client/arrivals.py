@@ -18,6 +18,7 @@ from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import AnswerSoFar, Chunk, RecordPlace, Result, StreamReader, read_chunk
 from alphaloop.messages.stream import AnswerPlace, SaidSoFar
 from alphaloop.settings import KafkaSettings
+from alphaloop.wording import how_many
 
 
 class Batch(BaseModel):
@@ -230,7 +231,7 @@ def arrivals(
 
 def _missing(waiting: Collection[str], num_jobs: int, timeout_s: float | None) -> ResultsMissing:
     return ResultsMissing(
-        f"{len(waiting)} of {num_jobs} jobs had no result within {timeout_s:g} s",
+        f"{len(waiting)} of {how_many(num_jobs, 'job')} had no result within {timeout_s:g} s",
         hint="they go on if a worker runs, which `alphaloop status` shows; ask again with the same batch",
         job_ids=waiting,
     )

@@ -40,6 +40,7 @@ from alphaloop.messages.job import Label
 from alphaloop.messages.topics import high_topic, is_high, jobs_topic, task_of
 from alphaloop.settings import KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX
+from alphaloop.wording import how_many
 
 if TYPE_CHECKING:
     from alphaloop.claim_check.store import ContentStore
@@ -119,7 +120,7 @@ class Client:
             return batch
         if not sent:
             raise failure
-        message = f"{_jobs(len(sent))} went to Kafka, then {_named(failure)}"
+        message = f"{how_many(len(sent), 'job')} went to Kafka, then {_named(failure)}"
         raise SubmissionStopped(message, hint=failure.hint, batch=batch) from failure
 
     def sent_before(self, job_ids: Iterable[str], *, since: datetime | None = None) -> Batch:
@@ -352,10 +353,10 @@ class _Deliveries:
     def check(self, *, is_late: bool) -> None:
         """Raises the first failure with the number of all, or DeliveryFailed if a message is late."""
         if self._first is not None:
-            message = f"{_jobs(self._num_failed)} not stored: {self._first.message}"
+            message = f"{how_many(self._num_failed, 'job')} not stored: {self._first.message}"
             raise type(self._first)(message, hint=self._first.hint)
         if is_late:
-            raise DeliveryFailed(f"{_jobs(self._num_waiting)} not acknowledged within {_ACKNOWLEDGED_S:g} s")
+            raise DeliveryFailed(f"{how_many(self._num_waiting, 'job')} not acknowledged within {_ACKNOWLEDGED_S:g} s")
 
 
 def no_high_topic(task: str) -> InvalidField:
@@ -375,10 +376,6 @@ def _check_label(batch_id: str) -> None:
     except ValidationError:
         expected = "expected a label of 1 to 100 characters without control characters, found another value"
         raise InvalidField(expected, field="batch_id") from None
-
-
-def _jobs(number: int) -> str:
-    return f"{number} job{'' if number == 1 else 's'}"
 
 
 def _named(error: AlphaloopError) -> str:

@@ -26,13 +26,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import alphaloop
 from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, reports, tasks
+from alphaloop.console.connections import Connection
 from alphaloop.console.openai_api import OpenAIApi
 from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
@@ -123,7 +124,7 @@ class ConsoleServer:
         logging.getLogger("uvicorn").setLevel(logging.WARNING)
         config = uvicorn.Config(
             Console(self._sources, self._advancing).app(),
-            http="h11",
+            http=Connection,
             loop="asyncio",
             ws="none",
             lifespan="off",
@@ -132,7 +133,6 @@ class ConsoleServer:
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            limit_concurrency=200,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=1,
         )
@@ -374,14 +374,17 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
     if not 0 < len(name := fields.get("id", "")) <= 200:
         raise WrongRequest("expected an id")
     is_batch = request.url.path == "/batch/cancel"
-    named = batches.open_jobs_of(sources, name) if is_batch else [name]
-    found = [job.job_id for job in find_jobs(sources.settings, sources.database, named) if job.is_open]
-    if not found:
-        raise UnknownName(f"no {'batch' if is_batch else 'job'} {name!r} that has not ended was found")
-    _write_down(sources, session, request, "batch_cancelled" if is_batch else "job_cancelled", name)
-    request_cancellation(sources.settings.kafka, found)
-    told = f"batch {name}, {len(found)} jobs" if is_batch else f"job {name}"
-    _log(session, "batch_cancelled" if is_batch else "job_cancelled", told)
+    action = "batch_cancelled" if is_batch else "job_cancelled"
+    deed = Deed("login", session.username, action, name, address_of(request))
+    about = f"job {name}"
+    if is_batch:
+        about = f"batch {name}, {batches.cancel(sources, deed)} jobs"
+    elif find_jobs(sources.settings, sources.database, [name])[0].is_open:
+        write_down(sources.database, deed)
+        request_cancellation(sources.settings.kafka, [name])
+    else:
+        raise UnknownName(f"no job {name!r} that has not ended was found")
+    _log(session, action, about)
     return f"/{'batch' if is_batch else 'job'}?id={quote(name, safe='')}&asked=cancel"
 
 
@@ -431,7 +434,12 @@ class _SafeHeaders:
                     headers.setdefault(name, value)
             await send(message)
 
-        await self._app(scope, receive, send_safe if scope["type"] == "http" else send)
+        app = self._app
+        if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
+            # A proxy between may read the other one, and then take what is left for a request (RFC 9112, 6.3).
+            told = "expected Content-Length or Transfer-Encoding, found both\n"
+            app = PlainTextResponse(told, 400, {"Connection": "close"})
+        await app(scope, receive, send_safe if scope["type"] == "http" else send)
 
 
 @cache

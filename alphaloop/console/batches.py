@@ -1,4 +1,4 @@
-"""Batches: taking a file, those that were uploaded, one with its counts and wrong lines, and its output files."""
+"""Batches: taking a file, every batch, one with its counts and wrong lines, and its files."""
 
 from __future__ import annotations
 
@@ -11,26 +11,30 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import IO, Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from alphaloop.batches import advancing
+from alphaloop.batches.advancing import batch_named, files_of, written
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Part, RequestRow, counted, open_jobs, require_sent, rows_of, send
+from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.console.page import NotFound, Page, WrongRequest, named, text
+from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, text
 from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.files import source_of
-from alphaloop.store.api import Deed, write_down
+from alphaloop.store.api import ApiFile, Deed, write_down
+from alphaloop.store.batches import BatchStore
 
 log = logging.getLogger(__name__)
 
 #: Requests without a text that the page of a batch shows; its error file has them all.
 _MAX_ERRORS: Final = 100
-_FILES: Final[dict[str, Part]] = {"output": "output", "error": "error"}
+_FILES: Final = ("input", "output", "error")
+_PAGE_SIZE: Final = 50
 _CHUNK_CHARS: Final = 1 << 16
 _MAX_FIELD_BYTES: Final = 4096
 #: Of the form around the file.
@@ -41,63 +45,84 @@ _KEPT_FOR: Final = timedelta(days=30)
 
 
 def batches(sources: Sources, request: Request) -> Page:
-    """The files that were uploaded here, the newest first."""
-    kept = KeptBatches(sources.settings.console_batches).all()
+    """Every batch, the newest first; a page begins behind the batch `behind`, which was made at `at`."""
+    at, behind = moment(request, "at"), text(request, "behind")
+    found = BatchStore(sources.database).page(_PAGE_SIZE + 1, behind=None if at is None else (at, behind))
+    shown = found[:_PAGE_SIZE]
+    last = shown[-1] if len(found) > _PAGE_SIZE else None
     return Page(
         "batches.html.j2",
         "Batches",
-        {"batches": kept, "max_mb": sources.settings.console.max_batch_mb},
-        {"tasks": list(sources.settings.tasks)},
-        is_live=False,
+        {"batches": [batch_as_json(one) for one in shown], "max_mb": sources.settings.console.max_batch_mb},
+        {
+            "tasks": list(sources.settings.tasks),
+            "is_first": at is None,
+            "next": last and urlencode({"behind": last.id, "at": last.created_at.isoformat()}),
+        },
     )
 
 
 def batch(sources: Sources, request: Request) -> Page:
-    """The batch `id`: its requests by what became of them, as `alphaloop batch status` counts them."""
+    """The batch `id`: its requests by what became of them, as `alphaloop batch status` counts them, and its files."""
     batch_id = named(request, "batch")
-    found = KeptBatches(sources.settings.console_batches).find(batch_id)
-    reading = sources.remembered.get(
-        ("batch", batch_id), lambda: counted(_rows(sources, batch_id), most_wrong=_MAX_ERRORS)
-    )
-    now = reading.value
-    if found is None and now is not None and not now.by_status:
-        raise NotFound(f"no batch {batch_id[:100]!r}: no file of it is kept here, and no job of it was sent")
-    status = None if now is None else now.as_json(batch_id)
+    known = BatchStore(sources.database).find(batch_id)
+    reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, batch_id))
+    wrong = [] if reading.value is None else [_wrong(row) for row in reading.value.wrong]
+    # What a scheduler has counted is shown at once, and the requests without a text once they are read.
+    now = Progress.of(known) if known is not None and known.status else reading.value
+    if known is None and now is not None and not now.by_status:
+        raise NotFound(f"no batch {batch_id[:100]!r}: none was submitted, and no job of it was sent")
     return Page(
         "batch.html.j2",
         "Batch",
         {
             "batch_id": batch_id,
-            "file": found,
-            "batch": status,
-            "wrong": [] if now is None else [_wrong(row) for row in now.wrong],
+            "file": known and batch_as_json(known),
+            "files": {part: _told(file) for part, file in files_of(batch_id, sources.database).items()},
+            "batch": now and now.as_json(batch_id),
+            "wrong": wrong,
             "max_wrong": _MAX_ERRORS,
             "read_at": reading.read_at,
             "errors": {"batch": reading.error} if reading.error else {},
         },
-        {"asked": text(request, "asked"), "num_sent": text(request, "sent"), "may_act": sources.shows_texts},
-        is_live=status is None or status["status"] == "in_progress",
+        {
+            "asked": text(request, "asked"),
+            "num_sent": text(request, "sent"),
+            "may_act": sources.shows_texts,
+            "num_open": now and now.num_open,
+        },
+        is_live=now is None or now.num_open > 0,
     )
 
 
 def file(sources: Sources, request: Request) -> Response:
-    """The output or error file so far of the batch `id`, as `alphaloop batch output` and `errors` write them."""
+    """The output or error file so far of the batch `id`, as `alphaloop batch output` and `errors` write them.
+
+    One of the API's has its input file, too.
+    """
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are given to those who sign in", hint="set console.password")
-    batch_id, part = named(request, "batch"), _FILES.get(text(request, "part"))
-    if part is None:
-        raise WrongRequest("part: expected output or error")
-    require_sent(KeptBatches(sources.settings.console_batches).batch(batch_id), sources.settings, sources.database)
-    parts = _chunks(_rows(sources, batch_id, with_texts=True), part)
+    batch_id, part = named(request, "batch"), text(request, "part")
+    if part not in _FILES:
+        raise WrongRequest("part: expected input, output or error")
+    chunks: Iterator[str | bytes] | None = written(batch_id, part, sources.settings, sources.database)
+    if chunks is None and part == "input":
+        raise NotFound("its input file is not kept here")
+    parts = _chunks(_rows(sources, batch_id), part) if chunks is None else chunks
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
     name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{part}.jsonl"'}
     return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
 
 
-def open_jobs_of(sources: Sources, batch_id: str) -> list[str]:
-    """The jobs of a batch that have not ended, those that were never sent among them."""
-    return open_jobs(_rows(sources, batch_id))
+def cancel(sources: Sources, deed: Deed) -> int:
+    """Cancel what has not ended of a batch, as `alphaloop batch cancel` does; returns how many requests that are."""
+    with batch_named(deed.subject, sources.settings, sources.database) as found:
+        require_sent(found, sources.settings, sources.database)
+        write_down(sources.database, deed)
+        num_open, _ = advancing.cancel(found, sources.settings, sources.database, None)
+    sources.remembered.forget(("batch", deed.subject))
+    return num_open
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +140,7 @@ def check_size(request: Request, max_mb: int) -> None:
     Raises WrongRequest.
     """
     announced = request.headers.get("content-length", "")
-    # A body in chunks may be longer than the length that stands beside it.
-    if not announced.isdigit() or "transfer-encoding" in request.headers:
+    if not announced.isdigit():
         raise WrongRequest("expected the length of the file", hint="send the form of the page of batches")
     if int(announced) > max_mb * _MB + _FRAME_BYTES:
         told = f"expected a file of at most {max_mb} MB, found {int(announced) / _MB:.0f} MB"
@@ -148,21 +172,28 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     if upload.task not in settings.tasks:
         raise WrongRequest(f"no task {upload.task[:100]!r}", hint=f"expected one of {', '.join(settings.tasks)}")
     most = sources.settings.console.max_batch_mb * _MB  # of what a small compressed file may grow to
-    if not sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines):
+    num_lines = sum(bool(line.strip()) for line in source_of(upload.file, upload.name, max_bytes=most).lines)
+    if not num_lines:
         raise WrongRequest("expected one request a line, found no line with text")
     kept = KeptBatches(settings.console_batches)
     kept.drop_before(now - _KEPT_FOR)
     upload.file.seek(0)
-    found = kept.add(upload.file, name=upload.name, task=upload.task, by=session.username, at=now)
+    found, num_bytes = kept.add(upload.file), upload.file.tell()
     upload.file.seek(0)
     write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
-    reader = BatchReader(settings, found.batch_id, task=found.task)
-    sent = send(reader.read(lines), settings, sources.database, found.batch_id)
+    noted: dict[str, str | int] = {"source": "console", "by": session.username, "name": upload.name}
+    noted |= {"task": upload.task, "num_bytes": num_bytes, "num_total": num_lines}
+    reader = BatchReader(settings, found.batch_id, task=upload.task)
+    sent = send(reader.read(lines), settings, sources.database, found.batch_id, noted=noted)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
     log.info(told, extra={"action": "batch_submitted"})
     sources.remembered.forget(("batch", found.batch_id))
     return f"/batch?id={quote(found.batch_id)}&sent={sent.num_sent}"
+
+
+def _told(file: ApiFile) -> dict[str, Any]:
+    return {"id": file.id, "name": file.filename, "num_bytes": file.num_bytes}
 
 
 def _wrong(one: RequestRow) -> dict[str, Any]:
@@ -173,13 +204,18 @@ def _wrong(one: RequestRow) -> dict[str, Any]:
     return {**told, "status": one.status, "job_id": one.job_id, "field": answered.get("param")}
 
 
-def _rows(sources: Sources, batch_id: str, *, with_texts: bool = False) -> Iterator[RequestRow]:
-    settings = sources.settings
-    contents = ContentStore.of(settings.claim_check) if with_texts else None
-    return rows_of(KeptBatches(settings.console_batches).batch(batch_id), settings, sources.database, contents)
+def _counted(sources: Sources, batch_id: str) -> Progress:
+    with batch_named(batch_id, sources.settings, sources.database) as found:
+        return count(found, sources.settings, sources.database, most_wrong=_MAX_ERRORS)
 
 
-def _chunks(rows: Iterator[RequestRow], part: Part) -> Iterator[str]:
+def _rows(sources: Sources, batch_id: str) -> Iterator[RequestRow]:
+    with batch_named(batch_id, sources.settings, sources.database) as found:
+        require_sent(found, sources.settings, sources.database)
+        yield from rows_of(found, sources.settings, sources.database, ContentStore.of(sources.settings.claim_check))
+
+
+def _chunks(rows: Iterator[RequestRow], part: str) -> Iterator[str]:
     lines: list[str] = []
     size = 0
     for row in rows:

@@ -23,7 +23,7 @@ from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
-from alphaloop.messages import Result, Status
+from alphaloop.messages import Result, Status, fields_of
 from alphaloop.messages.dead_letter import is_reason
 from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
@@ -92,8 +92,8 @@ def job(sources: Sources, request: Request) -> Page:
     """
     job_id = named(request, "job")
     found = JobPages(sources.database).find(job_id)
-    read = partial(find_jobs, sources.settings, sources.database, [job_id])
-    elsewhere = None if found else sources.remembered.get(("job", job_id), read)
+    find = partial(find_jobs, sources.settings, sources.database, [job_id])
+    elsewhere = None if found else sources.remembered.get(("job", job_id), find)
     where = elsewhere.value[0] if elsewhere and elsewhere.value else None
     is_running = found is not None and found.status == "running"
     result = _result(sources, found) if found is not None and not is_running else None
@@ -101,6 +101,13 @@ def job(sources: Sources, request: Request) -> Page:
     so_far = None
     if found is not None and is_text_asked_for:
         so_far = text_so_far(sources.settings.kafka, job_id, found.created_at)
+    reading, letter = None, None
+    if (where is not None and not where.is_open) or (found is not None and found.status == Status.FAILED):
+        choice, kafka = LetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
+        reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 9, depth=_DEPTH))
+        told = (one.told for one in reversed(reading.value or ()))
+        letter = next((one for one in told if job_id in (one["job_id"], one["sent_job_id"])), None)
+    read = {"broker": elsewhere, "dead letters": reading}
     return Page(
         "job.html.j2",
         "Job",
@@ -110,7 +117,8 @@ def job(sources: Sources, request: Request) -> Page:
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
             "where": where and where.as_json(),
-            "errors": {"broker": elsewhere.error} if elsewhere and elsewhere.error else {},
+            "letter": letter,
+            "errors": {name: one.error for name, one in read.items() if one is not None and one.error},
         },
         {
             "may_cancel": is_running or (where is not None and where.is_open),
@@ -123,7 +131,7 @@ def job(sources: Sources, request: Request) -> Page:
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=200 if found or (where and where.place is not JobPlace.UNKNOWN) else 404,
+        status=200 if found or letter or (where and where.place is not JobPlace.UNKNOWN) else 404,
         is_live=found is None or is_running,
     )
 
@@ -289,8 +297,8 @@ def letter(sources: Sources, request: Request) -> Page:
     value = found.record.value or b""
     data: dict[str, Any] = {
         **found.as_json(),
-        "hint": found.reason.get("message", "").partition("\nhint: ")[2] or None,
         "is_failed_job": found.is_failed_job,
+        "batch_id": (fields_of(value) or {}).get("batch_id"),
         "reason": found.reason,
         "headers": {
             name: content.decode("utf-8", "replace") if sources.shows_texts else f"{len(content)} bytes"

@@ -6,21 +6,21 @@ answered exactly as what is not there.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import IO, Annotated, Any, Final
+from typing import IO, Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import UploadFile
+from starlette.datastructures import MutableHeaders, UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException
 from starlette.requests import Request
@@ -31,12 +31,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alphaloop.batches.advancing import KEPT_FOR, Advancing
 from alphaloop.batches.contents import FileContents
 from alphaloop.batches.lines import ENDPOINTS
+from alphaloop.batches.progress import Progress
 from alphaloop.console.page import address_of
 from alphaloop.console.reading import Sources
 from alphaloop.errors import AlphaloopError, BrokerError, ContentMissing, ContentStoreUnavailable, StoreUnavailable
-from alphaloop.messages.fields import PlainText
+from alphaloop.messages.fields import PlainText, kind_of
 from alphaloop.settings import settings_of_segment
 from alphaloop.store.api import (
+    OPEN,
     ApiBatch,
     ApiBatchStore,
     ApiFile,
@@ -61,22 +63,19 @@ _MB: Final = 10**6
 _FRAME_BYTES: Final = 65_536
 _MAX_FIELD_BYTES: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
-#: What is left of a refused body is read, so that its sender hears why, but not for longer.
-_DRAIN_S: Final = 10.0
 _FILE_ID: Final = re.compile(r"file-[0-9a-f]{32}")
 _BATCH_ID: Final = re.compile(r"batch_[0-9a-f]{32}")
-_WINDOW: Final = re.compile(r"([1-9][0-9]{0,2})([hd])")
-#: Messages of a jobs topic are kept for a week unless it is set otherwise.
-_LONGEST_WINDOW: Final = timedelta(days=7)
-_LEAST_KEPT_S: Final = 3600
+_EXPIRES_AFTER: Final = '{"anchor": "created_at", "seconds": 3600 to 2592000}'
 _MAX_LISTED: Final = {"files": 10_000, "batches": 100}
 _DEFAULT_LISTED: Final = 20
-_ONLINE: Final = ("chat/completions", "completions", "responses", "embeddings")
 _TOLD_ONLINE: Final = (
     "this address takes files and batches only. Send online requests to the inference servers themselves, or upload a "
     "file of requests and create a batch with POST /v1/batches"
 )
+_OF_FILES: Final = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
 _RETRY_AFTER: Final = {"Retry-After": "10"}
+#: Requests of a key that are answered at once: each holds a connection, and most of them a thread.
+MOST_OF_KEY: Final = 16
 
 
 class Refused(AlphaloopError):
@@ -84,49 +83,50 @@ class Refused(AlphaloopError):
 
     def __init__(
         self,
-        message: str | None = None,
+        message: str,
         *,
-        hint: str | None = None,
         status: int = 400,
         code: str = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(message)
         self.status, self.told_code, self.param, self.headers = status, code, param, headers
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """How an error of ours is answered."""
-
-    status: int
-    code: str
-    headers: Mapping[str, str] | None = None
-
-
-_ANSWERS: Final[tuple[tuple[type[AlphaloopError], _Answer], ...]] = (
-    (NotThere, _Answer(404, "not_found")),
-    (NoRoom, _Answer(429, "limit_reached", _RETRY_AFTER)),
-    (InUse, _Answer(400, "file_in_use")),
-    (StoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (BrokerError, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (ContentStoreUnavailable, _Answer(503, "unavailable", _RETRY_AFTER)),
-    (ContentMissing, _Answer(503, "unavailable", _RETRY_AFTER)),
+_ANSWERS: Final[tuple[tuple[tuple[type[AlphaloopError], ...], int, str, Mapping[str, str] | None], ...]] = (
+    ((NotThere,), 404, "not_found", None),
+    ((NoRoom,), 429, "limit_reached", _RETRY_AFTER),
+    ((InUse,), 400, "file_in_use", None),
+    ((StoreUnavailable, BrokerError, ContentStoreUnavailable, ContentMissing), 503, "unavailable", _RETRY_AFTER),
+    ((AlphaloopError,), 500, "error", None),
 )
-
-
-_Name = Annotated[PlainText, Field(max_length=64)]
+_Name = Annotated[PlainText, Field(min_length=1, max_length=64)]
 _Note = Annotated[PlainText, Field(max_length=512)]
 
 
-class _BatchAsked(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+class _ExpiresAfter(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    input_file_id: Annotated[str, Field(max_length=200)]
-    endpoint: Annotated[str, Field(max_length=200)]
-    completion_window: Annotated[str, Field(max_length=20)]
-    metadata: Annotated[dict[_Name, _Note], Field(max_length=16)] | None = None
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=3600, le=int(KEPT_FOR.total_seconds()))
+
+
+class _BatchAsked(BaseModel):
+    """The descriptions are what errors expect."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    input_file_id: str = Field(pattern="^file-[0-9a-f]{32}$", description="the id of an uploaded file")
+    endpoint: str = Field(pattern=f"^({'|'.join(ENDPOINTS)})$", description=f"one of {', '.join(ENDPOINTS)}")
+    completion_window: str = Field(
+        pattern="^([1-9]|[1-9][0-9]|1[0-5][0-9]|16[0-8])h$|^[1-7]d$",
+        description="24h, or another number of hours or days (12h, 3d), at most 7d",
+    )
+    metadata: Annotated[dict[_Name, _Note], Field(max_length=16)] | None = Field(
+        None, description="at most 16 names of 1 to 64 characters with texts of at most 512"
+    )
+    output_expires_after: _ExpiresAfter | None = Field(None, description=_EXPIRES_AFTER)
 
 
 Handler = Callable[[ApiKey, Request], Response]
@@ -141,12 +141,26 @@ class OpenAIApi:
         self._keys, self._files, self._batches = ApiKeyStore(database), ApiFileStore(database), ApiBatchStore(database)
         self._workers, self._clock = WorkerStore(database), DatabaseClock(database)
         self._contents = FileContents(sources.settings)
+        self._num_of_key, self._lock = Counter[str](), threading.Lock()
         self._api = self._routes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve."""
-        is_below = scope["type"] == "http" and (scope["path"] == PREFIX or scope["path"].startswith(f"{PREFIX}/"))
-        await (self._api if is_below else self._behind)(scope, receive, send)
+        if scope["type"] != "http" or not f"{scope['path']}/".startswith(f"{PREFIX}/"):
+            await self._behind(scope, receive, send)
+            return
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = scope["request_id"]
+            await send(message)
+
+        scope["request_id"] = new_id("req_")
+        try:
+            await self._api(scope, receive, send_with_id)
+        finally:
+            with self._lock:
+                self._num_of_key[scope.get("key_name", "")] -= 1
 
     def _routes(self) -> Starlette:
         def route(path: str, handler: Handler, method: str = "GET") -> Route:
@@ -165,7 +179,6 @@ class OpenAIApi:
                 route("batches/{id}/cancel", self._cancel, "POST"),
                 route("models", self._models),
                 route("models/{id:path}", self._model),
-                *(Route(f"{PREFIX}/{path}", _online, methods=_ALL_METHODS) for path in _ONLINE),
             ],
             exception_handlers={HTTPException: _no_such_address},
         )
@@ -182,8 +195,15 @@ class OpenAIApi:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
         found = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
         if found is None:
-            told = "expected `Authorization: Bearer KEY` with a key that is valid; `alphaloop keys create` makes one"
+            what = "a key that is unknown, revoked or expired" if scheme.lower() == "bearer" else "none"
+            told = f"expected the header `Authorization: Bearer KEY` with a key that is valid, found {what}"
             raise Refused(told, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        with self._lock:
+            request.scope["key_name"] = found.name
+            self._num_of_key[found.name] += 1
+            if self._num_of_key[found.name] > MOST_OF_KEY:
+                told = f"expected at most {MOST_OF_KEY} requests of this key at once, found another one"
+                raise Refused(told, status=429, code="limit_reached", headers={"Retry-After": "1"})
         return found
 
     async def _upload(self, request: Request) -> Response:
@@ -203,9 +223,6 @@ class OpenAIApi:
         """Read the form around a file: the file goes to the disk as it comes, and no further than the limit."""
         told = f"expected a file of at most {self._most_bytes // _MB} MB"
         too_large = Refused(told, status=413, code="file_too_large", param="file")
-        announced = request.headers.get("content-length", "")
-        if announced.isdigit() and len(announced) < 20 and int(announced) > self._most_bytes + _FRAME_BYTES:
-            raise too_large
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise Refused("expected a form of the type multipart/form-data", status=415, code="unsupported_media_type")
         try:
@@ -218,8 +235,10 @@ class OpenAIApi:
         try:
             file = form.get("file")
             fields = {name: value for name, value in form.items() if isinstance(value, str)}
+            if other := next((name for name in form if name not in _OF_FILES), None):
+                raise _unknown(other, _OF_FILES)
             if not isinstance(file, UploadFile):
-                raise Refused("expected a file", code="missing_file", param="file")
+                raise Refused("expected a file, found none", code="missing_file", param="file")
             if (file.size or 0) > self._most_bytes:
                 raise too_large
             return await run_in_threadpool(self._keep, key, request, file.file, file.filename or "", fields)
@@ -229,8 +248,9 @@ class OpenAIApi:
     def _keep(
         self, key: ApiKey, request: Request, content: IO[bytes], name: str, fields: Mapping[str, str]
     ) -> Response:
-        if fields.get("purpose") != "batch":
-            raise Refused("expected the purpose batch", code="invalid_purpose", param="purpose")
+        if (purpose := fields.get("purpose")) != "batch":
+            told = f"expected the purpose batch, found {'nothing' if purpose is None else _shown(purpose)}"
+            raise Refused(told, code="invalid_purpose", param="purpose")
         kept_for = _kept_for(fields)
         file_id, now = new_id("file-"), self._clock.measure()
         num_bytes, parts = self._contents.write(file_id, iter(lambda: content.read(_CHUNK_BYTES), b""))
@@ -249,7 +269,7 @@ class OpenAIApi:
         limit, after = _page_of(request, "files")
         order = request.query_params.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise Refused("expected asc or desc", param="order")
+            raise Refused(f"expected asc or desc, found {_shown(order)}", param="order")
         purpose = request.query_params.get("purpose")
         if purpose not in (None, "batch", "batch_output"):
             return _list([], limit)
@@ -293,17 +313,11 @@ class OpenAIApi:
         return made
 
     def _created(self, key: ApiKey, request: Request, asked: _BatchAsked) -> Response:
-        if asked.endpoint not in ENDPOINTS:
-            told = f"expected one of {', '.join(ENDPOINTS)}"
-            raise Refused(told, code="invalid_endpoint", param="endpoint")
-        window = _window(asked.completion_window)
         task = self._task(key, asked)
-        if not _FILE_ID.fullmatch(asked.input_file_id):
-            raise NotThere(f"no file {asked.input_file_id[:60]!r}")
-        if self._files.find(key.name, asked.input_file_id).purpose != "batch":
-            told = "expected a file that was uploaded with the purpose batch"
+        if (purpose := self._files.find(key.name, asked.input_file_id).purpose) != "batch":
+            told = f"expected a file that was uploaded with the purpose batch, found the purpose {purpose}"
             raise Refused(told, code="invalid_file", param="input_file_id")
-        now = self._clock.measure()
+        now, window = self._clock.measure(), asked.completion_window
         batch = ApiBatch(
             id=new_id("batch_"),
             key_name=key.name,
@@ -311,11 +325,12 @@ class OpenAIApi:
             task=task,
             tasks=key.tasks,
             endpoint=asked.endpoint,
-            completion_window=asked.completion_window,
+            completion_window=window,
             metadata=asked.metadata,
+            output_kept_s=asked.output_expires_after.seconds if asked.output_expires_after else None,
             input_file_id=asked.input_file_id,
             created_at=now,
-            expires_at=now + window,
+            expires_at=now + timedelta(hours=int(window[:-1]) * (24 if window[-1] == "d" else 1)),
         )
         most_open = self._sources.settings.console.max_open_batches
         self._refuse_beyond_limit(key.segment)
@@ -340,7 +355,7 @@ class OpenAIApi:
         if named is None:
             return allowed[0] if len(allowed) == 1 else None
         if named not in allowed or named not in known:
-            told = f"expected one of {', '.join(one for one in allowed if one in known)}"
+            told = f"expected one of {', '.join(one for one in allowed if one in known)}, found {named!r}"
             raise Refused(told, code="unknown_task", param="metadata.task")
         return named
 
@@ -355,6 +370,9 @@ class OpenAIApi:
     def _cancel(self, key: ApiKey, request: Request) -> Response:
         batch_id = _named(request, _BATCH_ID, "batch")
         found = self._batches.cancel(key.name, batch_id, _deed(key, request, "batch_cancelled", batch_id))
+        if found.status not in OPEN:
+            told = f"Cannot cancel a batch with status '{found.status}'."
+            raise Refused(told, status=409, code="batch_ended")
         self._advancing.wake()
         return JSONResponse(_batch_object(found))
 
@@ -374,9 +392,6 @@ class OpenAIApi:
             made = {"id": one.load.target, "object": "model", "created": _second(one.started_at)}
             found.setdefault(one.load.target, {**made, "owned_by": "alphaloop"})
         return found
-
-
-_ALL_METHODS: Final = ["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
 class _BrokenOff(MultiPartException):
@@ -406,11 +421,9 @@ class _Body:
         return message
 
     async def drain(self) -> None:
-        """Read what is left, so that a sender who reads no answer before hears why it was refused; but not for long."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
-                while not self._is_whole and self._num_bytes <= 2 * self._most_bytes:
-                    await self._next()
+        """Read what is left, so that a sender who reads no answer before hears why it was refused; but not too much."""
+        while not self._is_whole and self._num_bytes <= 2 * self._most_bytes:
+            await self._next()
 
     async def _next(self) -> Message:
         message = await self._receive()
@@ -423,21 +436,21 @@ def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request
     """`answer`, with every error in OpenAI's form."""
 
     async def in_form(request: Request) -> Response:
+        failed = {"action": "api_failed", "request_id": request.scope["request_id"]}
         try:
             return await answer(request)
         except Refused as error:
             return _error(error.status, error.message, error.told_code, error.param, error.headers)
         except AlphaloopError as error:
-            told = next((told for kind, told in _ANSWERS if isinstance(error, kind)), None)
-            if told is None or told.status >= 500:
-                log.warning("%s", error.message, extra={"action": "api_failed", "code": error.code})
-                # Not the error's own words, which name servers and folders.
-                told, message = told or _Answer(500, "error"), "the request cannot be carried out now"
-                return _error(told.status, message, told.code, None, told.headers)
-            return _error(told.status, error.message, told.code, None, told.headers)
+            _, status, code, headers = next(one for one in _ANSWERS if isinstance(error, one[0]))
+            if status >= 500:
+                log.warning("%s", error.message, extra={**failed, "code": error.code})
+            # Not the error's own words where these name servers and folders.
+            message = error.message if status < 500 else "the request cannot be carried out now"
+            return _error(status, message, code, None, headers)
         except Exception as error:
             # Only its class: the text of a foreign exception may quote a prompt.
-            log.error("a request failed: %s", type(error).__name__, extra={"action": "api_failed"})
+            log.error("a request failed: %s", type(error).__name__, extra=failed)
             return _error(500, "the request failed", "error", None)
 
     return in_form
@@ -456,14 +469,11 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-async def _online(request: Request) -> Response:
-    return _error(404, f"{request.url.path} is not served here: {_TOLD_ONLINE}", "unknown_url", None)
-
-
 async def _no_such_address(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
-        return _error(405, "this address takes no such request", "method_not_allowed", None, error.headers)
-    return _error(404, f"there is no such address: {_TOLD_ONLINE}", "unknown_url", None)
+        told = f"{request.url.path} takes no {request.method}"
+        return _error(405, told, "method_not_allowed", None, error.headers)
+    return _error(404, f"{request.url.path[:200]} is not served here: {_TOLD_ONLINE}", "unknown_url", None)
 
 
 async def _asked(request: Request, body: _Body) -> _BatchAsked:
@@ -477,39 +487,50 @@ async def _asked(request: Request, body: _Body) -> _BatchAsked:
             raise Refused(f"expected at most {_FRAME_BYTES} bytes", status=413, code="request_too_large") from None
         raise Refused("the request broke off", code="incomplete_request") from None
     except ValidationError as error:  # which is a ValueError, too
-        first = error.errors(include_url=False, include_input=False)[0]
-        param = ".".join(str(part)[:64] for part in first["loc"]) or None
-        raise Refused(first["msg"], param=param) from None
+        raise _wrong(error) from None
     except (ValueError, RecursionError):
-        raise Refused("expected a JSON object", code="invalid_json") from None
+        raise Refused("expected a JSON object, found something else", code="invalid_json") from None
 
 
-def _window(asked: str) -> timedelta:
-    match = _WINDOW.fullmatch(asked)
-    window = timedelta(hours=int(match[1]) * (24 if match[2] == "d" else 1)) if match else timedelta(0)
-    if not timedelta(0) < window <= _LONGEST_WINDOW:
-        told = "expected 24h, or another number of hours or days (12h, 3d), at most 7d"
-        raise Refused(told, param="completion_window")
-    return window
+def _wrong(error: ValidationError) -> Refused:
+    """What is wrong first with a batch that was asked for."""
+    first, fields = error.errors(include_url=False)[0], _BatchAsked.model_fields
+    name = str(first["loc"][0])
+    param = ".".join(str(part)[:64] for part in first["loc"] if part not in ("", "[key]"))
+    if name not in fields:
+        return _unknown(name, fields)
+    found = "nothing" if first["type"] == "missing" else _shown(first["input"])
+    return Refused(f"expected {fields[name].description}, found {found}", param=param)
+
+
+def _unknown(name: str, known: Iterable[str]) -> Refused:
+    told = f"expected {', '.join(known) or 'no parameter'}, found {name[:64]!r}"
+    return Refused(told, code="unknown_parameter", param=name[:64])
+
+
+def _shown(value: object) -> str:
+    return repr(value[:60]) if isinstance(value, str) else kind_of(value)
 
 
 def _kept_for(fields: Mapping[str, str]) -> timedelta:
     """How long a file is kept: as long as its sender says, and no longer than any other."""
-    asked = fields.get("expires_after[seconds]")
-    if asked is None:
+    given = {name[14:-1]: value for name, value in fields.items() if name.startswith("expires_after[")}
+    if not given:
         return KEPT_FOR
-    most_s = int(KEPT_FOR.total_seconds())
-    if not re.fullmatch(r"[0-9]{1,9}", asked) or not _LEAST_KEPT_S <= int(asked) <= most_s:
-        told = f"expected {_LEAST_KEPT_S} to {most_s} seconds"
-        raise Refused(told, param="expires_after.seconds")
-    return timedelta(seconds=int(asked))
+    try:
+        return timedelta(seconds=_ExpiresAfter.model_validate_strings(given).seconds)
+    except ValidationError:
+        raise Refused(f"expected {_EXPIRES_AFTER}, found {json.dumps(given)[:200]}", param="expires_after") from None
 
 
 def _page_of(request: Request, kind: str) -> tuple[int, str | None]:
     """The parameters `limit` and `after`."""
+    known = ("limit", "after", *(("order", "purpose") if kind == "files" else ()))
+    if other := next((name for name in request.query_params if name not in known), None):
+        raise _unknown(other, known)
     limit, after = request.query_params.get("limit"), request.query_params.get("after")
     if limit is not None and (not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED[kind]):
-        raise Refused(f"expected 1 to {_MAX_LISTED[kind]}", param="limit")
+        raise Refused(f"expected 1 to {_MAX_LISTED[kind]}, found {_shown(limit)}", param="limit")
     pattern = _FILE_ID if kind == "files" else _BATCH_ID
     if after is not None and not pattern.fullmatch(after):
         raise NotThere("nothing with the id in `after`")
@@ -568,6 +589,16 @@ def _batch_object(batch: ApiBatch) -> dict[str, Any]:
         "created_at": _second(batch.created_at),
         "expires_at": _second(batch.expires_at),
         **{name: None if at is None else _second(at) for name, at in times.items()},
-        "request_counts": {"total": batch.num_total, "completed": batch.num_completed, "failed": batch.num_failed},
+        "request_counts": Progress.of(batch).request_counts,
         "metadata": batch.metadata,
+        "model": None,
+        "usage": _usage(**batch.used) if batch.used else None,
+    }
+
+
+def _usage(input: int, output: int, reasoning: int) -> dict[str, Any]:
+    told = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
+    return told | {
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": reasoning},
     }

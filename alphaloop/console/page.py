@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from alphaloop.errors import AlphaloopError, ConfigError
-from alphaloop.pages.drawing import environment
+from alphaloop.pages.drawing import environment, kept_together
 from alphaloop.wording import json_text, moment_ago, span
 
 _MAX_CHARS = 300
@@ -85,8 +85,7 @@ def ago(at: datetime | None) -> Markup:
     if at is None:
         return Markup("–")
     seconds = (datetime.now(UTC) - at).total_seconds()
-    told = f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"
-    return _time(at, told)
+    return _time(at, kept_together(f"{span(seconds)} ago" if seconds >= 0 else f"in {span(-seconds)}"))
 
 
 def stamp(at: datetime | str | None) -> Markup:

@@ -13,7 +13,7 @@ from alphaloop.console.reading import Sources
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.wording import minute
+from alphaloop.wording import how_many, minute
 
 #: Ended events and incidents that are still shown.
 _SHOWN_FOR: Final = timedelta(days=30)
@@ -48,8 +48,7 @@ def _measured(report: StoredReport | None) -> dict[str, str]:
     at, content = minute(report.created_at), report.content
     num_sets, num_tasks = content.get("num_probe_sets", 0), len(content.get("tasks", ()))
     num_pairs = content.get("exactness", {}).get("num_pairs", 0)
-    pairs = f"{num_pairs:,} new pair{'' if num_pairs == 1 else 's'} of probe and control compared"
-    tasks = f"{num_tasks:,} task{'' if num_tasks == 1 else 's'}"
+    pairs, tasks = f"{how_many(num_pairs, 'new pair')} of probe and control compared", how_many(num_tasks, "task")
     probed = (
         f"{num_sets:,} with a probe set" if num_sets else "none with a probe set, so a stale draft would not be told"
     )
@@ -83,14 +82,15 @@ def reports(sources: Sources, request: Request) -> Page:
 
 
 def report(sources: Sources, request: Request) -> Response:
-    """The report that was made at `at`, the newest without one, as it was published. Raises NotFound."""
+    """The report of `at`, the newest without one, as it was published, with a way back. Raises NotFound."""
     at, store = moment(request, "at"), ReportStore(sources.database)
     found = store.latest() if at is None else store.made_at(at)
     if found is None:
         raise NotFound("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
     if wants_json(request):
         return as_json({**found.content, "created_at": found.created_at, "summary": found.summary})
-    return HTMLResponse(found.html, headers={"Content-Security-Policy": _POLICY})
+    back = '<main>\n<p><a href="/">alphaloop</a> · <a href="/reports">Reports</a></p>'
+    return HTMLResponse(found.html.replace("<main>", back, 1), headers={"Content-Security-Policy": _POLICY})
 
 
 def drafts(sources: Sources, request: Request) -> Page:

@@ -1,4 +1,4 @@
-"""The tasks: what goes on now, the list with how each is decoded, and one task in depth."""
+"""The tasks: those that are busy now, the list with how each is decoded, and one task in depth."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def now(sources: Sources, request: Request) -> Page:
 def by_activity(
     tasks: Sequence[TaskFigures], decoded: Sequence[DecodedLately], waiting: Mapping[str, int] | None
 ) -> list[_TaskActivity]:
-    """The tasks in which something goes on, the busiest first."""
+    """The tasks with jobs that wait, run or have just ended, the busiest first."""
     ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()
     for one in decoded:
         (ended if one.purpose == Purpose.TRAFFIC else measuring)[one.task] += one.num_jobs
@@ -91,7 +91,7 @@ def by_activity(
 
 @dataclass(frozen=True, slots=True)
 class _TaskActivity:
-    """A task in which something goes on."""
+    """A busy task."""
 
     task: str
     num_waiting: int | None  #: jobs that no worker has claimed; None where the broker does not answer

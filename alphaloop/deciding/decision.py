@@ -43,6 +43,16 @@ class Reason(StrEnum):
     UNDECIDED = "undecided"  #: deciding itself failed, so the job is decoded vanilla: a bug, please report it
 
 
+def reason_said(reason: str, expected_low: float | None) -> str:
+    """The reason as screens, results and rows have it: `faster` is said of what was measured.
+
+    The policy's is an expectation, and not a sure one where its lower bound `expected_low` is not above 1.
+    """
+    if reason != Reason.FASTER:
+        return reason
+    return "not_surely_faster" if expected_low is not None and expected_low <= 1 else "expected_faster"
+
+
 #: Decisions for these reasons do not say what the policy would choose for the task's jobs.
 NOT_A_CHOICE: Final = frozenset(
     {

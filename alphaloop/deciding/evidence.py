@@ -364,6 +364,7 @@ class JobLengths:
     jobs: float  #: weighted, each once; 0 where no text ended by itself
     output_tokens: float | None
     prompt_tokens: float | None
+    limit: float | None = None  #: of a usual job, by how many texts it cut; None where it cut none
 
     @classmethod
     def of(cls, sums: Iterable[tuple[float, EvidenceSums]]) -> JobLengths:
@@ -371,7 +372,8 @@ class JobLengths:
 
         A text that a limit cut is longer than what was seen of it. The mean length is estimated as with a constant
         chance of an end at each token: all tokens over the texts that ended by themselves. So a cut text never makes it
-        shorter, and without cut texts it is their mean. Until one has ended, nothing is known.
+        shorter, and without cut texts it is their mean. Until one has ended, nothing is known. With that chance, texts
+        of mean length n end before a limit m with probability 1 - exp(-m / n); where none has ended, they are m long.
         """
         texts = ends = output = prompt = 0.0
         for weight, its in sums:
@@ -379,8 +381,11 @@ class JobLengths:
             ends += weight * its.ends
             output += weight * its.output_tokens
             prompt += weight * its.prompt_tokens
-        known = ends > _LEAST_ENDS
-        return cls(texts if known else 0.0, output / ends if known else None, prompt / texts if texts > 0 else None)
+        mean, share = (output / ends, ends / texts) if ends > _LEAST_ENDS else (None, 0.0)
+        limit = output / texts if texts > 0 and mean is None else None
+        if mean is not None and share < 1 - _LEAST_ENDS:
+            limit = -mean * math.log(1 - share)
+        return cls(0.0 if mean is None else texts, mean, prompt / texts if texts > 0 else None, limit)
 
 
 class Standing(NamedTuple):

@@ -6,7 +6,7 @@ are carried from decision to decision. The evidence stays what history decoded, 
 
 A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
 n / (b · tokens a round) rounds, by the posterior and the costs of its snapshot. What was decoded is priced in the same
-way, so errors that both share cancel; `measured_s` tells how large they are. Bounds are those of acceptance alone:
+way, so errors that both share cancel in the ratio that `measured_s` is taken by. Bounds are those of acceptance alone:
 settings are priced with draws from the posterior, both with the same draw. A drafter's draws in one task are the same
 for all decisions, because the uncertainty of one is that of the next too.
 """
@@ -130,6 +130,11 @@ class Compared:
         mean = self.would_s / self.was_s
         # The mean of a convex function is not the function of the mean: keep the middle inside.
         return Interval(mean, min(mean, float(low)), max(mean, float(high)))
+
+    @property
+    def replayed_s(self) -> float:
+        """Seconds that the jobs would have taken, because they took `measured_s`."""
+        return self.measured_s * (self.would_s / self.was_s if self.was_s > 0 else 1.0)
 
     def __add__(self, other: Compared) -> Compared:
         return Compared(*(getattr(self, name) + getattr(other, name) for name in Compared.__slots__))

@@ -28,9 +28,13 @@ class FolderLock:
     """An exclusive lock on `path`. A child that inherits `fileno()` holds it beyond `close()`, as long as it lives."""
 
     def __init__(self, path: Path, *, what: str, wait_s: float) -> None:
-        """Take it, waiting up to `wait_s` for its last owner to end. Raises StartFailed naming that owner."""
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Take it, waiting up to `wait_s` for its last owner to end. Raises StartFailed, naming that owner."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            told = f"{path.parent}: expected a folder to write in, found: {error.strerror}"
+            raise StartFailed(told, hint="choose another folder with --data-dir") from error
         deadline = time.monotonic() + wait_s
         while not _try_lock(self._file, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final, Protocol, TypeVar
 
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
+from alphaloop.deciding.decision import reason_said
 from alphaloop.experiment.estimate import LEAST_BLOCKS, Verdict
+from alphaloop.wording import how_many, words
 
 NO_VERDICT: Final = "no verdict yet"
+_EXPECTED: Final = ("expected_faster", "not_surely_faster")
 
 
 class LoadShown(Protocol):
@@ -77,8 +81,7 @@ def control(measured: SpeedupShown | None) -> str:
     """`12 blocks, 2.0% control`: the evidence, and the share of the time that it took."""
     if measured is None:
         return ""
-    blocks = "1 block" if measured.num_blocks == 1 else f"{measured.num_blocks} blocks"
-    return f"{blocks}, {measured.control_share:.1%} control"
+    return f"{how_many(measured.num_blocks, 'block')}, {measured.control_share:.1%} control"
 
 
 def computed(measured: Iterable[SpeedupShown | None]) -> str:
@@ -108,10 +111,10 @@ class ExpectationsShown(LoadShown, Protocol):
 
 def expectations(compared: ExpectationsShown) -> str:
     """How expected speed-ups compared with measured ones, in one sentence."""
-    num = compared.num_pairs
     return (
-        f"Expected speed-ups of {compared.drafter} ({load(compared)}): {compared.num_held} of {num} "
-        f"interval{'' if num == 1 else 's'} held the measured one, which was {ratio(compared)} of the expected."
+        f"Expected speed-ups of {compared.drafter} ({load(compared)}): {compared.num_held} of "
+        f"{how_many(compared.num_pairs, 'interval')} held the measured one, which was {ratio(compared)} "
+        "of the expected."
     )
 
 
@@ -127,30 +130,28 @@ def expectations_of_all(compared: Sequence[ExpectationsShown]) -> str:
         return ""
     held, num = sum(one.num_held for one in compared), sum(one.num_pairs for one in compared)
     each = ", ".join(f"{one.task} {one.num_held} of {one.num_pairs} with {one.drafter}" for one in compared)
-    return f"Expected speed-ups of the last 7 days: {held} of {num} intervals held the measured one ({each})."
-
-
-def reason_word(reason: str, expected_low: float | None, verdict: str | None = None) -> str:
-    """Why a task is decoded as it is, now or at an earlier choice.
-
-    The policy's `faster` is an expectation until that verdict was measured, and not a sure one where its bounds hold 1.
-    """
-    word = reason.replace("_", " ")
-    if reason != Verdict.FASTER or verdict == Verdict.FASTER:
-        return word
-    expected = "not surely faster" if expected_low is not None and expected_low <= 1 else "expected faster"
-    measured = (
-        {Verdict.SLOWER: "slower", Verdict.NO_DIFFERENCE: "no difference"}.get(Verdict(verdict)) if verdict else None
+    return (
+        f"Expected speed-ups of the last 7 days: {held} of {how_many(num, 'interval')} held the measured one ({each})."
     )
-    return f"{expected}, measured {measured}" if measured else expected
 
 
-def why(chosen: NextJob | None, measured: SpeedupShown | None) -> str:
-    """The reason of a choice. What was measured counts for it where its own drafter was measured, and not another."""
-    if chosen is None:
-        return "-"
+def judged(chosen: NextJob, measured: SpeedupShown | None) -> NextJob:
+    """The choice, its reason as every screen and its JSON have it: `expected_faster`, or what was measured of that.
+
+    What was measured counts for it where its own drafter was measured, and not another.
+    """
+    if (reason := reason_said(chosen.reason, chosen.expected_low)) not in _EXPECTED:
+        return chosen
     own = own_of(chosen, measured)
-    return reason_word(chosen.reason, chosen.expected_low, own.verdict if own else None)
+    verdict = Verdict.NO_VERDICT_YET if own is None else Verdict(own.verdict)
+    if verdict is Verdict.FASTER:
+        return replace(chosen, reason=verdict.value)
+    return replace(chosen, reason=reason if verdict is Verdict.NO_VERDICT_YET else f"{reason},measured_{verdict.value}")
+
+
+def why(chosen: NextJob | None) -> str:
+    """The reason of a judged choice."""
+    return "-" if chosen is None else words(chosen.reason)
 
 
 def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
@@ -163,11 +164,11 @@ def own_of(chosen: NextJob | None, measured: Shown | None) -> Shown | None:
 
 def sentence(drafter: str, measured: SpeedupShown) -> str:
     """What the experiment says of a drafter, in one sentence."""
-    blocks = f"{measured.num_blocks} block{'' if measured.num_blocks == 1 else 's'} of control rounds"
-    where = f"{drafter}, {load(measured)}; {blocks}, {measured.control_share:.1%} of the time"
+    blocks = how_many(measured.num_blocks, "block")
+    where = f"{drafter}, {load(measured)}; {blocks} of control rounds, {measured.control_share:.1%} of the time"
     at = f"Computed at {_moment(measured)} UTC."
     bounds = measured.speedup
     if bounds is None:
         return f"No verdict yet ({where}): {LEAST_BLOCKS} blocks are the least. {at}"
     text = f"Speed-up {bounds.mean:.2f}x vanilla, {bounds.low:.2f} to {bounds.high:.2f} ({where})"
-    return f"{text}: {Verdict(measured.verdict).value.replace('_', ' ')}. {at}"
+    return f"{text}: {words(measured.verdict)}. {at}"

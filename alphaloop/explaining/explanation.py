@@ -19,12 +19,12 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
 from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
 from alphaloop.deciding.policy import Group
-from alphaloop.deciding.posterior import Posterior, logistic
+from alphaloop.deciding.posterior import Posterior, fitted, logistic
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
-from alphaloop.experiment.wording import own_of
+from alphaloop.experiment.wording import judged, own_of
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
@@ -62,19 +62,20 @@ class Evidence:
     """The posterior of one drafter, and the counts behind it."""
 
     posterior: Posterior
-    acceptance: tuple[Interval, ...]  #: α_i
+    acceptance: tuple[Interval | None, ...]  #: α_i; None of what the task's jobs did not test while they tested others
     borrowed: Borrowed | None  #: None of a past decision
     seen: EvidenceSums  #: of the whole task, weighted
     jobs_alike: float  #: weighted jobs of those with the same key
     is_split: bool  #: whether segments differ beyond chance
+    tested: tuple[float, ...]  #: weighted trials at each position of `acceptance`
 
 
 def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
-    """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i."""
+    """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i, which is at least s_i."""
     profile, found = posterior.profile, []
     for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, posterior.reach, strict=True):
         wide = Z95 * math.sqrt(b * b * profile.common_var + own)
-        mean, low, high = (min(1.0, logistic(m + d) / reach) if reach > 0 else 0.0 for d in (0.0, -wide, wide))
+        mean, low, high = (min(1.0, logistic(m + d) / max(reach, logistic(m))) for d in (0.0, -wide, wide))
         found.append(Interval(mean, low, high))
     return tuple(found)
 
@@ -192,7 +193,7 @@ class Explanation:
     @property
     def next_job(self) -> NextJob:
         """The decision, as other screens show it."""
-        return _next_job(self.decision, self.request, self.engine.target_revision)
+        return judged(_next_job(self.decision, self.request, self.engine.target_revision), self.measured.speedup)
 
     @property
     def own_speedup(self) -> TaskSpeedup | None:
@@ -242,8 +243,10 @@ class AsAWorker:
         usual, alike = (
             self.snapshot.lengths(request.task, self.fleet.drafters, at, sampling_bucket=one) for one in (None, bucket)
         )
-        prompt_tokens = alike.prompt_tokens or usual.prompt_tokens
-        job = JobFacts(prompt_tokens, rules.max_tokens, request.segment, form_bucket=request.form_bucket)
+        its = alike if alike.prompt_tokens else usual
+        job = JobFacts(
+            its.prompt_tokens, its.limit or rules.max_tokens, request.segment, form_bucket=request.form_bucket
+        )
         conditions = EngineConditions(None, self.fleet.ended)
         session.decide(
             Subject(request.task, bucket),
@@ -307,7 +310,8 @@ def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW
         of_day = task_figures(database)
     coming = next_jobs(database, settings, [of_day.get(one.task, TaskFigures(one.task)) for one in found], now)
     for one in found:
-        one.next_job = coming.get(one.task)
+        if (chosen := coming.get(one.task)) is not None:
+            one.next_job = judged(chosen, one.measured)
     return found
 
 
@@ -509,7 +513,10 @@ def explain_recorded(
 def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     posterior = group.posteriors[drafter]
     seen = past.seen.get(drafter) or EvidenceSums(past.decided_at)
-    return Evidence(posterior, acceptance(posterior), None, seen, group.alike.get(drafter, 0.0), past.is_split)
+    expected = acceptance(posterior)
+    tested = fitted(seen.trials, len(expected))
+    shown = tuple(its if trials or not any(tested) else None for its, trials in zip(expected, tested, strict=True))
+    return Evidence(posterior, shown, None, seen, group.alike.get(drafter, 0.0), past.is_split, tested)
 
 
 def _is_meant(group: Group, segment: str, prompt_bucket: str | None, form_bucket: str | None) -> int:

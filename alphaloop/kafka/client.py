@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -26,6 +27,7 @@ from alphaloop.errors import (
     MessageTooLarge,
     StaleAssignment,
     TopicUnavailable,
+    package_missing,
 )
 from alphaloop.settings import KafkaSettings
 
@@ -135,11 +137,8 @@ def _tokens_of_aws(region: str) -> Callable[[str], tuple[str, float]]:
     """
     try:
         from aws_msk_iam_sasl_signer import MSKAuthTokenProvider
-    except ImportError:
-        raise ConfigError(
-            "kafka.aws_region: expected the package aws-msk-iam-sasl-signer-python, found none",
-            hint="pip install 'alphaloop[msk]'",
-        ) from None
+    except ImportError as error:
+        raise package_missing(error, "kafka.aws_region") from None
 
     def sign(_: str) -> tuple[str, float]:
         try:
@@ -246,13 +245,17 @@ DENIED: Final = LOGIN_REFUSED | frozenset(
 MISSING: Final = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 
 
+_UNREAD_PEM: Final = re.compile(r"ssl\.(ca|certificate|key)\.location failed")
+
+
 def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     """The BrokerError for `error`; its message begins with `doing`, what was being done."""
     cause = _cause(error)
     if cause is None:
         return BrokerError(f"{doing}: {error}")
     code = cause.code()
-    text = f"{doing}: {cause.str()} ({cause.name()})"
+    told = _UNREAD_PEM.sub(r"kafka.ssl_\1_location: expected a readable PEM file", cause.str())
+    text = f"{doing}: {told} ({cause.name()})"
     if cause.fatal() or code == KafkaError._FATAL:
         return FatalBrokerError(text, hint="the process must be started again; a supervisor does that")
     if code in STALE_ASSIGNMENT:

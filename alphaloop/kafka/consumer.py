@@ -55,7 +55,7 @@ class Consumer:
     """
 
     def __init__(self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop") -> None:
-        self._kafka, self._timeout_s = kafka, kafka.request_timeout_s
+        self._kafka, self._timeout_s, self._prefix = kafka, kafka.request_timeout_s, kafka.prefix
         self._own = _member_config(kafka, group_id=group_id, client_id=client_id)
         self._ids = KnownTopicIds()
         self._subscription: _Subscription | None = None
@@ -69,8 +69,8 @@ class Consumer:
         with mapped("starting a consumer"):
             self._client = ck.Consumer(config)
         self._commits = _Commits(self._client)
-        self._offsets = OffsetQueries(self._client, self._timeout_s)
-        self._membership = _Membership(self._client, self._starts)
+        self._offsets = OffsetQueries(self._client, self._timeout_s, self._prefix)
+        self._membership = _Membership(self._client, self._starts, self._prefix)
         return config
 
     def subscribe(
@@ -81,7 +81,7 @@ class Consumer:
         on_revoke: PartitionsCallback,
         on_lost: PartitionsCallback,
     ) -> None:
-        """Join the group for topics and `^patterns`; the callbacks run inside `poll` and `close`.
+        """Join the group for topics and `^patterns` of the cluster's; the callbacks run inside `poll` and `close`.
 
         Called again, it changes what this member reads: only partitions of topics that are left out are revoked, and
         their offsets stay for the members that read these. Without any topic the group is left until the next call.
@@ -113,7 +113,8 @@ class Consumer:
         """
         try:
             return all(
-                self._client.list_topics(topic, timeout=_KNOWN_WITHIN_S).topics[topic].error is None for topic in topics
+                self._client.list_topics(name, timeout=_KNOWN_WITHIN_S).topics[name].error is None
+                for name in map(self._kafka.named, topics)
             )
         except KafkaException as error:
             log.debug("asking about topics: %s", error)
@@ -152,7 +153,7 @@ class Consumer:
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these partitions without joining a group, each from its offset. Raises BrokerError."""
         with mapped("assigning partitions"):
-            self._client.assign([ck.TopicPartition(*partition, offset) for partition, offset in offsets.items()])
+            self._client.assign([theirs(one, self._prefix, offset) for one, offset in offsets.items()])
 
     def note_ids(self, ids: Mapping[str, str]) -> None:
         """Note the ids of topics now, for `renew_if_made_anew`."""
@@ -186,12 +187,12 @@ class Consumer:
         """
         try:
             committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
-            ids = topic_ids(self._kafka, {one.topic for one in partitions})
+            ids = topic_ids(self._kafka, {ours(one, self._prefix).topic for one in partitions})
         except (KafkaException, BrokerError):
             return partitions
         self._ids.learn(ids)
         for one in partitions:
-            now = ids.get(one.topic)
+            now = ids.get(one.topic.removeprefix(self._prefix))
             if now is not None and committed.get(one.topic, {now}) != {now}:
                 log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
                 one.offset = ck.OFFSET_BEGINNING
@@ -212,7 +213,7 @@ class Consumer:
             _judge(error, self._watch)
             return None
         self._watch.answered()
-        return record_of(message)
+        return record_of(message, self._prefix)
 
     def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
         """The next record, as `poll` waits for it, and those behind it that are here already, up to `limit`.
@@ -229,23 +230,23 @@ class Consumer:
             if (error := message.error()) is not None:
                 _judge(error, self._watch)
             else:
-                records.append(record_of(message))
+                records.append(record_of(message, self._prefix))
         return records
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
         with mapped("pausing partitions"):
-            self._client.pause(theirs(partitions))
+            self._client.pause([theirs(one, self._prefix) for one in partitions])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver from these again."""
         with mapped("resuming partitions"):
-            self._client.resume(theirs(partitions))
+            self._client.resume([theirs(one, self._prefix) for one in partitions])
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions assigned to this member, as far as the client knows."""
         with mapped("asking for the assignment"):
-            return set(ours(self._client.assignment()))
+            return {ours(one, self._prefix) for one in self._client.assignment()}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store the *next* offset to read of each partition and wait for the broker's answer.
@@ -259,10 +260,7 @@ class Consumer:
             return
         if self._watch.is_lost or self._commits.is_waiting:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
-        wanted = [
-            ck.TopicPartition(tp.topic, tp.partition, offset, metadata=self._ids.beside(tp.topic))
-            for tp, offset in offsets.items()
-        ]
+        wanted = [theirs(one, self._prefix, offset, self._ids.beside(one.topic)) for one, offset in offsets.items()]
         with mapped("committing offsets"):
             answers = (
                 self._commits.here(wanted)
@@ -291,8 +289,8 @@ class Consumer:
         It passes over offsets without a message: markers of transactions, aborted messages, what was compacted away.
         """
         with mapped("asking for positions"):
-            answers = self._client.position(theirs(partitions))
-        return {TopicPartition(one.topic, one.partition): one.offset for one in answers if one.offset >= 0}
+            answers = self._client.position([theirs(one, self._prefix) for one in partitions])
+        return {ours(one, self._prefix): one.offset for one in answers if one.offset >= 0}
 
     def read_until(self, unread: dict[TopicPartition, int]) -> Iterator[Record | None]:
         """The records of the assigned partitions until each was read to its offset in `unread`; None if none came.
@@ -349,6 +347,7 @@ class _Membership:
 
     client: ck.Consumer
     starts: Callable[[list[ck.TopicPartition]], list[ck.TopicPartition]]  #: where newly assigned partitions begin
+    prefix: str  #: of topics, as the cluster knows them
     is_revoking: bool = field(default=False, init=False)  #: whether `on_revoke` runs
     _subscription: _Subscription | None = field(default=None, init=False)  #: while subscribed
     _given_up: frozenset[TopicPartition] = field(default=frozenset(), init=False)
@@ -362,7 +361,7 @@ class _Membership:
             self.client.unsubscribe()
             return
         self.client.subscribe(
-            list(subscription.patterns),
+            [one if one.startswith("^") else self.prefix + one for one in subscription.patterns],
             on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
             on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
             on_lost=lambda _, partitions: self._taken(partitions, subscription.on_lost, is_revoking=False),
@@ -375,7 +374,7 @@ class _Membership:
         self.client.incremental_assign(self.starts(partitions))
         # librdkafka remembers that a partition was paused, also while it belongs to another member.
         self.client.resume(partitions)
-        tell(ours(partitions))
+        tell([ours(one, self.prefix) for one in partitions])
 
     def _taken(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback, *, is_revoking: bool) -> None:
         if self._is_retired:
@@ -393,10 +392,10 @@ class _Membership:
 
         First the partitions of the topics `gone` are lost; the others are revoked. No callback runs after this.
         """
-        subscription, held = self._subscription, ours(self.client.assignment())
+        subscription = self._subscription
         if subscription is None:
             return
-        self._given_up = frozenset(one for one in held if one.topic in gone)
+        self._given_up = frozenset(one for one in self._held(self.client.assignment()) if one.topic in gone)
         if self._given_up:
             subscription.on_lost(sorted(self._given_up))
         self.leave(timeout_s)
@@ -440,7 +439,7 @@ class _Membership:
             self.client.close()
 
     def _held(self, partitions: list[ck.TopicPartition]) -> list[TopicPartition]:
-        return [one for one in ours(partitions) if one not in self._given_up]
+        return [held for one in partitions if (held := ours(one, self.prefix)) not in self._given_up]
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,7 +511,7 @@ def _member_config(kafka: KafkaSettings, *, group_id: str, client_id: str) -> di
     """What a member of a group sets beside the properties of all clients."""
     fetch_bytes = kafka.max_message_bytes + DEAD_LETTER_OVERHEAD_BYTES
     return {
-        "group.id": group_id,
+        "group.id": kafka.named(group_id),
         "client.id": client_id,
         "group.protocol": "classic",
         "partition.assignment.strategy": "cooperative-sticky",

@@ -1,4 +1,7 @@
-"""Records and partitions without the client library's types, and what a consumer asks the broker about offsets."""
+"""Records and partitions without the client library's types, and what a consumer asks the broker about offsets.
+
+Topics have two names: ours, and the cluster's, with `kafka.prefix`, which only this package knows.
+"""
 
 from __future__ import annotations
 
@@ -56,14 +59,16 @@ class Record:
         return TopicPartition(self.topic, self.partition)
 
 
-def ours(partitions: Iterable[ck.TopicPartition]) -> list[TopicPartition]:
-    """The client's partitions as ours, without offsets."""
-    return [TopicPartition(tp.topic, tp.partition) for tp in partitions]
+def ours(partition: ck.TopicPartition, prefix: str) -> TopicPartition:
+    """The client's partition as ours, without its offset."""
+    return TopicPartition(partition.topic.removeprefix(prefix), partition.partition)
 
 
-def theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
-    """Our partitions as the client takes them."""
-    return [ck.TopicPartition(tp.topic, tp.partition) for tp in partitions]
+def theirs(
+    partition: TopicPartition, prefix: str, offset: int = ck.OFFSET_INVALID, beside: str = ""
+) -> ck.TopicPartition:
+    """Our partition as the client takes it; `beside` is committed with the offset."""
+    return ck.TopicPartition(prefix + partition.topic, partition.partition, offset, beside)
 
 
 #: A call from C, whose result Python checks. That of `message.headers()` is no longer checked once the interpreter has
@@ -71,11 +76,11 @@ def theirs(partitions: Iterable[TopicPartition]) -> list[ck.TopicPartition]:
 _read_headers: Final = operator.methodcaller("headers")
 
 
-def record_of(message: ck.Message) -> Record:
+def record_of(message: ck.Message, prefix: str = "") -> Record:
     """A polled message without an error. Headers that the client cannot give are left out."""
     kind, timestamp_ms = message.timestamp()
     return Record(
-        topic=message.topic() or "",
+        topic=(message.topic() or "").removeprefix(prefix),
         partition=message.partition() or 0,
         offset=message.offset() or 0,
         key=_bytes(message.key()),
@@ -112,8 +117,9 @@ _NEW_TOPIC_S: Final = 2.0
 class OffsetQueries:
     """Asks again while a broker that just started cannot answer. Belongs to one consumer and its thread."""
 
-    def __init__(self, client: ck.Consumer, timeout_s: float) -> None:
+    def __init__(self, client: ck.Consumer, timeout_s: float, prefix: str = "") -> None:
         self._client = client
+        self._prefix = prefix
         self._timeout_s = timeout_s
         self._new_topic_s = min(_NEW_TOPIC_S, timeout_s)
 
@@ -130,10 +136,15 @@ class OffsetQueries:
     def _numbers_of_all(self) -> dict[str, list[int]]:
         """In one request what would take one a topic."""
         answer = self._with_retries("asking for topics", lambda: self._client.list_topics(timeout=self._timeout_s))
-        return {name: list(found.partitions) for name, found in answer.topics.items() if found.error is None}
+        return {
+            name.removeprefix(self._prefix): list(found.partitions)
+            for name, found in answer.topics.items()
+            if found.error is None and name.startswith(self._prefix)
+        }
 
     def _numbers(self, topic: str) -> list[int]:
-        found = self._client.list_topics(topic, timeout=self._timeout_s).topics[topic]
+        name = self._prefix + topic
+        found = self._client.list_topics(name, timeout=self._timeout_s).topics[name]
         if found.error is not None:
             raise KafkaException(found.error)
         return list(found.partitions)
@@ -141,20 +152,20 @@ class OffsetQueries:
     def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Each partition of `ends` at its first message that is not older, or at its end where there is none."""
         since_ms = int(since.timestamp() * 1000)
-        asked = [ck.TopicPartition(one.topic, one.partition, since_ms) for one in ends]
+        asked = [theirs(one, self._prefix, since_ms) for one in ends]
         found = self._with_retries(
             "asking for offsets by time", lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s))
         )
-        offsets = {TopicPartition(one.topic, one.partition): one.offset for one in found}
+        offsets = {ours(one, self._prefix): one.offset for one in found}
         return {one: offset if offset >= 0 else ends[one] for one, offset in offsets.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None if nothing was committed."""
-        wanted = theirs(partitions)
+        wanted = [theirs(one, self._prefix) for one in partitions]
         answers = self._with_retries(
             "asking for committed offsets", lambda: _whole(self._client.committed(wanted, timeout=self._timeout_s))
         )
-        return {TopicPartition(a.topic, a.partition): a.offset if a.offset >= 0 else None for a in answers}
+        return {ours(a, self._prefix): a.offset if a.offset >= 0 else None for a in answers}
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Of each partition the first stored offset and the end, below which no transaction is open.
@@ -168,7 +179,7 @@ class OffsetQueries:
         """The offsets that OFFSET_BEGINNING or OFFSET_END stands for. In the protocol these are times."""
         if not partitions:
             return {}
-        asked = [ck.TopicPartition(one.topic, one.partition, which) for one in partitions]
+        asked = [theirs(one, self._prefix, which) for one in partitions]
         first = f"{partitions[0].topic}[{partitions[0].partition}]"
         others = f" and {len(partitions) - 1} more" if len(partitions) > 1 else ""
         answers = self._with_retries(
@@ -176,7 +187,7 @@ class OffsetQueries:
             lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s)),
             unknown_s=self._new_topic_s,
         )
-        return {TopicPartition(one.topic, one.partition): one.offset for one in answers}
+        return {ours(one, self._prefix): one.offset for one in answers}
 
     def _with_retries(self, doing: str, ask: Callable[[], Answer], *, unknown_s: float = 0.0) -> Answer:
         """Repeat a request for a while that a newly started broker cannot answer yet.

@@ -46,7 +46,7 @@ class Producer:
     """
 
     def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
-        self._buffer_s = kafka.request_timeout_s
+        self._buffer_s, self._prefix = kafka.request_timeout_s, kafka.prefix
         self._watch = BrokerWatch(bootstrap_servers(kafka))
         self._pending: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -90,6 +90,7 @@ class Producer:
         """
         if self._has_timed_out:
             self._replace_client()
+        topic = self._prefix + topic
         report = functools.partial(self._delivered, topic, on_delivery)
         wait_s = self._buffer_s if wait_s is None else wait_s
         deadline = time.monotonic() + wait_s

@@ -3,6 +3,8 @@
 Before anything happens there is one topic a task, and the four that all tasks share. A task's retry and dead-letter
 topics come at its first failure, all in one request, because the workers' group rebalances for each new topic it reads.
 
+Names are ours everywhere, without `kafka.prefix`; a `Topic` and an error have those of the cluster.
+
 Offsets begin again in a topic that was deleted and made anew, so an offset says where to go on only together with the
 topic's id (KIP-516). The id is committed beside each offset, and compared at each assignment and from time to time.
 """
@@ -33,7 +35,7 @@ from alphaloop.kafka.client import (
     login_refused,
     mapped,
 )
-from alphaloop.kafka.offsets import TopicPartition
+from alphaloop.kafka.offsets import TopicPartition, theirs
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic, retry_delay_s, retry_topic, task_of_failures
 from alphaloop.settings import KafkaSettings
 
@@ -56,7 +58,7 @@ _MOST_NAMED: Final = 10  #: refused topics that an error names
 class Topic:
     """A topic as it is to be, or as it is; None is what the broker does not say."""
 
-    name: str
+    name: str  #: the cluster's
     num_partitions: int
     replication_factor: int
     retention_ms: int | None
@@ -129,11 +131,12 @@ def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
 
 def existing_topics(kafka: KafkaSettings) -> list[Topic]:
     """The topics of jobs and those that all tasks share, as the broker has them, sorted. Raises BrokerError."""
-    told = _metadata(kafka, kafka.request_timeout_s).topics
-    names = sorted(name for name in told if name.startswith(_JOBS_PREFIX) or name in (*SHARED, dlq_topic(CONTROL)))
+    told = _metadata(kafka, kafka.request_timeout_s)
+    shared = (*SHARED, dlq_topic(CONTROL))
+    names = [name for name in _of_prefix(kafka, told) if name.startswith(_JOBS_PREFIX) or name in shared]
     found = []
-    for name, config in zip(names, _configs(kafka, names, strict=False), strict=True):
-        partitions = told[name].partitions.values()
+    for name, config in zip(map(kafka.named, names), _configs(kafka, names, strict=False), strict=True):
+        partitions = told.topics[name].partitions.values()
         copies = min((len(one.replicas) for one in partitions), default=0)
         numbers = (int(config[key].value) if key in config else None for key in ("retention.ms", "max.message.bytes"))
         found.append(Topic(name, len(partitions), copies, *numbers))
@@ -141,8 +144,12 @@ def existing_topics(kafka: KafkaSettings) -> list[Topic]:
 
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
-    """Every topic the broker has, internal ones included, sorted. Raises BrokerUnavailable."""
-    return sorted(_metadata(kafka, kafka.request_timeout_s).topics)
+    """Every topic of this prefix that the broker has, internal ones included, sorted. Raises BrokerUnavailable."""
+    return _of_prefix(kafka, _metadata(kafka, kafka.request_timeout_s))
+
+
+def _of_prefix(kafka: KafkaSettings, told: ClusterMetadata) -> list[str]:
+    return sorted(name.removeprefix(kafka.prefix) for name in told.topics if name.startswith(kafka.prefix))
 
 
 def topic_lister(kafka: KafkaSettings) -> Callable[[], list[str]]:
@@ -153,7 +160,7 @@ def topic_lister(kafka: KafkaSettings) -> Callable[[], list[str]]:
     def ask() -> list[str]:
         client.poll(0)
         with mapped("asking for the topics"):
-            return sorted(client.list_topics(timeout=_LISTED_WITHIN_S).topics)
+            return _of_prefix(kafka, client.list_topics(timeout=_LISTED_WITHIN_S))
 
     return ask
 
@@ -164,6 +171,22 @@ def cluster_id(kafka: KafkaSettings) -> str:
     if not metadata.cluster_id:
         raise BrokerError("expected the broker to name its cluster, found no cluster id")
     return str(metadata.cluster_id)
+
+
+#: The client.id of a worker in its group begins with it and goes on with the id of the worker's database.
+WORKER_CLIENT: Final = "alphaloop-worker-"
+
+
+def other_databases(kafka: KafkaSettings, database_id: str) -> list[str]:
+    """The ids of the other databases whose workers are in the workers' group. Raises BrokerError."""
+    group = kafka.named(kafka.group_id)
+    with mapped(f"asking for the members of {group}"):
+        admin = admin_client(kafka)
+        answers = admin.describe_consumer_groups([group], request_timeout=kafka.request_timeout_s)
+        clients = {member.client_id for member in answers[group].result().members}
+    return sorted(
+        {name.removeprefix(WORKER_CLIENT) for name in clients if name.startswith(WORKER_CLIENT)} - {database_id}
+    )
 
 
 def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:
@@ -185,7 +208,7 @@ def _wanted(kafka: KafkaSettings, name: str) -> Topic:
     """The topic as it is created. A retry topic has one partition, because few jobs fail and workers read them all."""
     is_retry, is_dlq = retry_delay_s(name) is not None, name.endswith(dlq_topic(""))
     return Topic(
-        name,
+        kafka.named(name),
         num_partitions=1 if is_retry else kafka.num_partitions,
         replication_factor=kafka.replication_factor,
         retention_ms=2 * _WEEK_MS if is_dlq else _RETENTION_MS.get(name, _WEEK_MS),
@@ -262,8 +285,9 @@ def topic_ids(kafka: KafkaSettings, topics: Collection[str]) -> dict[str, str]:
 
 def _ask_topic_ids(kafka: KafkaSettings, topics: Collection[str], timeout_s: float) -> dict[str, str]:
     client = admin_client(kafka)
+    names = sorted(map(kafka.named, topics))
     with mapped("asking for the ids of topics"):
-        answers = client.describe_topics(ck.TopicCollection(sorted(topics)), request_timeout=timeout_s)
+        answers = client.describe_topics(ck.TopicCollection(names), request_timeout=timeout_s)
     found = {}
     for name, answer in answers.items():
         try:
@@ -275,7 +299,7 @@ def _ask_topic_ids(kafka: KafkaSettings, topics: Collection[str], timeout_s: flo
             raise BrokerUnavailable("asking for the ids of topics: no answer in time") from None
         else:
             if topic_id != _NONE:
-                found[name] = topic_id
+                found[name.removeprefix(kafka.prefix)] = topic_id
     return found
 
 
@@ -338,7 +362,7 @@ def longest_job_retention(kafka: KafkaSettings) -> timedelta | None:
 
 def _configs(kafka: KafkaSettings, topics: Sequence[str], *, strict: bool = True) -> list[dict[str, Any]]:
     """The properties of these topics. Without `strict`, a topic that this user may not ask about has none."""
-    resources = [ConfigResource(ResourceType.TOPIC, name) for name in topics]
+    resources = [ConfigResource(ResourceType.TOPIC, kafka.named(name)) for name in topics]
     if not resources:
         return []
     found: list[dict[str, Any]] = []
@@ -372,7 +396,7 @@ def delete_before(kafka: KafkaSettings, offsets: Mapping[TopicPartition, int]) -
     """
     if not offsets:
         return
-    wanted = [ck.TopicPartition(*partition, offset) for partition, offset in offsets.items()]
+    wanted = [theirs(partition, kafka.prefix, offset) for partition, offset in offsets.items()]
     with mapped("deleting records"):
         admin = admin_client(kafka)
         answers = admin.delete_records(wanted, request_timeout=kafka.request_timeout_s)

@@ -115,6 +115,7 @@ class Letter:
             "message": self.reason.get("message", "")
             .split("\nhint: ")[0]
             .removeprefix(f"{self.reason.get('field')}: "),
+            "hint": self.reason.get("message", "").partition("\nhint: ")[2] or None,
             "size_bytes": len(value),
         }
         if show_value:

@@ -28,6 +28,7 @@ from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import jobs_topic, task_of
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.known_jobs import RedriveStore
+from alphaloop.wording import how_many
 
 
 @dataclass(eq=False)
@@ -65,7 +66,8 @@ class Redrive:
                 for letter, message in messages:
                     producer.send(message.topic, key=letter.record.key, value=message.value, headers=message.headers)
                 producer.flush(_FLUSH_S)
-                self.store.mark({letter.key: message.job_id for letter, message in messages})
+                batch_ids = [message.batch_id for _, message in messages if message.batch_id is not None]
+                self.store.mark({letter.key: message.job_id for letter, message in messages}, batch_ids)
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
@@ -138,7 +140,7 @@ class Purge:
         for partition, codes in sorted(self._codes.items()):
             where = f"{partition.topic}[{partition.partition}] below offset {self._offsets[partition]}"
             by_code = ", ".join(f"{number} {code}" for code, number in codes.most_common())
-            rows.append(f"{where}: {codes.total()} letters ({by_code})")
+            rows.append(f"{where}: {how_many(codes.total(), 'letter')} ({by_code})")
         return rows
 
     def as_json(self) -> dict[str, Any]:
@@ -162,6 +164,7 @@ class Redriven:
     """The message to send."""
 
     job_id: str
+    batch_id: str | None
     topic: str
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
@@ -200,7 +203,7 @@ def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings)
     refuse_envelope(headers)
     limits, origin = settings.worker, Origin("redrive", topic, 0, 0)
     job = parse_job(value, origin, task=task, max_bytes=limits.max_job_bytes, ignored=limits.ignored_body_fields)
-    return Redriven(job.job_id, topic, value, headers)
+    return Redriven(job.job_id, job.batch_id, topic, value, headers)
 
 
 def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:

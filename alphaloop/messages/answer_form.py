@@ -188,6 +188,9 @@ def _name_of_tool(field: str, tool: object) -> str:
     ):
         if not isinstance(function.get(key), kinds):
             raise wrong_within(f"{field}.function.{key}", f"expected {expected}, found another value")
+    kinds = (function.get("parameters") or {}).get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise wrong_within(f"{field}.function.parameters.type", "expected object, because arguments have names")
     return _read_name(f"{field}.function.name", function.get("name"))
 
 
@@ -355,6 +358,7 @@ STRUCTURED_OUTPUTS_SCHEMA: Final[dict[str, Any]] = {
     "description": "vLLM's form of a constraint, one of these; guided_json, guided_regex, guided_choice and "
     "guided_grammar are read too.",
 }
+_OBJECTS: Final = {"anyOf": [{"const": "object"}, {"type": "array", "contains": {"const": "object"}}]}
 TOOLS_SCHEMA: Final[dict[str, Any]] = {
     "type": "array",
     "maxItems": MAX_TOOLS,
@@ -367,7 +371,7 @@ TOOLS_SCHEMA: Final[dict[str, Any]] = {
                 "properties": {
                     "name": {"type": "string", "pattern": f"^{_NAME.pattern}$"},
                     "description": {"type": ["string", "null"]},
-                    "parameters": {"type": ["object", "null"]},
+                    "parameters": {"type": ["object", "null"], "properties": {"type": _OBJECTS}},
                     "strict": {"type": ["boolean", "null"]},
                 },
                 "required": ["name"],

@@ -31,7 +31,7 @@ from alphaloop.messages.answer_form import (
     read_tool_choice,
     read_tools,
 )
-from alphaloop.messages.conversation import ChatMessage
+from alphaloop.messages.conversation import ChatMessage, Prediction
 from alphaloop.messages.fields import PlainText, as_json, shown, without_nulls, wrong_within
 
 #: The context of a validation in which the prompt lies elsewhere, so that the body has none.
@@ -194,6 +194,9 @@ class Body(BaseModel):
     presence_penalty: Penalty | None = Field(None, description="Subtracted once from scores of tokens in the output.")
     logit_bias: Annotated[dict[str, Bias], BeforeValidator(_token_ids_as_keys)] | None = Field(
         None, max_length=MAX_BIASED_TOKENS, description="Token id to what is added to its score."
+    )
+    prediction: Prediction | None = Field(
+        None, description="What the text will probably repeat: look-up proposes it. The text is the same without."
     )
     seed: int | None = Field(
         None, ge=-(2**63), lt=2**63, description="Same seed, same job: same text, however it is decoded."
@@ -450,5 +453,6 @@ def _check_against_prompt(body: Body) -> None:
         raise wrong_within("continue_final_message", message)
 
 
-#: Fields of the body that may also stand beside `task`, where there is no body.
-SHORTHAND: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED) | frozenset(GUIDED)
+FIELDS: Final = frozenset(Body.model_fields) | {"max_completion_tokens"} | frozenset(UNSUPPORTED) | frozenset(GUIDED)
+#: Fields of the body that may also stand beside `task`, where there is no body. Data sets have columns of other names.
+SHORTHAND: Final = FIELDS - {"prediction"}

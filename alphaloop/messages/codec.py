@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +18,7 @@ from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, Messag
 from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import PROMPT_ELSEWHERE, Body
 from alphaloop.messages.dead_letter import MAX_FIELD_CHARS, MAX_REASON_CHARS, Origin
-from alphaloop.messages.fields import WRONG_WITHIN, depth_of, without_nulls
+from alphaloop.messages.fields import WRONG_WITHIN, depth_of, kind_of, without_nulls
 from alphaloop.messages.job import HARMLESS, Identifier, Job, Label, Purpose, refuse_unknown
 from alphaloop.messages.result import Failure, RecordPlace, Result, Status
 from alphaloop.messages.topics import task_read_from
@@ -30,10 +31,14 @@ _SENT_WORDS: Final = {
     "tuple": "array",
     "dictionary or instance of ChatMessage": "object",
     "dictionary or instance of Body": "object",
+    "dictionary or instance of Prediction": "object",
     "dictionary or instance of PastToolCall": "object",
     "dictionary or instance of CalledFunction": "object",
     "dictionary": "object",
+    **{f"a valid {letter}": f"an {letter}" for letter in "aio"},
+    "a valid": "a",
 }
+_SHOULD: Final = re.compile(r"^\w+ should (be|have|match) ")
 _NAMESPACE: Final = uuid.UUID("6f0d8f3e-6c57-5d0a-9d0e-0f6d6d1a5c11")
 
 
@@ -60,7 +65,8 @@ def parse_job(
             field="task",
             hint="send the job to the topic of its task, or leave the field out",
         )
-    refuse_unknown(fields, ignored)
+    if dropped := refuse_unknown(fields, ignored):
+        fields.setdefault("ignored_fields", dropped)
     if "job_id" not in fields:
         fields["job_id"] = derived_job_id(origin, value or b"")
     try:
@@ -211,7 +217,7 @@ def payload_digest(job: Job) -> bytes:
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
     in the order of the model, whatever order the sender wrote them in.
     """
-    left_out = {"job_id": True} | _elsewhere(job)
+    left_out = {"job_id": True, "ignored_fields": True} | _elsewhere(job)
     content = job.model_dump_json(exclude=left_out, exclude_none=True, exclude_defaults=True)
     return hashlib.sha256(content.encode()).digest()
 
@@ -261,7 +267,7 @@ def _read_object(value: bytes | None, max_bytes: int) -> dict[str, Any]:
     except ValueError:
         fields = _read_again(value)
     if not isinstance(fields, dict):
-        raise MalformedMessage(f"expected a JSON object, found {_kind(fields)}")
+        raise MalformedMessage(f"expected a JSON object, found {kind_of(fields)}")
     # Every level opens a bracket, so most messages need no count.
     is_flat = value.count(b"{") + value.count(b"[") <= _MAX_DEPTH
     if not is_flat and depth_of(fields, most=_MAX_DEPTH) > _MAX_DEPTH:
@@ -306,13 +312,14 @@ def _first_invalid_field(error: ValidationError, fields: Mapping[str, Any]) -> I
     errors = error.errors(include_url=False)
     first, *others = ((_path(one), one) for one in errors if not _is_of_its_items(one, errors))
     path, found = first
-    message = found["msg"].removeprefix("Value error, ")
+    message, _, _ = found["msg"].removeprefix("Value error, ").partition(" after validation")
+    message = _SHOULD.sub("expected ", message)
     for python, sent in _SENT_WORDS.items():
         message = message.replace(python, sent)
     if found["type"] == "missing":
         message = f"expected {'prompt, messages or a body' if path == ('body',) else 'a value'}, found nothing"
     elif found["type"] not in ("value_error", WRONG_WITHIN):
-        message = f"{message}; found {_kind(found['input'])}"
+        message = f"{message}, found {kind_of(found['input'])}"
     num_others = len({_name(other) for other, _ in others} - {_name(path)})
     hint = f"{num_others} more field{'s are' if num_others > 1 else ' is'} wrong too" if num_others else None
     return InvalidField(message, field=field_as_sent(".".join(path) or None, fields), hint=hint)
@@ -332,20 +339,3 @@ def _is_of_its_items(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> boo
     """Whether an array is called too short because its items are wrong, as pydantic counts the right ones only."""
     loc = error["loc"]
     return any(len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors)
-
-
-def _kind(value: Any) -> str:
-    """What kind of JSON value this is, with the value itself only where it cannot be prompt text."""
-    match value:
-        case None:
-            return "null"
-        case bool() | int() | float():
-            return repr(value)[:40]
-        case str():
-            return f"a string of {len(value)} characters"
-        case list() | tuple():
-            return f"an array of {len(value)}"
-        case dict():
-            return f"an object with {len(value)} fields"
-        case _:
-            return type(value).__name__

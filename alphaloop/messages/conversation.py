@@ -42,6 +42,7 @@ _PART_SCHEMAS: Final = [
         "required": ["type", "image_url"],
     },
 ]
+_TEXT_PARTS_SCHEMA: Final = {"type": "array", "minItems": 1, "maxItems": MAX_PARTS, "items": _PART_SCHEMAS[0]}
 _CONTENT_SCHEMA: Final = {
     "anyOf": [
         {"type": "string"},
@@ -111,6 +112,17 @@ def _image(field: str, image: object) -> dict[str, Any]:
     if shown(detail) == "another value":
         raise wrong_within(f"{field}.detail", "expected auto, low or high, found another value")
     return {"url": url, "detail": detail}
+
+
+class Prediction(BaseModel):
+    """A text that the answer will probably repeat, in OpenAI's form."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    type: Literal["content"]
+    content: Annotated[
+        str, BeforeValidator(_content), WithJsonSchema({"anyOf": [{"type": "string"}, _TEXT_PARTS_SCHEMA]})
+    ] = Field(description="Text, or its parts, which are put together with nothing between them.")
 
 
 class CalledFunction(BaseModel):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Final
@@ -53,7 +54,7 @@ def encodable(value: str) -> str:
 PlainText = Annotated[str, AfterValidator(encodable)]
 
 
-def as_json(value: object, *, max_bytes: int) -> str:
+def as_json(value: object, *, max_bytes: float = math.inf, separators: tuple[str, str] = (",", ":")) -> str:
     """A value of any form as JSON, its keys in their order.
 
     Raises ValueError where it is larger, has more than MAX_LEVELS, or cannot be JSON.
@@ -61,7 +62,7 @@ def as_json(value: object, *, max_bytes: int) -> str:
     if depth_of(value, most=MAX_LEVELS) > MAX_LEVELS:
         raise ValueError(f"expected at most {MAX_LEVELS} levels of nesting, found more")
     try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError):
         raise ValueError("expected what JSON can write, found a number or a value that it cannot") from None
     if (found := len(encodable(text).encode())) > max_bytes:
@@ -90,3 +91,20 @@ def refuse_other_keys(value: Mapping[str, Any], known: Collection[str], *, withi
                 if within
                 else ValueError(f"{expected}, found another key")
             )
+
+
+def kind_of(value: Any) -> str:
+    """What kind of JSON value this is, with the value itself only where it cannot be prompt text."""
+    match value:
+        case None:
+            return "null"
+        case bool() | int() | float():
+            return repr(value)[:40]
+        case str():
+            return f"a string of {len(value)} characters"
+        case list() | tuple():
+            return f"an array of {len(value)}"
+        case dict():
+            return f"an object with {len(value)} fields"
+        case _:
+            return type(value).__name__

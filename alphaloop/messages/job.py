@@ -32,7 +32,7 @@ from pydantic import (
 )
 
 from alphaloop.errors import InvalidField
-from alphaloop.messages.body import SHORTHAND, Body, only_prompt
+from alphaloop.messages.body import FIELDS, SHORTHAND, Body, only_prompt
 from alphaloop.messages.fields import without_nulls, wrong_within
 
 
@@ -135,6 +135,10 @@ class Job(BaseModel):
         description="Drafters whose counts a control's text gives without decoding with them (purpose=control only).",
     )
 
+    ignored_fields: tuple[Label, ...] = Field(
+        (), max_length=64, strict=False, description="Fields of its message that nothing reads; set by who reads it."
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _expand_shorthand(cls, value: Any) -> Any:
@@ -191,29 +195,28 @@ _ALIKE: Final = 0.8
 _MOST_COMPARED: Final = 64
 
 
-def refuse_unknown(fields: Mapping[str, Any], ignored: Collection[str]) -> None:
+def refuse_unknown(fields: Mapping[str, Any], ignored: Collection[str]) -> list[str]:
     """Refuse a field of the body that does not exist, unless it is null or `ignored` names it.
 
     Beside a prompt, where data sets have columns of their own, only a name is refused that is almost one of the body's.
-    Raises InvalidField.
+    Returns the paths of those that are let pass, sorted. Raises InvalidField.
     """
-    body = fields.get("body")
-    if isinstance(body, dict):
-        for name in _unknown(body, ignored):
-            raise _refusal(name, _nearest(name, SHORTHAND), within="body.")
-    if fields.keys() <= _OF_A_JOB:
-        return
-    for name in islice(_unknown(fields, ignored), _MOST_COMPARED):
-        if (nearest := _nearest(name, _BESIDE_PROMPT)) is not None:
+    dropped, body = list[str](), fields.get("body")
+    for name in _unknown(body, FIELDS) if isinstance(body, dict) else ():
+        if name not in ignored:
+            raise _refusal(name, _nearest(name, FIELDS), within="body.")
+        dropped.append(f"body.{name}")
+    for name in islice(_unknown(fields, _OF_A_JOB), _MOST_COMPARED):
+        if name not in ignored and (nearest := _nearest(name, _BESIDE_PROMPT)) is not None:
             raise _refusal(name, nearest, within="")
+        dropped += [name] * (_NAME.fullmatch(name) is not None)
+    return sorted(dropped)[:_MOST_COMPARED]
 
 
-def _unknown(fields: Mapping[str, Any], ignored: Collection[str]) -> Collection[str]:
-    if fields.keys() <= SHORTHAND:
+def _unknown(fields: Mapping[str, Any], known: frozenset[str]) -> Collection[str]:
+    if fields.keys() <= known:
         return ()
-    return [
-        name for name, value in fields.items() if name not in SHORTHAND and name not in ignored and value is not None
-    ]
+    return [name for name, value in fields.items() if name not in known and value is not None]
 
 
 @lru_cache(maxsize=4096)  # jobs of a producer have the same names

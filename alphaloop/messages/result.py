@@ -148,8 +148,11 @@ class DecodingReport(_Part):
     target_revision: str
     engine: str
     num_draft_tokens: int = Field(ge=0, description="k, the draft length asked for; 0 is vanilla.")
-    reason: str
-    explanation: str = ""
+    reason: str = Field(
+        description="Why. Of an expected gain: expected_faster, or not_surely_faster. Where the mode that was decided "
+        "did not stay: decided_otherwise."
+    )
+    explanation: str = Field("", description="The reason that was decided by, with its figures.")
     rounds: int | None = Field(
         None, ge=0, description="Absent, like the counts below, where the task has round_counts_in_results = false."
     )
@@ -210,6 +213,9 @@ class Result(_Part):
     redrive_of: str | None = None
     segment: str | None = None
     purpose: Purpose = Purpose.TRAFFIC
+    ignored_fields: tuple[str, ...] = Field(
+        (), exclude_if=not_, description="Fields of the job's message that nothing reads, at most 64."
+    )
     target: str | None = Field(None, description="Name of the model whose text it is.")
     target_revision: str | None = Field(None, description="Hash of that model's weights.")
     text: str | None = Field(

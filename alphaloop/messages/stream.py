@@ -296,7 +296,7 @@ def _value(job_id: str, created: int, model: str, choices: Sequence[Mapping[str,
         "choices": choices,
         **extra,
     }
-    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class AnswerPlace(NamedTuple):

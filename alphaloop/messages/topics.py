@@ -16,7 +16,7 @@ _DLQ: Final = ".dlq"
 _MOST_TOPICS: Final = 1024  #: whose names are remembered, because each message asks again
 _UNITS_S: Final = {"s": 1, "m": 60, "h": 3600}
 
-#: For `Consumer.subscribe`: exactly the topics that workers read; a task has no dot, so .dlq stays out.
+#: Exactly the topics that workers read; a task has no dot, so .dlq stays out.
 JOBS_PATTERN: Final = rf"^jobs\.{_TASK}(\.high|\.retry\.[0-9]+[smh])?$"
 
 _JOBS: Final = re.compile(rf"jobs\.({_TASK})(?:\.high)?")

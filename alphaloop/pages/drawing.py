@@ -8,6 +8,7 @@ escaped.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -18,13 +19,14 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from alphaloop.as_decoded import at_load, drafted_by_load, drafted_sentence, percent, setting
-from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, reason_word, why
+from alphaloop.experiment.wording import computed, control, draft_lengths, figure, load, ratio, why
 from alphaloop.store.task_figures import AcceptanceHour
 from alphaloop.wording import (
     acceptance_of,
     counted_apart,
     counts,
     harmless,
+    how_many,
     named,
     rate,
     sentence,
@@ -183,7 +185,7 @@ def _times(history: Mapping[str, Any]) -> list[datetime]:
 def _course_told(history: Mapping[str, Any]) -> str:
     """What the course shows, for those who cannot see it."""
     parts = [
-        f"{name} {points[0]['alpha_1']['mean']:.2f} to {points[-1]['alpha_1']['mean']:.2f}"
+        f"{name} {share(points[0]['alpha_1']['mean'])} to {share(points[-1]['alpha_1']['mean'])}"
         for name in ("traffic", "probes")
         if (points := history[name])
     ]
@@ -287,12 +289,16 @@ def _text(points: Sequence[Point]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _shown(value: Any) -> Any:
+#: Before a unit and within an interval no line may end.
+_UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|×|s|ms|min|h|GB|MB)(?!\w)|[-+\d.]+\])")
+
+
+def kept_together(value: Any) -> Any:
     """A text from outside without what turns the direction of the text around it; markup as it is.
 
     A field of a form gives back what it was given, so its value goes through `e`, which makes markup of it.
     """
-    return harmless(value) if type(value) is str else value
+    return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def breaks(name: str) -> Markup:
@@ -313,6 +319,7 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
         breaks,
         computed,
         control,
+        how_many,
         counted_apart,
         counts,
         draft_lengths,
@@ -324,7 +331,6 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
         percent,
         rate,
         ratio,
-        reason_word,
         sentence,
         setting,
         share,
@@ -343,7 +349,7 @@ def environment(package: str, folder: str = ".") -> Environment:
         loader=ChoiceLoader([PackageLoader(package, folder), PackageLoader("alphaloop.pages", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=kept_together,
         auto_reload=False,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -13,7 +13,6 @@ import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,93 +51,6 @@ PLAIN_ENV: Final = {
     "KAFKA_BOOTSTRAP_SERVERS": ("kafka", "bootstrap_servers"),
     "DATABASE_URL": ("postgres", "url"),
     "KAFKA_HOME": ("embedded", "kafka_home"),
-}
-#: What holds in place of a setting that is gone, by its path; `*` is a name that the user chose.
-_GONE: Final = {
-    "claim_check.num_readers": "4 prompts are read at once",
-    "claim_check.timeout_s": "30 s for one answer of an object store",
-    "console.batch_days": "an uploaded batch file is deleted after 30 days",
-    "console.max_batch_lines": "50,000 requests of a batch, as OpenAI has it",
-    "console.refresh_s": "figures are read again after 5 s",
-    "console.session_hours": "a person signs in again after 12 h",
-    "console.statement_timeout_s": "20 s for a query of a page",
-    "console.username": "people sign in as alphaloop",
-    "embedded.kafka_heap_mb": "the broker's Java has 384 MB; for more, run a Kafka of your own",
-    "embedded.kafka_mirror": "give `alphaloop kafka install --mirror`",
-    "embedded.kafka_version": "give `alphaloop kafka install --version`, and name its folder with KAFKA_HOME",
-    "embedded.start_timeout_s": "a server has 60 s to start, Tansu 30",
-    "kafka.metadata_refresh_ms": '5000; another value goes into kafka.extra as "topic.metadata.refresh.interval.ms"',
-    "kafka.oauth_extensions": 'goes into kafka.extra as "sasl.oauthbearer.extensions"',
-    "kafka.oauth_scope": 'goes into kafka.extra as "sasl.oauthbearer.scope"',
-    "kafka.topic_check_s": "topics are checked every 30 s",
-    "models.drafters.*.device": "look-up has no weights, no keys and values, and so no device",
-    "models.drafters.*.max_ngram": "a match of more than 16 tokens counts as one of 16",
-    "models.drafters.*.max_remembered_bytes": "max_memory_bytes of [tasks.NAME]",
-    "models.drafters.*.remember_tasks": 'memory = true here, and memory = "segment" in [tasks.NAME] of those tasks',
-    "models.endpoints.*.connect_s": "10 s for a connection",
-    "models.endpoints.*.silence_s": "60 s between two pieces of a reply, and answer_s where that is less",
-    "models.target.gpu_kernels": 'on a GPU the worker computes with torch alone; for speed set engine = "server" '
-    "and let vLLM decode (docs/guides/gpus.md)",
-    "policy.change_jobs": "500 jobs between two changes of a task, before anything is known of it",
-    "policy.first_jobs": "a new task's first credit for exploration is 8 jobs",
-    "policy.horizon_jobs": "exploration is expected to serve 300 later jobs",
-    "policy.min_jobs": "a drafter with fewer than 4 jobs in the task is cold",
-    "policy.min_speedup": "speculation needs an expected gain of 1 %",
-    "policy.prior_alpha": "0.5 for a draft model that no task has used",
-    "policy.prior_spread": "tasks are assumed to differ by 1.0 in logits",
-    "policy.short_output_tokens": "outputs that are expected to be shorter than 20 tokens are decoded vanilla",
-    "policy.switch_gain": "a rival with an expected gain of 2 % replaces the setting in force at once",
-    "postgres.connect_timeout_s": "10 s for a connection",
-    "postgres.idle_transaction_timeout_s": "20 s for a transaction whose process stands still",
-    "postgres.lock_timeout_s": "5 s for the lock of another process; then a worker tries again",
-    "postgres.long_statement_timeout_s": "30 min for a statement of the scheduler or of a command",
-    "postgres.pool_size": "a worker and a scheduler have two connections each, and one more for notices or the lease",
-    "postgres.statement_timeout_s": "60 s for a statement of a worker",
-    "postgres.tcp_user_timeout_s": "a server that acknowledges nothing for 20 s is given up",
-    "scheduler.alpha_margin": "a change of α_1 by less than 0.05 does not matter",
-    "scheduler.daily_retention_days": "daily sums are kept for 1825 days",
-    "scheduler.drift_reference_jobs": "the first 64 jobs of a stream are its reference",
-    "scheduler.drift_reopen_days": "an event that comes back within 7 days is the same event",
-    "scheduler.drift_window_days": "the report shows the jobs of 14 days",
-    "scheduler.hourly_retention_days": "hourly sums are kept for 400 days",
-    "scheduler.jitter_s": "runs begin when they are due; choose other minutes with scheduler.cron",
-    "scheduler.leader_check_s": "the leader's lease is renewed every 5 s, and runs out after 30 s",
-    "scheduler.max_run_s": "a measurement run may take 30 min",
-    "scheduler.metrics_username": "metrics",
-    "scheduler.misfire_grace_s": "a run that is more than 600 s late is skipped",
-    "scheduler.notify_check_s": "every 10 s",
-    "scheduler.notify_retry_delays_s": "sent again after 1 min, 5 min, 30 min, 2 h and 6 h",
-    "scheduler.partitions_ahead_days": "partitions are made 7 days ahead",
-    "scheduler.probe_deadline_s": "a probe expires after 30 min",
-    "scheduler.probe_decoded_share": "a quarter of the prompts is decoded, the others are scored",
-    "scheduler.probe_max_tokens": "48; give `alphaloop probes register --max-tokens`",
-    "scheduler.probe_num_draft_tokens": "3; give `alphaloop probes register --k`",
-    "scheduler.report_folder": "reports lie in data_dir/reports",
-    "scheduler.retention_max_s": "a run spends at most 120 s on deleting",
-    "scheduler.stale_drop": "a draft is stale after a fall of 0.10",
-    "tracing.headers": 'OTEL_EXPORTER_OTLP_HEADERS, such as "Authorization=Bearer%20…"',
-    "tracing.sample_share": "OTEL_TRACES_SAMPLER=parentbased_traceidratio and the share in OTEL_TRACES_SAMPLER_ARG",
-    "tracing.service_name": "alphaloop-worker; OTEL_RESOURCE_ATTRIBUTES adds other attributes",
-    "tracing.timeout_s": "OTEL_EXPORTER_OTLP_TIMEOUT, 10 s without it",
-    "worker.calibration_batches": "1 and batch_size are always measured",
-    "worker.calibration_contexts": "256 tokens before are always measured, 2048 while there is time",
-    "worker.calibration_samples": "three timings of a shape in each of three passes, one with calibration_budget_s = 0",
-    "worker.calibration_widths": "1 and the longest draft plus one are always measured",
-    "worker.commit_interval_s": "offsets are committed every second",
-    "worker.correction_half_life_rounds": "costs follow a change of speed that lasts 32 rounds",
-    "worker.correction_save_s": "corrected costs are stored every 60 s",
-    "worker.evidence_poll_s": "other workers' evidence is read at a notice, and every 5 s without one",
-    "worker.history_days": "`alphaloop explain` and `alphaloop replay` read 14 days",
-    "worker.history_half_life_days": "a job of three days ago counts half",
-    "worker.max_buffered": "4096 jobs of a lane are read ahead, and fewer where max_buffered_bytes is reached first",
-    "worker.max_json_depth": "a job's JSON has at most 32 levels",
-    "worker.max_silence_s": "a thread that does not move for 120 s hangs",
-    "worker.max_watermark_distance": "10,000 offsets between the oldest unfinished job and the newest taken",
-    "worker.metrics_username": "metrics",
-    "worker.normal_lane_share": "one start in five is for a task's normal jobs while high ones wait too",
-    "worker.priority_ageing_s": "10 s of waiting count as one step of priority; send other priorities",
-    "worker.shared_beginning_slack_s": "10 s of device time at most",
-    "worker.suspect_delay_s": "5 s, and twice as long after each further death",
 }
 #: Settings that say which section a table is.
 _TAGS: Final = ("method", "kind")
@@ -362,10 +274,8 @@ def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigErr
     parts, section = _located((*within, *first["loc"]))
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
-        held = next((held for gone, held in _GONE.items() if fnmatchcase(path, gone)), None)
-        hint = f"leave it out: {held}" if held else nearest(parts[-1], set(section.model_fields))
-        return ConfigError(f"{path}: no such setting", hint=hint)
-    hint = "configs/ explains every setting"
+        return ConfigError(f"{path}: no such setting", hint=nearest(parts[-1], set(section.model_fields)))
+    hint = f"{SHIPPED_CONFIGS} explains every setting"
     if first["type"] == "default_model":
         hint = 'write default_model = "…" above the first task: the models.target.name of the workers that run now'
     return ConfigError(f"{path}: {first['msg']}; found {_shown(path, first['input'])}", hint=hint)
@@ -386,12 +296,12 @@ def sections_of(annotation: Any) -> list[type[BaseModel]]:
 
 def read_toml(path: Path, *, required: bool) -> dict[str, Any]:
     """A file of TOML; empty without one where none is `required`. Raises ConfigError."""
-    if not path.exists():
-        if required:
-            raise ConfigError(f"expected a file, found nothing at {path}")
-        return {}
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        if required:
+            raise ConfigError(f"expected a file, found nothing at {path}") from None
+        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path}: expected TOML, found: {error}") from None
 

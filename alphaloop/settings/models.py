@@ -6,7 +6,7 @@ Whether a host has a device is checked where torch is loaded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -396,6 +396,11 @@ class ModelSettings(Section):
         """These drafters in the worker, and those that a hybrid of them asks."""
         of = [(name, self.drafters.get(name)) for name in names]
         return frozenset(n for name, one in of for n in (name, *getattr(one, "sources", ())))
+
+    def without(self, retired: Collection[str]) -> Self:
+        """The same without these drafters in the worker and the hybrids that ask one of them."""
+        left = {name: one for name, one in self.drafters.items() if self.with_sources([name]).isdisjoint(retired)}
+        return self.model_copy(update={"drafters": left})
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""

@@ -35,6 +35,7 @@ RESERVED: Final = {
     "offset.store.sync.interval.ms": _OFFSETS,
     "auto.offset.reset": "a group without offsets has to begin with the oldest job, or jobs are passed over",
     "isolation.level": "a job of an aborted transaction was never sent",
+    "client.id": "it says which database a worker of the group has, so that two installations do not share one",
     "group.id": f"{_ALIASES}: kafka.group_id",
     "group.instance.id": "two workers with one instance id put each other out of the group",
     "group.protocol": _GROUP,
@@ -69,11 +70,24 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 RetryDelay = Annotated[int, Field(ge=1, le=86_400)]
 
 
+def _not_of_jobs(prefix: str) -> str:
+    if prefix.startswith("jobs."):
+        why = "an installation without a prefix reads the topics that begin with jobs."
+        raise PydanticCustomError("prefix", "Expected another prefix: {why}", {"why": why})
+    return prefix
+
+
+NamePrefix = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z0-9._-]*$", max_length=100), AfterValidator(_not_of_jobs)
+]
+
+
 class KafkaSettings(Section):
     """How to reach the broker; `extra` passes librdkafka's properties through, except those that promises rest on."""
 
     bootstrap_servers: str | None = None  #: unset: an embedded broker is started or found
     group_id: str = "alphaloop-workers"  #: consumer group that all workers share
+    prefix: NamePrefix = ""  #: of all topics and groups, such as team-a. where several installations share a cluster
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
     sasl_username: str | None = None
@@ -97,6 +111,10 @@ class KafkaSettings(Section):
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
     request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
     extra: dict[ExtraProperty, str | int | float | bool] = Field({})  #: other properties of librdkafka, by their names
+
+    def named(self, name: str) -> str:
+        """A topic or a group as the cluster knows it."""
+        return self.prefix + name
 
     @model_validator(mode="after")
     def _tokens_come_from_one_place(self) -> Self:
@@ -130,9 +148,17 @@ class SessionLimits:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """The server's parameters by name; times come back in UTC."""
+        """The server's parameters by name: the limits, and every one that changes what a text means or a row holds."""
         return {
             "timezone": "UTC",
+            "datestyle": "ISO, MDY",
+            "intervalstyle": "postgres",
+            "bytea_output": "hex",
+            "extra_float_digits": "1",
+            "standard_conforming_strings": "on",
+            "array_nulls": "on",
+            "transform_null_equals": "off",
+            "default_transaction_isolation": "read committed",
             "lock_timeout": _milliseconds(self.lock_s),
             "statement_timeout": _milliseconds(self.statement_s),
             "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),
@@ -141,11 +167,9 @@ class SessionLimits:
     @property
     def connecting(self) -> Mapping[str, Any]:
         """What the driver is told for each new connection."""
-        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30}
-        if self.through_pooler:
-            # A statement that one session has prepared is not known to the next.
-            return {**ours, "prepare_threshold": None}
-        return {**ours, "options": " ".join(f"-c {name}={value}" for name, value in self.parameters.items())}
+        ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30, "client_encoding": "utf8"}
+        # A statement that one session has prepared is not known to the next.
+        return {**ours, "prepare_threshold": None} if self.through_pooler else ours
 
 
 def _milliseconds(seconds: float) -> str:

@@ -12,7 +12,7 @@ import math
 import re
 import secrets
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, Literal
 
@@ -151,7 +151,7 @@ class ApiBatch:
     tasks: tuple[str, ...]  #: that lines may name; empty: all
     endpoint: str
     completion_window: str
-    metadata: Mapping[str, str] | None
+    metadata: Mapping[str, Any] | None
     input_file_id: str
     created_at: datetime
     expires_at: datetime
@@ -171,6 +171,14 @@ class ApiBatch:
     expired_at: datetime | None = None
     cancelling_at: datetime | None = None
     cancelled_at: datetime | None = None
+    by_status: Mapping[str, int] = field(default_factory=dict)  #: its requests by what became of them
+    output_kept_s: int | None = None  #: how long its files are kept; None: as long as any other
+    used: Mapping[str, int] | None = None  #: tokens of its texts, once it has ended
+
+    @property
+    def had_ended(self) -> bool:
+        """Whether it has ended before: one that goes on has a dead letter that was sent again."""
+        return any((self.completed_at, self.expired_at, self.cancelled_at))
 
 
 def new_id(kind: str) -> str:
@@ -268,16 +276,16 @@ class ApiBatchStore(Store):
         found = _paged(self._database, api_batches, select(*_BATCH), key_name, limit, after, oldest_first=False)
         return [of_row(ApiBatch, row) for row in found]
 
-    def cancel(self, key_name: str, batch_id: str, deed: Deed) -> ApiBatch:
-        """Ask for the end of the key's batch; one that has ended stays as it is. Raises NotThere."""
+    def cancel(self, key_name: str, batch_id: str, deed: Deed | None) -> ApiBatch:
+        """Ask for the end of the key's batch; one that ends or has ended stays as it is. Raises NotThere."""
         is_it = (api_batches.c.key_name == key_name) & (api_batches.c.id == batch_id)
         now = func.clock_timestamp()
         statement = update(api_batches).where(is_it, api_batches.c.status.in_(("validating", "in_progress")))
         with self._database.begin() as connection:
             asked = statement.values(status="cancelling", cancelling_at=now, look_at=now)
-            if connection.execute(asked).rowcount:
+            if (row := connection.execute(asked.returning(*_BATCH)).first()) is not None and deed is not None:
                 write_down(connection, deed)
-        return self.find(key_name, batch_id)
+        return self.find(key_name, batch_id) if row is None else of_row(ApiBatch, row)
 
     def due(self, limit: int) -> list[str]:
         """The ids of open batches that are to be looked at, the longest due first."""
@@ -286,15 +294,16 @@ class ApiBatchStore(Store):
             select(api_batches.c.id).where(is_due).order_by(api_batches.c.look_at).limit(limit)
         )
 
-    def open_one(self, batch_id: str) -> tuple[ApiBatch, ApiFile | None, datetime] | None:
-        """An open batch with its file, if that is there, and the time by the database."""
+    def with_files(self, batch_id: str) -> tuple[ApiBatch, Mapping[str, ApiFile], datetime] | None:
+        """The batch of any key, its files that are there, by id, and the time by the database; None without it."""
         now = self._database.scalar(select(func.clock_timestamp()))
-        row = self._database.row(select(*_BATCH).where(api_batches.c.id == batch_id, api_batches.c.status.in_(OPEN)))
+        row = self._database.row(select(*_BATCH).where(api_batches.c.id == batch_id))
         if row is None:
             return None
         batch = of_row(ApiBatch, row)
-        its = self._database.row(select(*_FILE).where(api_files.c.id == batch.input_file_id))
-        return batch, its and of_row(ApiFile, its), now
+        ids = [one for one in (batch.input_file_id, batch.output_file_id, batch.error_file_id) if one is not None]
+        found = self._database.rows(select(*_FILE).where(api_files.c.id.in_(ids)))
+        return batch, {file.id: of_row(ApiFile, file) for file in found}, now
 
     def change(self, batch: ApiBatch, status: str | None = None, **values: Any) -> ApiBatch | None:
         """Write what was found of a batch, with `status` the next one and its moment; returns it as it is now.
@@ -325,19 +334,9 @@ class ApiBatchStore(Store):
         later = func.clock_timestamp() + wait
         self._database.change(update(api_batches).where(api_batches.c.id == batch_id).values(look_at=later))
 
-    def num_ended(self, batch_id: str) -> tuple[int, int]:
-        """How many of its jobs have succeeded, and how many have ended otherwise. Refused messages have no job."""
-        row = self._database.one(_ENDED, {"batch_id": batch_id})
-        return int(row.num_succeeded), int(row.num_ended - row.num_succeeded)
-
 
 _FILE: Final = tuple(columns_of(api_files, ApiFile))
 _BATCH: Final = tuple(columns_of(api_batches, ApiBatch))
-_ENDED: Final = text("""
-    SELECT count(*) FILTER (WHERE status = 'succeeded') AS num_succeeded,
-        count(*) FILTER (WHERE status <> 'running') AS num_ended
-    FROM jobs WHERE batch_id = :batch_id
-""")
 _TURN: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('api ' || CAST(:key_name AS text), 0))")
 
 

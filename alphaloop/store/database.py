@@ -1,4 +1,4 @@
-"""Connections to Postgres: transactions, the database's clock, notices, and the driver's exceptions as ours.
+"""Connections to Postgres: transactions, the database's clock, notices.
 
 The hot path speaks to the driver (`driver_of`), because SQLAlchemy takes 25 to 80 µs for a statement, and hands over
 many rows as one parameter (`RowSet`), because a placeholder for each value would cost 60 µs a row.
@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from typing import Any, Final, Self, TypeVar, cast
 from uuid import UUID
 
@@ -27,6 +26,7 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     Connection,
+    Engine,
     Executable,
     FromClause,
     TextClause,
@@ -37,30 +37,27 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, SQLAlchemyError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.exc import ArgumentError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from alphaloop.errors import (
     ConfigError,
     SchemaMismatch,
     StoreBusy,
-    StoreError,
-    StoreLoginRefused,
-    StoreUnavailable,
     StoreValueRefused,
 )
 from alphaloop.settings.processes import SessionLimits
+from alphaloop.store.sqlstates import store_error
 
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0008",)
+SUPPORTED_REVISIONS: Final = ("0010",)
 
+_IS_THERE: Final = text("SELECT to_regclass(:name) IS NOT NULL")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
 _DRIVER: Final = "postgresql+psycopg"
-_UNDEFINED_TABLE: Final = "42P01"
 _DIALECT: Final = postgresql.dialect()  # type: ignore[no-untyped-call]
 _DEFAULT_LIMITS: Final = SessionLimits()
 
@@ -121,6 +118,8 @@ def _as_json(value: object) -> str:
 
 #: Connections of a worker, and of a scheduler: a thread that waits for one loses milliseconds, and the server has few.
 POOL_SIZE: Final = 2
+#: Age at which a connection is replaced, because one that only reads does not notice that another server writes now.
+_LONGEST_S: Final = 600.0
 
 
 class Database:
@@ -138,26 +137,26 @@ class Database:
         parsed = parse_url(url)
         self.redacted_url: Final = redacted(parsed)
         self._url = parsed
-        self._connect_args: dict[str, Any] = {
-            "connect_timeout": connect_timeout_s,
-            "application_name": "alphaloop",
-            **limits.connecting,
-        }
         self._engine = create_engine(
             parsed,
             pool_size=pool_size,
             max_overflow=0,
             pool_timeout=connect_timeout_s,
+            pool_recycle=_LONGEST_S,
             hide_parameters=True,
-            connect_args=self._connect_args,
+            isolation_level="READ COMMITTED",
+            creator=self._connect,
         )
-        event.listen(self._engine, "checkout", _refuse_if_cut)
-        self._is_closed = threading.Event()
-        event.listen(self._engine, "checkin", partial(_close_if, self._is_closed))
+        self._connect_args: Final = {
+            **self._engine.dialect.create_connect_args(parsed)[1],
+            "connect_timeout": connect_timeout_s,
+            "application_name": "alphaloop",
+            **limits.connecting,
+        }
+        self._pooled: Final = _Pooled(self._engine)
         self._guard: Callable[[Connection], None] | None = None
         self._limits = limits
-        settings = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in limits.parameters.items())
-        self._set_limits = text(f"SELECT {settings}") if limits.through_pooler else None
+        self._set_limits = text(_setting(limits, is_local=True)) if limits.through_pooler else None
         self._autocommit = self._engine.execution_options(isolation_level="AUTOCOMMIT")
 
     def guarded(self, guard: Callable[[Connection], None]) -> Self:
@@ -174,7 +173,7 @@ class Database:
         transaction committed is then unknown: read again), a lock is held, the disk is full. Raises StoreError for
         everything else that Postgres refuses; see `store_error`.
         """
-        with our_errors(self.redacted_url), self._engine.begin() as connection:
+        with self._our_errors(), self._engine.begin() as connection:
             if self._set_limits is not None:
                 connection.execute(self._set_limits)
             if self._guard is not None:
@@ -191,8 +190,22 @@ class Database:
             with self.begin() as connection:
                 yield connection
             return
-        with our_errors(self.redacted_url), self._autocommit.connect() as connection:
+        with self._our_errors(), self._autocommit.connect() as connection:
             yield connection
+
+    @contextmanager
+    def _our_errors(self) -> Iterator[None]:
+        """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts.
+
+        Only after an error about locks or values is a connection used again: any other may be one of its server.
+        """
+        try:
+            yield
+        except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
+            ours = store_error(error, self.redacted_url)
+            if not isinstance(ours, (StoreBusy, StoreValueRefused)):
+                self._pooled.number += 1
+            raise ours from None
 
     def rows(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of one statement that is a transaction by itself. Raises as `begin` does."""
@@ -236,38 +249,50 @@ class Database:
 
     def dedicated(self) -> psycopg.Connection:
         """A connection outside the pool, in autocommit, for what must outlive transactions. The caller closes it."""
-        url = self._url.set(drivername="postgresql").render_as_string(hide_password=False)
-        with our_errors(self.redacted_url):
-            return psycopg.connect(url, autocommit=True, **self._connect_args)
+        with self._our_errors():
+            return self._connect(autocommit=True)
+
+    def _connect(self, *, autocommit: bool = False) -> psycopg.Connection:
+        """A new connection. What our statements rely on holds, whatever others have set for the database or the role.
+
+        Parameters that libpq sends, such as those of PG* variables, win over its `options`: so they are set afterwards.
+        """
+        connection = psycopg.connect(**self._connect_args, autocommit=True)
+        try:
+            if not self._limits.through_pooler:
+                connection.execute(_setting(self._limits, is_local=False))
+            connection.autocommit = autocommit
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
-        found = self._scalar(_REVISION)
+        found = self._scalar("alembic_version", _REVISION)
+        again = "or run the release that migrated" if found else "or the search_path of this user leads elsewhere"
         if found in SUPPORTED_REVISIONS or (found and self.serves(SUPPORTED_REVISIONS[-1])):
             return str(found)
         raise SchemaMismatch(
             f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, or a later one that code of revision "
             f"{SUPPORTED_REVISIONS[-1]} can run on, found {found or 'none'} in {self.redacted_url}",
-            hint="alphaloop migrate" if found is None else "alphaloop migrate; or run the release that migrated",
+            hint=f"alphaloop migrate; {again}",
         )
 
     def serves(self, code_revision: str) -> bool:
         """Whether code whose newest revision is `code_revision` can run on the schema as it is now."""
-        return self._scalar(_SERVES, revision=code_revision) is not None
+        return self._scalar("code_revisions", _SERVES, revision=code_revision) is not None
 
-    def _scalar(self, query: TextClause, **parameters: str) -> Any:
+    def _scalar(self, table: str, query: TextClause, **parameters: str) -> Any:
         """The first value; None where there is no row or no such table."""
-        try:
-            row = self.row(query, parameters)
-            return None if row is None else row[0]
-        except StoreError as error:
-            if _UNDEFINED_TABLE not in error.message:
-                raise
+        if not self.scalar(_IS_THERE, {"name": table}):
             return None
+        row = self.row(query, parameters)
+        return None if row is None else row[0]
 
     def close(self) -> None:
         """Close every connection; one that a thread still uses is closed when the thread has finished with it."""
-        self._is_closed.set()
+        self._pooled.is_closed = True
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -284,21 +309,35 @@ class Store:
         self._database = database
 
 
-def _close_if(is_closed: threading.Event, connection: psycopg.Connection | None, record: ConnectionPoolEntry) -> None:
-    if is_closed.is_set() and connection is not None:
-        record.close()
+class _Pooled:
+    """Which connections of a pool are used again. Threads share it."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.is_closed = False
+        self.number = 0  #: connections that were first taken under another number are replaced
+        event.listen(engine, "checkout", self._taken)
+        event.listen(engine, "checkin", self._returned)
+
+    def _taken(self, connection: psycopg.Connection, record: ConnectionPoolEntry, proxy: object) -> None:
+        """Have the pool replace a connection that is of an earlier number, or that the server has ended.
+
+        The server sends a last message or closes the socket, and sends nothing else to an idle connection, but a change
+        of its settings. So the socket shows it, and no question needs to be sent each time a connection is taken.
+        """
+        waiting = select.poll()
+        waiting.register(connection.fileno(), select.POLLIN)
+        if record.info.setdefault("number", self.number) != self.number or waiting.poll(0):
+            raise DisconnectionError
+
+    def _returned(self, connection: psycopg.Connection | None, record: ConnectionPoolEntry) -> None:
+        if self.is_closed and connection is not None:
+            record.close()
 
 
-def _refuse_if_cut(connection: psycopg.Connection, record: object, proxy: object) -> None:
-    """Have the pool replace a connection that the server has ended.
-
-    The server sends a last message or closes the socket, and sends nothing else to an idle connection, but a change of
-    its settings. So the socket tells, and no question needs to be sent each time a connection is taken.
-    """
-    waiting = select.poll()
-    waiting.register(connection.fileno(), select.POLLIN)
-    if waiting.poll(0):
-        raise DisconnectionError
+def _setting(limits: SessionLimits, *, is_local: bool) -> str:
+    """The statement that sets the parameters: for a session, or for the transaction that it is the first of."""
+    parameters = limits.parameters.items()
+    return "SELECT " + ", ".join(f"set_config('{name}', '{value}', {is_local})" for name, value in parameters)
 
 
 def redacted(url: URL) -> str:
@@ -398,6 +437,7 @@ class Listener:
         self._database = database
         self._channels = channels or (_DRAFTS_CHANGED, CANCELLATIONS)
         self._connection: psycopg.Connection | None = None
+        self._since_s = 0.0
         self._ended = threading.Event()
 
     def wait(self, timeout_s: float) -> bool:
@@ -408,8 +448,10 @@ class Listener:
         if not self._database.keeps_sessions:
             self._ended.wait(timeout_s)
             return False
-        if self._connection is None:
-            self._connection = self._listen()
+        if self._connection is None or time.monotonic() - self._since_s > _LONGEST_S:
+            if self._connection is not None:
+                self._connection.close()
+            self._connection, self._since_s = self._listen(), time.monotonic()
             return True
         try:
             return bool(list(self._connection.notifies(timeout=timeout_s, stop_after=1)))
@@ -433,151 +475,3 @@ class Listener:
             connection.close()
             raise store_error(error, self._database.redacted_url) from None
         return connection
-
-
-#: SQLSTATEs, or their first two characters, that pass by themselves, with what an operator can do meanwhile.
-#: https://www.postgresql.org/docs/current/errcodes-appendix.html
-_PASSING: Final = {
-    "08": "is the server up, and the URL right?",  # connection exceptions
-    "25006": "the server is read-only: a standby, or default_transaction_read_only",
-    "25P03": "the process stood still inside a transaction for 20 s",
-    "25P04": "a transaction took longer than the server's transaction_timeout",
-    "40001": None,  # serialization failure
-    "40003": None,  # statement completion unknown
-    "40P01": None,  # deadlock
-    "53": "the server lacks a resource",
-    "53100": "the server's disk is full",
-    "53300": "raise max_connections, or run fewer processes",
-    "55000": None,  # an object is not in the state that the statement needs
-    "55006": None,  # an object is in use
-    "55P03": "another transaction has held the lock for 5 s",
-    "57000": None,  # operator intervention
-    "57014": "the statement was cancelled, or took longer than 1 min in a worker, 30 min in a command",
-    "57P": "the server was stopped, has crashed, or starts",
-    "58": "the server's disk or operating system fails",
-}
-#: Another transaction is in the way: serialization failure, deadlock, object in use, lock not available.
-_BUSY: Final = ("40001", "40P01", "55006", "55P03")
-#: The values are at fault: they are malformed, break a constraint, or exceed a limit of Postgres.
-_VALUES: Final = ("22", "23", "54")
-#: The connection is gone with these, so nothing is known of the statement.
-_GONE: Final = ("08", "57P", "25P03")
-#: Parts of what the server or libpq says when it refuses a login, in lower case, because libpq tells no SQLSTATE of a
-#: connection that failed. A server in another language than English is not understood: its refusal is an outage.
-_LOGIN_REFUSED: Final = (
-    "authentication failed",
-    "no password supplied",
-    "no pg_hba.conf entry",
-    "not permitted to log in",
-    "permission denied for database",
-    "does not exist",  # a database, a role, a file of certificates
-    "certificate",
-    "tlsv1 alert",
-    "wrong version number",  # TLS to a server that speaks none
-    "ssl was required",
-)
-
-
-def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, where: str) -> StoreError:
-    """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
-
-    `StoreUnavailable` means: wait, and do the same again. The connection is gone, the disk is full, another transaction
-    holds a lock (`StoreBusy`), or an operator has made the server read-only. `StoreLoginRefused` is among these errors,
-    because somebody may mend the login while a worker runs; a process that starts ends with it. `StoreValueRefused`
-    means: leave this row out and go on, because Postgres never takes it. Every other `StoreError` needs a person: a
-    right or a table is missing.
-    """
-    if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
-        return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
-    if isinstance(error, PoolTimeout):
-        told = "this process waits for its own statements: pg_stat_activity says what those wait for"
-        return StoreUnavailable(f"no free connection to {where}", hint=told)
-    original = error.orig if isinstance(error, DBAPIError) else error
-    if not isinstance(original, psycopg.Error):
-        return StoreError(f"{type(error).__name__} at {where}")
-    state = original.sqlstate or ""
-    said = original.diag.message_primary
-    broken = isinstance(error, DBAPIError) and error.connection_invalidated
-    if broken or state.startswith(_GONE) or (not state and isinstance(original, psycopg.OperationalError)):
-        refused = _tls_hint(str(original)) or _login_hint(original)
-        if not state and refused is not None:
-            return StoreLoginRefused(f"no connection to {where}: {_first_line(original)}", hint=refused)
-        hint = _hint(state) or _PASSING["08"]
-        return StoreUnavailable(f"no connection to {where}: {said or _first_line(original)}", hint=hint)
-    refusal = f"{where} refused a statement: {said or type(original).__name__} (SQLSTATE {state or 'unknown'})"
-    if state in _BUSY:
-        return StoreBusy(refusal, hint=_hint(state))
-    if state.startswith(tuple(_PASSING)):
-        return StoreUnavailable(refusal, hint=_hint(state))
-    # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
-    if state.startswith(_VALUES) or (not state and isinstance(original, psycopg.DataError)):
-        return StoreValueRefused(refusal)
-    return StoreError(refusal)
-
-
-@contextmanager
-def our_errors(where: str) -> Iterator[None]:
-    """The driver's errors as ours; not chained, because the driver's text quotes rows, and rows hold prompts."""
-    try:
-        yield
-    except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
-        raise store_error(error, where) from None
-
-
-def _hint(state: str) -> str | None:
-    matching = [passing for passing in _PASSING if state.startswith(passing)]
-    return _PASSING[max(matching, key=len)] if matching else None
-
-
-def _login_hint(error: psycopg.Error) -> str | None:
-    """What to check, if the server refused the login."""
-    is_refused = any(part in str(error).lower() for part in _LOGIN_REFUSED)
-    return "check user, password, database and sslmode of postgres.url" if is_refused else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-#: A part of libpq's or the server's text, and what to set. libpq gives no code for these, only a text, which it does
-#: not translate in the build that psycopg[binary] brings. A text that is not known here leaves the ordinary hint.
-#: https://www.postgresql.org/docs/current/libpq-ssl.html
-_TLS_HINTS: Final = (
-    (
-        "certificate verify failed",
-        "the server's certificate was not signed by a certificate in sslrootcert of postgres.url (DATABASE_URL): set "
-        "sslrootcert to the file of the CA that signed it, or to `system` for the CAs that this machine trusts",
-    ),
-    (
-        "does not match host name",
-        "sslmode=verify-full wants a host in postgres.url (DATABASE_URL) that the server's certificate names; "
-        "hostaddr=… may give the address beside it",
-    ),
-    (
-        "server does not support SSL",
-        "postgres.url (DATABASE_URL) asks for TLS with sslmode, and the server speaks none: set ssl = on in "
-        "postgresql.conf, or connect to the port that speaks it",
-    ),
-    (
-        "root certificate file",
-        "sslmode=verify-full and verify-ca want sslrootcert=FILE in postgres.url (DATABASE_URL), or sslrootcert=system "
-        "for the CAs that this machine trusts",
-    ),
-    (
-        "requires a valid client certificate",
-        "the server asks for a certificate of its clients: set sslcert=FILE and sslkey=FILE in postgres.url "
-        "(DATABASE_URL)",
-    ),
-    (
-        "no encryption",
-        "the server takes this user over TLS only (hostssl in pg_hba.conf): set sslmode=verify-full and sslrootcert in "
-        "postgres.url (DATABASE_URL)",
-    ),
-    ("certificate file", "sslcert in postgres.url (DATABASE_URL) names a file that cannot be read"),
-    ("private key file", "sslkey in postgres.url (DATABASE_URL) names a file that only its owner may read (chmod 600)"),
-)
-
-
-def _tls_hint(told: str) -> str | None:
-    """What to set, if TLS is why a connection failed; `told` is libpq's text."""
-    return next((hint for part, hint in _TLS_HINTS if part in told), None)

@@ -30,7 +30,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting
+from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, DraftSetting, reason_said
 from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums, together
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
@@ -113,11 +113,6 @@ class DecisionChange:
     owner: str
     figures: ChoiceFigures | None = None  #: None where nothing was weighed
 
-    @property
-    def expected_low(self) -> float | None:
-        """Lower bound of the speed-up that was expected of it."""
-        return None if self.figures is None else self.figures.chosen.speedup_low
-
 
 _SETTING: Final = tuple(LoggedSetting.__slots__)
 
@@ -183,7 +178,8 @@ def change_of(row: Any) -> DecisionChange:
     """From a row of the log."""
     before = LoggedSetting(row.from_mode, row.from_drafter, row.from_num_draft_tokens) if row.from_mode else None
     after = LoggedSetting(row.to_mode, row.to_drafter, row.to_num_draft_tokens)
-    return of_row(DecisionChange, row, before=before, after=after, figures=ChoiceFigures.of_row(row))
+    reason = reason_said(row.reason, row.speedup_low)
+    return of_row(DecisionChange, row, before=before, after=after, reason=reason, figures=ChoiceFigures.of_row(row))
 
 
 def _last_choice(

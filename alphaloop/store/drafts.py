@@ -114,6 +114,21 @@ class DraftRegistry(Store):
         )
         return self._database.change(statement) == 1
 
+    def retired(self) -> set[str]:
+        """The drafters that an operator retired, by name: no worker opens them."""
+        query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
+        return {drafter for (drafter,) in self._database.rows(query)}
+
+    def set_retired(self, drafter: str, is_retired: bool) -> None:
+        """Retire every revision of a drafter, or make the retired ones active again."""
+        drafts, was_retired = draft_revisions.c, draft_revisions.c.status == DraftStatus.RETIRED
+        status, done = (DraftStatus.RETIRED, "retired") if is_retired else (DraftStatus.ACTIVE, "restored")
+        statement = update(draft_revisions).where(
+            drafts.drafter == drafter, ~was_retired if is_retired else was_retired
+        )
+        reason = f"{done} by an operator"
+        self._database.change(statement.values(status=status, status_reason=reason, status_changed_at=func.now()))
+
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c

@@ -114,8 +114,7 @@ class DecodeRun:
 class ShadowRun:
     """Counts of a drafter on a text that it did not decode, under its own key.
 
-    They are evidence of acceptance like a run's (docs/concepts/drafters.md says why), but not of time. With `chances`,
-    the counts are of parts of rounds.
+    They are evidence of acceptance like a run's (docs/concepts/drafters.md says why), but not of time.
     """
 
     key: EvidenceKey
@@ -126,6 +125,7 @@ class ShadowRun:
     decoded_at: datetime
     chances: tuple[int, ...] = ()  #: as a run's; empty: `num_draft_tokens` was allowed in every round
     is_drafted: bool = False  #: of rounds that the drafter had in the job itself
+    is_whole: bool = True  #: whether the counts are of whole rounds over the whole text
     #: Whether a limit ended the text, of the one row that counts for the job's length; None: another row does.
     is_cut: bool | None = None
 
@@ -181,7 +181,7 @@ class JobCounts:
             return CountSource.SCORED
         if shadow.is_drafted or (self.run is not None and shadow.key == self.run.key):
             return CountSource.DRAFTED
-        return CountSource.SHARED_WEIGHTS if shadow.chances else CountSource.SHADOW
+        return CountSource.SHADOW if shadow.is_whole else CountSource.SHARED_WEIGHTS
 
 
 def add_to_hours(driver: psycopg.Connection, jobs: Sequence[JobCounts]) -> None:

@@ -91,7 +91,8 @@ class HowDecoded:
     mode: str  #: vanilla or speculative
     drafter: str | None
     num_draft_tokens: int
-    drafted_share: float | None  #: of its rounds; None without a round behind the prefill
+    num_rounds: int  #: those after the prefill of each text, which alone can draft
+    drafted_share: float | None  #: of these; None without any
     num_tokens: int  #: generated
     latency_s: float  #: from the message's timestamp in Kafka to the last token
 
@@ -232,8 +233,9 @@ class JobPages:
             return found
         runs = decode_runs.c
         columns = (runs.job_id, runs.attempt, runs.mode, func.nullif(runs.drafter, ""), runs.num_draft_tokens)
+        rounds: ColumnElement[int] = literal_column(ROUNDS)
         drafted_share: ColumnElement[float | None] = literal_column(f"({DRAFTED_ROUNDS}) / nullif({ROUNDS}, 0)::float8")
-        query = select(*columns, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
+        query = select(*columns, rounds, drafted_share, runs.num_tokens, runs.queue_s + runs.wall_s).where(
             runs.job_id.in_([job.job_id for job in ended]),
             # So that older days need not be looked at.
             runs.decoded_at >= min(job.created_at for job in ended) - _CLOCKS_APART,
@@ -254,12 +256,17 @@ class LetterKey(NamedTuple):
 class RedriveStore(Store):
     """The table of letters that were sent again."""
 
-    def mark(self, job_ids: Mapping[LetterKey, str]) -> None:
-        """Note letters that the broker has, with the job each became."""
+    def mark(self, job_ids: Mapping[LetterKey, str], batch_ids: Collection[str] = ()) -> None:
+        """Note letters that the broker has, with the job each became. Batches of these ids that have ended go on.
+
+        One of the API ends again once the job has: its files are then written anew, if its input file is there.
+        """
         if not job_ids:
             return
         rows = [{**key._asdict(), "job_id": job_id} for key, job_id in sorted(job_ids.items())]
         self._database.change(insert(redrives).on_conflict_do_nothing(), rows)
+        for go_on in (_API_BATCHES_GO_ON, _BATCHES_GO_ON):
+            self._database.change(go_on, {"batch_ids": sorted(set(batch_ids))})
 
     def of(self, letters: Collection[LetterKey]) -> dict[LetterKey, str]:
         """Those of the letters that were sent again, with the job each became."""
@@ -345,6 +352,13 @@ def _place(job: ListedJob | Row[Any]) -> PageStart:
     return PageStart(job.created_at, job.job_id)
 
 
+_API_BATCHES_GO_ON: Final = text("""
+    UPDATE api_batches SET status = 'finalizing', finalizing_at = clock_timestamp(), look_at = clock_timestamp()
+    WHERE id = ANY(:batch_ids) AND status IN ('completed', 'expired', 'cancelled') AND EXISTS (
+        SELECT FROM api_files WHERE api_files.id = input_file_id AND api_files.expires_at > clock_timestamp()
+    )
+""")
+_BATCHES_GO_ON: Final = text("UPDATE batches SET is_open = true WHERE id = ANY(:batch_ids) AND NOT is_open")
 _KEY = (redrives.c.topic, redrives.c.partition, redrives.c.offset, redrives.c.written_at_ms)
 # `<=` and `=` by position: accepts ≤ trials ≤ proposed ≤ rounds, and tokens = rounds + accepted - cropped + forced.
 # PostgreSQL reads no field of a JSON document with an escaped NUL in it, which a generated text may hold.

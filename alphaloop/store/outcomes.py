@@ -287,7 +287,7 @@ class _Rows:
             is_cut = _NULL if shadow.is_cut is None else shadow.is_cut
             self.evidence.append(
                 f"{self._counted(next(ledger_ids), job.job_id, shadow)}"
-                f"\t{job.source(shadow).value}\t{not shadow.chances}"
+                f"\t{job.source(shadow).value}\t{shadow.is_whole}"
                 f"\t{shadow.num_draft_tokens}\t{shadow.num_prompt_tokens}\t{shadow.num_output_tokens}\t{is_cut}\n"
             )
 

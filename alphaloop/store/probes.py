@@ -26,6 +26,7 @@ from sqlalchemy import (
     or_,
     select,
     text,
+    tuple_,
     union_all,
     update,
 )
@@ -88,12 +89,6 @@ class ProbeSetStore(Store):
             )
             connection.execute(insert(probe_prompts).on_conflict_do_nothing(), prompts)
 
-    def retire(self, task: str) -> bool:
-        """Probe the task no more; False when it had no set in use."""
-        sets = probe_sets.c
-        retired = update(probe_sets).where(sets.task == task, sets.is_active).values(is_active=False)
-        return self._database.change(retired) > 0
-
     def active(self) -> dict[str, ProbeSet]:
         """The set in use of each task that has one."""
         return {found.task: found for found in self._read(probe_sets.c.is_active)}
@@ -132,6 +127,7 @@ class ProbeSetStore(Store):
 
 #: No probe is decoded so long after the run that sent it; nor before it, by clocks that differ.
 _LONGEST_LIFE: Final = timedelta(days=2)
+_TRIED_AGAIN_AFTER: Final = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,31 +152,33 @@ class ProbeStore(Store):
     """Probes and controls that were sent. What became of them is read from decode_runs and probe_texts."""
 
     def last_probed(self, now: datetime, deadline: timedelta, *, since: datetime) -> dict[tuple[str, str], datetime]:
-        """When each (task, drafter) was last measured with the set in use, or is being measured.
+        """When each (task, drafter) was last sent to be measured with the set in use, of runs due after `since`.
 
-        Of runs due after `since`. A probe, and a control for what is scored on it, counts once it was decoded, and
-        before that until its deadline has passed.
+        A probe, and a control for what is scored on it, counts once it has counts of the drafter. One without them
+        counts for a day if it was decoded, because another would end the same way, else until its deadline has passed.
         """
-        runs = probe_runs.c
+        runs, run, row = probe_runs.c, decode_runs.c, evidence_rows.c
         in_use = exists().where(
             probe_sets.c.task == runs.task, probe_sets.c.version == runs.probe_set, probe_sets.c.is_active
         )
-        run = decode_runs.c
-        decoded = select(run.job_id).where(run.purpose.in_(MEASURED), run.decoded_at > since - _LONGEST_LIFE)
-        drafters = func.unnest(func.array_append(runs.scored_drafters, runs.drafter))
-        measured = (
-            select(runs.task, drafters.label("drafter"), runs.scheduled_for)
-            .where(runs.scheduled_for > since, in_use)
-            .where(or_(runs.job_id.in_(decoded), runs.sent_at > now - deadline))
-            .subquery()
-            .c
+        drafters = func.unnest(func.array_append(runs.scored_drafters, runs.drafter)).label("drafter")
+        at = func.coalesce(runs.sent_at, runs.scheduled_for).label("at")
+        sent = select(runs.task, runs.job_id, runs.sent_at, at, drafters).where(runs.scheduled_for > since, in_use)
+        one = sent.subquery().c
+        oldest = since - _LONGEST_LIFE
+        measured = union_all(
+            select(run.job_id, run.drafter).where(run.purpose == Purpose.PROBE, run.decoded_at > oldest),
+            select(row.job_id, row.drafter).where(row.source == CountSource.SCORED, row.decoded_at > oldest),
         )
-        query = (
-            select(measured.task, measured.drafter, func.max(measured.scheduled_for))
-            .where(measured.drafter.is_not(None))
-            .group_by(measured.task, measured.drafter)
+        decoded = select(run.job_id).where(run.purpose.in_(MEASURED), run.decoded_at > oldest)
+        counts = or_(
+            tuple_(one.job_id, one.drafter).in_(measured),
+            and_(one.job_id.in_(decoded), one.sent_at > now - _TRIED_AGAIN_AFTER),
+            one.sent_at > now - deadline,
         )
-        return {(task, drafter): last for task, drafter, last in self._database.rows(query)}
+        query = select(one.task, one.drafter, func.max(one.at)).where(one.drafter.is_not(None), counts)
+        last = self._database.rows(query.group_by(one.task, one.drafter))
+        return {(task, drafter): at for task, drafter, at in last}
 
     def mean_device_s(self, since: datetime, until: datetime) -> dict[str, float]:
         """Mean device seconds of a probe or control by task, over the hours that began in (since, until]."""

@@ -241,10 +241,10 @@ def heard_lately(workers: Iterable[SeenWorker]) -> list[SeenWorker]:
     return [one for one in workers if one.silence <= _PEER_FOR]
 
 
-def drafters_of(workers: Sequence[SeenWorker], target: str) -> frozenset[str]:
-    """The drafters of the target's workers that were heard of in the last half minute."""
-    setups = [one.load.setup for one in heard_lately(workers) if one.load.target == target]
-    return frozenset(drafter.name for setup in setups if setup is not None for drafter in setup.drafters)
+def drafters_of(workers: Sequence[SeenWorker], target: str | None) -> frozenset[str]:
+    """What a worker of the target (None: of any) asks, of those that were heard of in the last half minute."""
+    setups = [one.load.setup for one in heard_lately(workers) if target in (None, one.load.target)]
+    return frozenset(one.name for setup in setups if setup for one in setup.drafters if one.name not in setup.ended)
 
 
 def targets_by_revision(workers: Sequence[SeenWorker]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The console with many tasks: how long its pages take to be painted, and their pictures.
 
-    python -m benchmarks.console                                       # 1,000 tasks and 100,000 jobs
+    python -m benchmarks.console                       # 1,000 tasks, 100,000 jobs and 10,000 batches
     python -m benchmarks.console --jobs 10000000                       # 20 GB of disk
     python -m benchmarks.console --tasks 6 --pictures docs/guides/console    # the guide's pictures
 
@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.request
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,23 +30,25 @@ from playwright.sync_api import Browser
 from pydantic import SecretStr
 from rich.table import Table
 
-from alphaloop.batches.lines import KeptBatches
 from alphaloop.console.app import ConsoleServer
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
+from alphaloop.store.batches import BatchStore
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.known_jobs import JobPages
 from alphaloop.store.workers import WorkerStore
 from benchmarks import ended_jobs as ended_jobs
-from benchmarks.console.filling import RUNNING_JOB, fill, find, plans, send_messages
+from benchmarks.console.filling import RUNNING_JOB, fill, find, list_batches, plans, send_messages
 from benchmarks.console.pictures import chromium, settle, take
 from benchmarks.reporting import console, parser_of
 
+#: A page of batches far behind the newest.
+_FAR: Final = f"/batches?behind=batch&at={(datetime.now(UTC) - timedelta(days=5)).isoformat().replace('+', '%2B')}"
 PATHS: Final = (
-    *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", "/dead-letters", "/drift"),
+    *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", _FAR, "/dead-letters", "/drift"),
     *("/drafts", "/reports"),
     # What is common, what is rare, and what is nowhere.
     *(
@@ -67,6 +69,8 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--tasks", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=100_000, help="ended jobs beside those of the tasks")
+    parser.add_argument("--batches", type=int, default=10_000)
+    parser.add_argument("--pages", default="", help="only pages whose address begins so")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--pictures", type=Path, default=None, help="only take pictures, into this folder")
     options = parser.parse_args()
@@ -76,13 +80,23 @@ def main() -> None:
             if options.pictures is not None:
                 pictures(settings, options.tasks, options.pictures)
                 return
-            _fill(settings, options.tasks, options.jobs)
+            _fill(settings, options.tasks, options.jobs, options.batches)
             with closing(ConsoleServer(settings)) as server, chromium() as browser:
-                found = [measured(browser, server.url, path, options.repeats) for path in PATHS]
+                found = [
+                    measured(browser, server.url, path, options.repeats)
+                    for path in PATHS
+                    if path.startswith(options.pages)
+                ]
                 least_ms = statistics.median(first_paint(browser, _ONE_WORD) for _ in range(options.repeats))
     show(found)
     console.print(f"a page of one word, from no server: {least_ms:.0f} ms")
-    conditions = {"tasks": options.tasks, "jobs": options.jobs, "load": os.getloadavg()[0], "cores": os.cpu_count()}
+    conditions = {
+        "tasks": options.tasks,
+        "jobs": options.jobs,
+        "batches": options.batches,
+        "load": os.getloadavg()[0],
+        "cores": os.cpu_count(),
+    }
     print(json.dumps({"conditions": conditions, "least_paint_ms": least_ms, "pages": found}))
 
 
@@ -115,7 +129,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     """Every page, by the name of its picture."""
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
-    (batch,) = KeptBatches(settings.console_batches).all()
+    batch = BatchStore(database).page(1)[0]
     letter = newest_letters(settings.kafka, LetterFilter(), 1)[0].told["at"]
     return {
         "now": "/",
@@ -125,7 +139,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
         "job": f"/job?id={ended.job_id}",
         "job-running": f"/job?id={RUNNING_JOB}",
         "batches": "/batches",
-        "batch": f"/batch?id={batch.batch_id}",
+        "batch": f"/batch?id={batch.id}",
         "dead-letters": "/dead-letters",
         "dead-letter": f"/dead-letter?at={letter}",
         "redrive": "/dead-letters/redrive?task=code",
@@ -170,7 +184,7 @@ def show(found: list[dict[str, Any]]) -> None:
     console.print(table)
 
 
-def _fill(settings: Settings, num_tasks: int, num_jobs: int) -> None:
+def _fill(settings: Settings, num_tasks: int, num_jobs: int, num_batches: int) -> None:
     assert settings.postgres.url is not None
     schema.upgrade(settings.postgres.url)
     if num_jobs:
@@ -178,6 +192,7 @@ def _fill(settings: Settings, num_tasks: int, num_jobs: int) -> None:
             ended_jobs.fill(connection, num_jobs, lambda done: console.print(f"{done} jobs"))
     with Database(settings.postgres.url) as database:
         fill(database, plans(num_tasks), now=datetime.now(UTC))
+        list_batches(database, num_batches, datetime.now(UTC))
 
 
 if __name__ == "__main__":

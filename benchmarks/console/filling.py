@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
+
+from sqlalchemy import insert
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.batches.lines import BatchReader, BatchRequest, KeptBatches
@@ -31,8 +33,10 @@ from alphaloop.messages import Chunk, Mode, Origin, Result, Status, chunk_header
 from alphaloop.messages.headers import encoded
 from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
 from alphaloop.settings import Settings
+from alphaloop.store.api import ApiBatch, new_id
+from alphaloop.store.batches import BatchStore
 from alphaloop.store.costs import CostStore, CostSubject
-from alphaloop.store.database import Database
+from alphaloop.store.database import Database, values_of
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import (
@@ -49,6 +53,7 @@ from alphaloop.store.jobs import ClaimRequest, JobStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.store.workers import WorkerLoad, WorkerStore
+from alphaloop.tables import api_batches
 
 HOST, DEVICE, ENGINE = "gpu-node-1", "NVIDIA H100 80GB HBM3", "transformers-5.23.0/bfloat16"
 TARGET_NAME: Final = "SmolLM2-1.7B-Instruct"
@@ -124,7 +129,7 @@ def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: i
         purpose="traffic",
         mode=Mode.SPECULATIVE if is_spoken else Mode.VANILLA,
         num_draft_tokens=k if is_spoken else 0,
-        reason=Reason.FASTER if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
+        reason="expected_faster" if plan.speculates else Reason.EXPLORING if is_spoken else Reason.NOT_FASTER,
         device=DEVICE,
         counts=counts,
         num_prompt_tokens=rng.randint(80, 240),
@@ -209,7 +214,7 @@ def find(database: Database, now: datetime) -> None:
     fallen = EventContent(
         DriftSubject("code", DRAFTER, DRAFT, TARGET),
         "traffic_changed",
-        "α₁ of code with lookup fell by .11 [.08 .14], from .74 to .63; its probes are steady (.75, within ±.05).",
+        "Acceptance of lookup on code fell from 0.74 to 0.63, change -0.11 [-0.14 -0.08]; its probes are steady.",
         "The jobs have changed, not the draft: look at what new producers send, or let the policy choose a smaller k.",
         {"flagged_by": "traffic"},
         41.5,
@@ -219,7 +224,7 @@ def find(database: Database, now: datetime) -> None:
     over = EventContent(
         DriftSubject("summarization", DRAFTER, DRAFT, TARGET),
         "setup_changed",
-        "α₁ of summarization with lookup fell by .07 [.04 .10] when the engine's dtype changed.",
+        "α₁ of summarization with lookup fell by 0.07 [0.04 0.10] when the engine's dtype changed.",
         "Nothing, if the change was meant.",
         {"flagged_by": "probes"},
         0.0,
@@ -229,12 +234,12 @@ def find(database: Database, now: datetime) -> None:
     store.write([EventChange(None, EventState.OPENED, fallen, fallen.verdict)], now - timedelta(hours=2))
     (first,) = store.open_events()
     store.write(
-        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: .63 [.61 .66].")],
+        [EventChange(first.id, EventState.CONFIRMED, fallen, "Later jobs agree: 0.63 [0.61 0.66].")],
         now - timedelta(hours=1),
     )
     store.write([EventChange(None, EventState.OPENED, over, over.verdict)], now - timedelta(days=2))
     second = max(event.id for event in store.open_events())
-    closed = "Back within ±.05 of .62 for 64 jobs: an equivalence test says so."
+    closed = "Back within ±0.05 of 0.62 for 64 jobs: an equivalence test says so."
     store.write([EventChange(second, EventState.CLOSED, over, closed)], now - timedelta(days=1))
     wrong = Incident(
         IncidentKind.WRONG_TEXT,
@@ -413,18 +418,55 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     lines = [_line(f"row-{number:02d}", chat) for number in range(58)]
     lines += [_line("row-hot", {**chat, "temperature": 9}), "{half a line"]
     content, now = io.BytesIO("\n".join(lines).encode()), datetime.now(UTC)
-    kept = KeptBatches(settings.console_batches).add(
-        content, name="haiku.jsonl", task=plan.task, by="alphaloop", at=now
-    )
+    kept = KeptBatches(settings.console_batches).add(content)
+    noted: dict[str, str | int] = {"source": "console", "by": "alphaloop", "name": "haiku.jsonl"}
+    noted |= {"task": plan.task, "num_bytes": content.tell(), "num_total": len(lines)}
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
-    send(iter(found), settings, database, kept.batch_id)
+    send(iter(found), settings, database, kept.batch_id, noted=noted)
     jobs = [line.job for line in found if isinstance(line, BatchRequest)]
     claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
     claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)
     rng = random.Random(3)
     ended = [ended_job(one.job_id, plan, one.attempt, now, rng, kept.batch_id) for one in claimed[:29]]
     OutcomeStore(database).record(ended, owner=WORKERS[0])
+
+
+def list_batches(database: Database, num_batches: int, now: datetime) -> None:
+    """Batches without their jobs: every other one is the API's and has ended, of the others every tenth has not."""
+    store, made = BatchStore(database), list[dict[str, Any]]()
+    for number in range(num_batches):
+        by_status = {"succeeded": 900 + number % 90, "failed": number % 10, "invalid": number % 3}
+        num_total, name, at = sum(by_status.values()), f"rows-{number}.jsonl", now - timedelta(minutes=number)
+        if number % 2:
+            batch = ApiBatch(
+                id=new_id("batch_"),
+                key_name="nightly",
+                segment="gold",
+                task="code",
+                tasks=(),
+                endpoint="/v1/chat/completions",
+                completion_window="24h",
+                metadata=None,
+                input_file_id=f"file-{number}",
+                created_at=at,
+                expires_at=at + timedelta(days=1),
+                completed_at=at,
+                status="completed",
+                num_total=num_total,
+                num_completed=by_status["succeeded"],
+                num_failed=num_total - by_status["succeeded"],
+                by_status=by_status,
+            )
+            made.append(values_of(batch))
+        else:
+            batch_id, is_open = f"batch-{hashlib.sha256(name.encode()).hexdigest()[:24]}", number % 20 == 0
+            told = {"id": batch_id, "source": "command", "by": "platform", "name": name, "task": "code"}
+            noted: dict[str, str | int] = {**told, "num_bytes": 300 * num_total, "num_total": num_total + 50 * is_open}
+            store.note(noted, by_status["invalid"])
+            store.keep({batch_id: {"by_status": by_status, "is_open": is_open}})
+    if made:
+        database.change(insert(api_batches), made)
 
 
 def _claim(job_id: str, plan: TaskPlan, custom_id: str | None = None, batch_id: str | None = None) -> ClaimRequest:

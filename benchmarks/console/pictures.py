@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from alphaloop.errors import StartFailed
 #: Programs under which a system's Chromium is found.
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 _COLOURS: Final = 64  # of a picture, which keeps it small
+#: Beside the pictures: what each page names. While pages name the same, their pictures are of today.
+LABELS: Final = "labels.json"
+_NAMES: Final = "nav a, main :is(h2, thead th, dt, legend, button)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,13 @@ def chromium() -> Iterator[Browser]:
 def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], password: str) -> Iterator[Path]:
     """Take pictures of these pages, by name their addresses, into a folder; the paths, as they are written.
 
-    Raises RuntimeError where the browser complains about a page.
+    The last file, LABELS, has the headings, columns and buttons of each page. Raises RuntimeError where the browser
+    complains about a page.
     """
     folder.mkdir(parents=True, exist_ok=True)
     complaints: list[str] = []
     opened: dict[Look, Page] = {}
+    labels: dict[str, list[str]] = {}
     for look in LOOKS:
         opened[look] = _signed_in(
             browser, look, url, found := folder / f"sign-in{look.suffix}.png", password, complaints
@@ -80,8 +86,11 @@ def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], pas
             if complaints:
                 raise RuntimeError(f"{path}: {complaints}")
             yield found
+        labels[name] = sorted({" ".join(text.split()) for text in opened[LOOKS[0]].locator(_NAMES).all_inner_texts()})
     for page in opened.values():
         page.context.close()
+    (folder / LABELS).write_text(json.dumps(labels, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    yield folder / LABELS
 
 
 def settle(page: Page, address: str) -> None:

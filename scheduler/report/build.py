@@ -16,12 +16,14 @@ from alphaloop.acceptance import Interval, consecutive_runs, share_interval
 from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
+from alphaloop.experiment.wording import judged
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
 from alphaloop.store.drafts import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
 from alphaloop.store.task_figures import TaskFigures
+from alphaloop.wording import how_many
 from scheduler.counts import RunCounts
 from scheduler.events import Flagged
 from scheduler.probe_history import ProbeSetup, differences
@@ -117,6 +119,7 @@ def _task_line(
         }
     elif drafter:
         seen |= _of_probes(counts, task, drafter)
+    choice = choice and judged(choice, measured)
     if choice is None:
         seen |= {"mode": None, "num_draft_tokens": 0, "reason": ""}
     else:
@@ -164,8 +167,7 @@ def _headline(
     num_rounds = sum(line.decoded.num_rounds for line in tasks if line.decoded)
     num_drafted = sum(line.decoded.num_drafted_rounds for line in tasks if line.decoded)
     num_jobs = sum(line.num_jobs for line in tasks)
-    jobs = f"{num_jobs} job{'' if num_jobs == 1 else 's'} of {len(tasks)} task{'' if len(tasks) == 1 else 's'}"
-    sentence = f"{jobs} in the last day"
+    sentence = f"{how_many(num_jobs, 'job')} of {how_many(len(tasks), 'task')} in the last day"
     if num_rounds:
         sentence += f"; {percent(num_drafted / num_rounds)} of the rounds drafted"
     stale = sorted({d.drafter for d in drafts if d.status == "stale"})

@@ -151,7 +151,7 @@ class TaskLine(ReportPart):
     )
     drafter: str | None = Field(description="The next job's drafter, else the one with most evidence.")
     num_draft_tokens: int = Field(description="The next job's k; 0 is vanilla.")
-    reason: str = Field(description="alphaloop.deciding.policy.Reason of the next job, one word.")
+    reason: str = Field(description="Why the next job would be decoded so, as screens say it.")
     explanation: str = ""
     num_speculative_jobs: int = Field(description="Jobs of the last day behind the acceptance figures.")
     acceptance_from: Literal["traffic", "probes"] | None = None

@@ -24,7 +24,7 @@ from alphaloop.files import replace_file
 from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratios_by_task
 from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
-from alphaloop.wording import minute, share, share_with_interval, words
+from alphaloop.wording import how_many, minute, share, share_with_interval, words
 from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
@@ -44,11 +44,11 @@ from scheduler.report.wording import (
 
 WIDTH: Final = 80
 _WHY: Final = {Why.ALARM: "an alarm", Why.NEW: "something new", Why.AGE: "age"}
-HEADER: Final = ("task", "jobs", "drafted", "α_1", "α")
+HEADER: Final = ("task", "jobs", "drafted", "α₁", "α")
 _LEGEND: Final = (
     "jobs: traffic of the last day.",
     "drafted: share of its rounds in which a drafter was asked.",
-    "α_1: acceptance of its first drafted tokens [95 %].",
+    "α₁: acceptance of its first drafted tokens [95 %].",
     "α: pooled over positions, at its k, the longest draft that a round was allowed.",
 )
 RIGHT: Final = frozenset({1, 2})
@@ -63,7 +63,7 @@ def render_text(report: DriftReport) -> str:
         *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
         "",
         "What changed",
-        f"  {told_changes(report.changes)}",
+        *_items([told_changes(report.changes)]),
         *_items((line.sentence for line in report.changes.lines), "  - "),
         "",
     ]
@@ -74,13 +74,13 @@ def render_text(report: DriftReport) -> str:
         parts += [*_items(map(_next_job, report.tasks)), ""]
     if report.incidents:
         told = (
-            f"{words(one.kind)}, since {minute(one.opened_at)}, {one.num_jobs} jobs: {one.sentence}"
+            f"{words(one.kind)}, since {minute(one.opened_at)}, {how_many(one.num_jobs, 'job')}: {one.sentence}"
             for one in report.incidents
         )
         parts += ["Incidents", *_items(told), ""]
     measured = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
-    none = "  no verdict yet: no slice of the switchback experiment was recorded in the last day"
-    parts += ["Measured speed-up", *(measured or [none]), ""]
+    none = _items(["no verdict yet: no slice of the switchback experiment was recorded in the last day"])
+    parts += ["Measured speed-up", *(measured or none), ""]
     if report.expectations:
         told = (f"{one.task}: {expectations(one)}" for one in report.expectations)
         parts += ["Expected and measured speed-up", *_items(told), ""]
@@ -133,7 +133,7 @@ def _next_job(line: TaskLine) -> str:
     next_job, found = line.next_job, drafted_by_load(line.done)
     told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
     if next_job is not None:
-        told += f" {at_load(next_job)}, {why(next_job, line.measured)}"
+        told += f" {at_load(next_job)}, {why(next_job)}"
     told += f"; {line.not_served}" if line.not_served else ""
     return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
 

@@ -133,7 +133,9 @@ def ledger_job(run: Row[Any], others: Sequence[Row[Any]]) -> JobCounts:
     elsewhere = ("key", "counts", "chances", "is_counted", "proposers")  # only what is counted is in the ledger
     facts = {name: getattr(run, name) for name in DecodeRun.__slots__ if name not in elsewhere}
     decoded = DecodeRun(key=of_row(EvidenceKey, run), counts=counts_of(run), chances=tuple(run.chances), **facts)
-    return JobCounts(run.job_id, run.attempt, decoded, tuple(map(shadow_of, mine)))
+    return JobCounts(
+        run.job_id, run.attempt, decoded, tuple(replace(shadow_of(row), is_whole=row.is_whole) for row in mine)
+    )
 
 
 def test_every_row_says_whether_it_is_evidence_and_how_it_was_counted(database: Database, rng: random.Random) -> None:

@@ -72,8 +72,7 @@ class TestProbeSets:
         with pytest.raises(StoreValueRefused, match="uq_probe_sets_active"), database.begin() as connection:
             connection.execute(update(probe_sets).values(is_active=True))
         store.register(probe_set("sql", [{"prompt": "one"}]), NOW)
-        assert [store.retire("sql"), store.retire("sql")] == [True, False]
-        assert list(store.active()) == ["code"], "tasks do not touch each other"
+        assert list(store.active()) == ["code", "sql"], "tasks do not touch each other"
 
 
 class TestProbeRuns:
@@ -119,8 +118,14 @@ class TestProbeRuns:
         pairs = {("code", drafter): NOW for drafter in scored or ("lookup",)}
         assert store.last_probed(NOW + 59 * MINUTE, HOUR, since=NOW - DAY) == pairs, "under way"
         assert store.last_probed(NOW + 61 * MINUTE, HOUR, since=NOW - DAY) == {}, "expired"
-        history.decode_probe(run.job_id, "code", run.drafter, 0.5, NOW + MINUTE)
-        assert store.last_probed(NOW + DAY, HOUR, since=NOW - DAY) == pairs, "decoded"
+        history.decode_probe(run.job_id, "code", None, 0.5, NOW + MINUTE)
+        assert store.last_probed(NOW + 23 * HOUR, HOUR, since=NOW - DAY) == pairs, "decoded without the drafter"
+        assert store.last_probed(NOW + 25 * HOUR, HOUR, since=NOW - DAY) == {}, "which measured nothing"
+        late = probe_run(1, version=made.version)
+        store.record([late])
+        store.mark_sent([late.job_id], NOW + 5 * HOUR)
+        history.decode_probe(late.job_id, "code", "lookup", 0.5, NOW + 5 * HOUR)
+        assert store.last_probed(NOW + 2 * DAY, HOUR, since=NOW - DAY) == {("code", "lookup"): NOW + 5 * HOUR}
         register_probe_set(database, "code", [{"prompt": "another"}], NOW)
         assert store.last_probed(NOW + MINUTE, HOUR, since=NOW - DAY) == {}, "with another set"
 

@@ -177,6 +177,7 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "remembered_results": "dropped after jobs_retention_days, and beyond max_memory_bytes of a task",
         "stored_texts": "dropped after their jobs, with what lies at their addresses",
         "leader_terms": "one row",
+        "installation": "one row",
         "leader_leases": "one row, and one a batch that a scheduler goes on with",
         "api_keys": "written by people",
         "api_files": "deleted with what they name when their time is over",

@@ -24,7 +24,7 @@ from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
-from tests.fixtures.drift import register_probe_set, scheduler_of
+from tests.fixtures.drift import live_worker, register_probe_set, scheduler_of
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.hook import running_hook
 from tests.fixtures.postgres import as_member
@@ -54,6 +54,7 @@ def test_the_scheduler_leads_and_measures_with_its_role(
     filled: Database, database_url: SecretStr, postgres_server: str, tmp_path: Path
 ) -> None:
     ensure_ahead(filled, NOW - timedelta(days=100), 0)
+    live_worker(filled)
     url = as_member(postgres_server, database_url, "alphaloop_scheduler")
     with Database(url) as database:
         lease = LeaderLease(database, "test", lease_s=600.0)

@@ -163,6 +163,9 @@ def test_a_submission_that_was_cut_off_goes_on_where_it_was(
     with monkeypatch.context() as cut:
         cut.setattr(Producer, "send", send_thirty)
         assert stack_cli("batch", "submit", batch_file, "--task", "chat").code == 1
+    (listed,) = stack_cli("batch", "list", "--json").json
+    for told in (listed, *(stack_cli("batch", "status", one, "--json").json for one in (batch_file, listed["id"]))):
+        assert told["request_counts"] == {"total": 100, "completed": 0, "failed": 1}, "what was not sent waits"
     with running_worker(worker_settings, FakeEngine(num_slots=32)):
         until(lambda: count(database, "jobs") == 29, "the worker has seen what was sent")
         resumed = stack_cli("batch", "submit", batch_file, "--task", "chat", "--wait", "--timeout", "300", "--json")
@@ -228,6 +231,8 @@ def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> Non
     file.write_text(json.dumps(batch_line("hot", temperature=9)) + "\n{}\n")
     ran = stack_cli("batch", "submit", file, "--task", "chat", "--wait")
     hot, nameless, *_ = (line for line in ran.err.splitlines() if line.startswith("line "))
-    assert hot.startswith("line 1, hot: invalid, invalid_field: body.temperature: Input should be less than")
-    assert nameless == "line 2: invalid, invalid_field: custom_id: expected a text that names the request"
+    assert hot.startswith("line 1, hot: invalid, invalid_field: body.temperature: expected less than")
+    assert (
+        nameless == "line 2: invalid, invalid_field: custom_id: expected a text that names the request, found nothing"
+    )
     assert ran.code == 1

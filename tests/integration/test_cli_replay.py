@@ -61,7 +61,7 @@ def test_replay_with_another_folder_of_settings(
         ran = cli("replay", "--configs", configs, "--task", "code", "--since", "2h")
         assert ran.code == 0
         assert max(map(len, ran.out.splitlines())) <= width
-        assert "Reasons: no drafter 12 jobs." in ran.out
+        assert "Jobs by reason: no drafter 12." in ran.out
         assert "It would have cost" in ran.out
 
 

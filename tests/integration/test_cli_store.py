@@ -16,13 +16,15 @@ from alphaloop.kafka.topics import ensure_topics
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
+from alphaloop.settings.models import HybridDrafterSettings, LookupDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.known_jobs import check
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fixtures.cli import Cli
-from tests.fixtures.drift import content
+from tests.fixtures.drift import content, live_worker
 from tests.fixtures.runs import claim_request
 
 pytestmark = pytest.mark.postgres
@@ -137,7 +139,7 @@ def test_versions_of_a_probe_set_are_compared_without_their_texts(
         (False, 4, "file"),
     ]
     shown = cli("probes", "show", "code", "--against", before["version"])
-    assert "1 prompts in both, 1 only here, 1 only there" in shown.err
+    assert "1 prompt in both, 1 only here, 1 only there" in shown.err
     assert "secret" not in shown.out + shown.err
     lines = cli("probes", "show", "code", "--against", before["version"], "--json").json["prompts"]
     assert sorted(line["is_shared"] for line in lines) == [False, True]
@@ -150,6 +152,8 @@ def test_the_plan_of_the_next_probes(cli: Cli, cli_environment: None, twelve_job
     file = tmp_path / "probes.jsonl"
     file.write_text('{"prompt": "one"}\n{"prompt": "two"}\n')
     assert cli("probes", "register", file, "--task", "code").code == 0
+    assert cli("probes", "plan", "--json").json["measurements"] == [], "no worker runs that has the drafter"
+    live_worker(twelve_jobs)
     planned = cli("probes", "plan", "--json").json
     (one,) = planned["measurements"]
     assert (one["task"], one["drafter"], one["why"], one["num_prompts"]) == ("code", "lookup", "new", 2)
@@ -158,6 +162,29 @@ def test_the_plan_of_the_next_probes(cli: Cli, cli_environment: None, twelve_job
     ran = cli("probes", "plan")
     assert "the next run sends 1 of 1 measurements" in ran.err
     assert "lookup" in ran.out
+
+
+def test_a_drafter_is_retired_and_restored(cli: Cli, cli_environment: None, database: Database) -> None:
+    drafts = DraftRegistry(database)
+    for revision in ("one", "two"):
+        drafts.register("small", revision, "target-1")
+    for name in ("retire", "restore"):
+        ran = cli("draft", name, "smal")
+        assert (ran.code, "expected a known drafter, one of small, found 'smal'" in ran.err) == (1, True)
+    assert "small is in use" in cli("draft", "restore", "small").err
+    assert "small is retired" in cli("draft", "retire", "small").err
+    drafts.register("small", "two", "target-1")
+    assert (drafts.retired(), drafts.stale("target-1")) == ({"small"}, {("small", "one"), ("small", "two")})
+    assert {one["status"] for one in cli("draft", "list", "--json").json} == {"retired"}
+    models = ModelSettings(
+        drafters={
+            **{name: LookupDrafterSettings() for name in ("small", "lookup")},
+            "both": HybridDrafterSettings(sources=("lookup", "small")),
+        }
+    )
+    assert set(models.without(drafts.retired()).drafters) == {"lookup"}
+    assert "small is in use" in cli("draft", "restore", "small").err
+    assert (drafts.retired(), {one.status for one in drafts.all()}) == (set(), {DraftStatus.ACTIVE})
 
 
 @pytest.mark.kafka

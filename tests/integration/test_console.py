@@ -121,7 +121,7 @@ def test_a_task_is_explained_as_the_command_does(database: Database, visitor: Vi
     )
     expected = [one["speedup"] for one in explained["alternatives"]]
     assert expected == pytest.approx([one.speedup for one in found.decision.alternatives], rel=1e-3)
-    assert escape(shown["opening"]) in visitor.get("/tasks/code").text
+    assert escape(shown["opening"]) in visitor.get("/tasks/code").text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_what_goes_on_now(database: Database, visitor: Visitor) -> None:
@@ -143,7 +143,7 @@ def test_what_goes_on_now(database: Database, visitor: Visitor) -> None:
 def test_the_last_measurement_is_told_running_ended_or_failed(database: Database, visitor: Visitor) -> None:
     schedule, now = ScheduleStore(database), datetime.now(UTC)
     outcomes: dict[str, dict[str, str] | None] = {
-        "and goes on": None,
+        "and has not ended": None,
         "All is well.": {"headline": "All is well."},
         "it failed: the broker is away": {"error": "broker_unavailable", "message": "the broker is away"},
         "it failed: KeyError": {"error": "KeyError"},
@@ -204,10 +204,10 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
     assert [job["job_id"] for job in seen] == [f"j-{number:03d}" for number in range(118, -1, -2)]
     share = run.chances[0] / (run.counts.rounds - 1)
     told = {"mode": "speculative", "drafter": "lookup", "num_draft_tokens": run.num_draft_tokens, "num_tokens": 48}
-    told |= {"drafted_share": share}
+    told |= {"drafted_share": share, "num_rounds": run.counts.rounds - 1}
     assert f"<small>asked in {percent(share)} of its rounds</small>" in visitor.get("/jobs").text
     assert all({**job["decoded"], "latency_s": 0} == {**told, "latency_s": 0} for job in seen)
-    assert f"{run.queue_s + run.wall_s:.2f} s" in visitor.get("/jobs?status=succeeded").text
+    assert f"{run.queue_s + run.wall_s:.2f}&nbsp;s" in visitor.get("/jobs?status=succeeded").text
     assert [job["decoded"] for job in visitor.get("/jobs.json?status=running").data["jobs"]] == [None] * 10
     assert "No claimed job is so." in visitor.get("/jobs?status=cancelled").text
     assert "No claimed job is so." in visitor.get("/jobs?until=1h").text
@@ -222,7 +222,7 @@ def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
         task = "sql" if number == 1 else "code"
         claim(database, f"j-{number}", task=task, owner="w1")
     page = visitor.get("/jobs?task=sql").text
-    assert "3 jobs were looked at" in page
+    assert "Looked at: 3 jobs" in page
     assert "none is so" in page
     (link,) = re.findall(r'rel="next" href="([^"]+)">look further back', page)
     assert "j-1" in visitor.get(html.unescape(link)).text
@@ -249,7 +249,8 @@ def test_a_report_is_shown_as_it_was_published_and_runs_no_script(database: Data
     html, at = render_page(reports.full()), datetime.now(UTC)
     ReportStore(database).save(StoredReport(at, at, at, "All is well.", {"drift": []}, "", html))
     newest, named = visitor.get("/report"), visitor.get(f"/report?at={at.isoformat().replace('+', '%2B')}")
-    assert newest.text == named.text == html
+    back = '<p><a href="/">alphaloop</a> · <a href="/reports">Reports</a></p>'
+    assert newest.text == named.text == html.replace("<main>", f"<main>\n{back}", 1)
     assert "script-src" not in newest.headers["content-security-policy"]
     assert newest.headers["content-security-policy"].startswith("default-src 'none'")
     assert visitor.get("/report.json").data["summary"] == "All is well."

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import http.client
 import json
+import re
 import uuid
 from contextlib import closing
+from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import pytest
@@ -17,6 +21,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
 from alphaloop.store.outcomes import OutcomeStore
+from benchmarks.console.filling import list_batches
 from tests.fixtures.console import WAIT_S, Visitor, console
 from tests.fixtures.messages import batch_line
 from tests.fixtures.runs import claim, outcome
@@ -49,7 +54,7 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert answer.status == 303
     assert "3 requests sent" in person.get(answer.headers["location"]).text
     (kept,) = person.get("/batches.json").data["batches"]
-    batch_id = kept["batch_id"]
+    batch_id = kept["id"]
     assert (kept["name"], kept["task"], kept["by"], kept["num_bytes"]) == (
         "requests.jsonl",
         "code",
@@ -99,6 +104,20 @@ def _open_jobs(content: bytes, batch_id: str) -> list[str]:
     return [f"{batch_id}.{hashlib.sha256(name.encode()).hexdigest()[:24]}" for name in names]
 
 
+def test_the_newest_of_many_batches_come_first_page_by_page(person: Visitor, database: Database) -> None:
+    list_batches(database, 120, datetime.now(UTC))
+    path, found = "/batches", list[dict[str, Any]]()
+    for number in range(3):
+        found += person.get(path.replace("/batches", "/batches.json")).data["batches"]
+        following = re.search(r'rel="next" href="([^"]+)"', person.get(path).text)
+        assert (following is None) == (number == 2)
+        path = html.unescape(following[1]) if following else path
+    assert len({one["id"] for one in found}) == len(found) == 120
+    assert [one["created_at"] for one in found] == sorted((one["created_at"] for one in found), reverse=True)
+    assert {one["source"] for one in found} == {"api", "command"}
+    assert all(sum(one["requests_by_status"].values()) == one["request_counts"]["total"] for one in found)
+
+
 def test_files_that_cannot_be_a_batch_are_refused_in_words(person: Visitor, content: bytes) -> None:
     form = {"token": person.token("/batches"), "task": "code"}
     assert person.upload(content, {**form, "token": "guessed"}).status == 403
@@ -110,9 +129,9 @@ def test_files_that_cannot_be_a_batch_are_refused_in_words(person: Visitor, cont
     assert person.get("/batches.json").data["batches"] == []
 
 
-def test_a_body_in_chunks_is_refused_whatever_length_it_announces(person: Visitor) -> None:
+def test_a_body_in_chunks_is_refused(person: Visitor) -> None:
     connection = http.client.HTTPConnection(urlsplit(person.url).netloc, timeout=WAIT_S)
-    headers = {"Cookie": person.cookie or "", "Content-Length": "1", "Transfer-Encoding": "chunked"}
+    headers = {"Cookie": person.cookie or "", "Transfer-Encoding": "chunked"}
     with closing(connection):
         connection.request("POST", "/batches", iter([b"x" * 1000] * 10), headers, encode_chunked=True)
         answer = connection.getresponse()

@@ -69,6 +69,17 @@ def test_no_page_complains_or_is_wider_than_the_window(browser: Browser, databas
                 assert not is_phone_in_the_dark or astray(page) == [], path
                 paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
                 assert paper == ("rgb(20, 24, 29)" if is_phone_in_the_dark else "rgb(255, 255, 255)"), path
+                assert not re.search(r"\d (%|s|ms)\b|\d\.\d+ [\d.]+\]", page.inner_text("main")), (
+                    f"{path}: a unit may wrap"
+                )
+            for path, rows in (("/jobs", "tbody tr"), ("/tasks/code", "table.figures tbody tr")):
+                page.goto(visitor.url + path)
+                heights = page.eval_on_selector_all(rows, "all => all.map(one => one.offsetHeight)")
+                assert heights, path
+                assert not is_phone_in_the_dark or max(heights) < 100, f"{path}: a card a row"
+            page.goto(visitor.url + "/report")
+            page.get_by_role("link", name="Reports").click()
+            expect(page.get_by_role("heading", name="Reports")).to_be_visible()
             page.goto(visitor.url + "/tasks/code")
             expect(page.locator("svg.plot .band")).to_have_count(2)
             page.goto(visitor.url)
@@ -145,8 +156,8 @@ def test_it_works_and_filters_jobs_without_its_script_and_on_a_phone(
         for row in rows.all():
             expect(row.locator("[data-label=Task]")).to_have_text("sql")
             expect(row.locator("[data-label=Status]")).to_have_text("succeeded")
-            expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+$"))
-            expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d s$"))
+            expect(row.locator("[data-label=Tokens]")).to_have_text(re.compile(r"^\d+ tokens$"))
+            expect(row.locator("[data-label=Latency]")).to_have_text(re.compile(r"^\d+\.\d\d\ss$"))
             expect(row.locator("[data-label=Decoded]")).to_have_text(
                 re.compile(r"^(vanilla|lookup k=\d+asked in \d+% of its rounds)$")
             )
@@ -167,7 +178,7 @@ def test_a_person_signs_in_and_acknowledges(browser: Browser, database: Database
         page.locator("summary").click()
         page.get_by_label("What they do about it").fill("the kernel is being looked at")
         page.get_by_role("button", name="Acknowledge").click()
-        told = re.compile(r"took note of it \S+ \S+ ago: the kernel is being looked at")
+        told = re.compile(r"took note of it \S+\s\S+ ago: the kernel is being looked at")
         expect(page.get_by_text(told)).to_be_visible()
         page.get_by_role("button", name="Sign out").click()
         expect(page.get_by_role("heading", name="Sign in")).to_be_visible()

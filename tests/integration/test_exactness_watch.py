@@ -12,6 +12,8 @@ from alphaloop.store.database import Database
 from alphaloop.store.drift import IncidentKind, IncidentStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from scheduler.probing import Watched, compare_new
+from tests.fakes import FakeEngine
+from tests.fixtures.inference_server import ServedEngine, engine_over
 from tests.fixtures.models import VANILLA, Reference, decode_one, lookup_decision
 from tests.fixtures.publishing import delivery, validation
 from tests.integration.test_scored_probes import carry_out
@@ -94,3 +96,33 @@ def test_the_second_choices_are_the_target_s(
     top = references("llama").logits([*read, *plain.token_ids[:3]])[-1].topk(2)
     assert (int(top.indices[0]), int(top.indices[1])) == (plain.token_ids[3], plain.second_choices[3].token_id)
     assert float(top.values[0] - top.values[1]) == pytest.approx(plain.second_choices[3].gap, abs=1e-5)
+
+
+@pytest.mark.parametrize("spoils", [True, False])
+def test_a_server_that_spoils_greedy_texts_beside_sampled_ones_is_an_incident(database: Database, spoils: bool) -> None:
+    server, drafting = (
+        ServedEngine(FakeEngine(), drafter, k, round_s=0.01, spoils_beside_sampled=spoils)
+        for drafter, k in ((None, 0), ("lookup", 3))
+    )
+    with engine_over({"plain": server, "drafting": drafting}) as engine:
+        for position in range(8):
+            for purpose in ("control", "probe"):
+                drafter, k = ("lookup", 3) if purpose == "probe" else (None, None)
+                run = ProbeRun(
+                    *(f"{purpose}-code-{position}", "measure", NOW - HOUR, "code", "v", position, f"p-{position}"),
+                    *(purpose, drafter, k, b"digest"),
+                )
+                given = {"prompt": f"one two {position}", "max_tokens": 24, "temperature": 0.0}
+                carry_out(database, engine, run, lookup_decision(3) if drafter else VANILLA, purpose=purpose, **given)
+    sampled = [body for body in drafting.bodies if body["temperature"] > 0]
+    assert 0 < len(sampled) < 8, "a share of the probes has a sampled neighbour"
+    assert not [body for body in server.bodies if body["temperature"] > 0], "controls have none"
+    found = compared(database, NOW)
+    assert (found.num_pairs, found.num_equal) == (8, 8 - spoils * len(sampled))
+    incidents = [one.found for one in IncidentStore(database).open_incidents()]
+    assert [one.kind for one in incidents] == [IncidentKind.WRONG_TEXT] * spoils
+    for one in incidents:
+        assert one.sentence.startswith(
+            "What lookup decodes beside a sampled request for a probe of code is another text"
+        )
+        assert (len(one.job_ids), one.evidence["is_beside_sampled"]) == (len(sampled), True)

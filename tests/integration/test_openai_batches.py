@@ -142,7 +142,8 @@ def test_a_cancelled_batch_keeps_what_is_done(worker_settings: Settings, databas
         api.batches.cancel(waiting.id)
         done = ended(api, waiting.id)
         assert (done.status, len(rows(api, done.error_file_id))) == ("cancelled", 3), "no worker lives"
-        assert api.batches.cancel(made.id).status == "cancelled", "again is harmless"
+        with pytest.raises(openai.ConflictError, match="Cannot cancel a batch with status 'cancelled'"):
+            api.batches.cancel(made.id)
 
 
 class _Killed(BaseException):

@@ -20,7 +20,7 @@ from alphaloop.store.schedule import LeaderLease, Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler
-from tests.fixtures.drift import Sender, register_probe_set, scheduler_of
+from tests.fixtures.drift import Sender, live_worker, register_probe_set, scheduler_of
 
 pytestmark = pytest.mark.postgres
 
@@ -53,6 +53,7 @@ class Process:
 @pytest.fixture
 def two(database_url: SecretStr, database: Database, tmp_path: Path) -> Iterator[tuple[Process, Process]]:
     DraftRegistry(database).register("lookup", "draft", "target")
+    live_worker(database)
     register_probe_set(database, "code", [{"prompt": "one"}], NOW)
     with Database(database_url, limits=SessionLimits(lock_s=0.05)) as beside:
         yield Process(beside, database, tmp_path, "first"), Process(beside, database, tmp_path, "second")

@@ -23,7 +23,7 @@ from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
 from tests.fixtures.broker import settings_for
-from tests.fixtures.drift import register_probe_set
+from tests.fixtures.drift import live_worker, register_probe_set
 from tests.fixtures.hook import Hook, running_hook
 from tests.fixtures.worker import read, until
 
@@ -63,6 +63,7 @@ def place(kafka_broker: str, database_url: SecretStr, fresh_prefix: str, tmp_pat
 
 def test_once_sends_probes_and_reports(place: Place, database: Database, here: Any) -> None:
     DraftRegistry(database).register("lookup", "draft-1", "target-1")
+    live_worker(database)
     register_probe_set(database, place.task, [{"prompt": "one"}, {"prompt": "two"}], datetime.now(UTC))
     code, told = here("scheduler", place.environment, "once")
     assert code == 0, told

@@ -26,14 +26,14 @@ from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.tables import decode_runs, drift_events, probe_runs, schedule_runs
 from scheduler.loop import Scheduler
-from tests.fixtures.drift import Sender, content, register_probe_set, scheduler_of
+from tests.fixtures.drift import Sender, content, live_worker, register_probe_set, scheduler_of
 from tests.fixtures.history import DRAFT, TARGET, History
 from tests.fixtures.runs import block_rows, subject
 
 pytestmark = pytest.mark.postgres
 
 NOW = datetime.now(UTC).replace(microsecond=0)
-MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+SECOND, MINUTE, HOUR, DAY = (timedelta(seconds=1) * by for by in (1, 60, 3600, 86_400))
 
 
 Make = Callable[..., Scheduler]
@@ -56,6 +56,11 @@ def make(database: Database, outbox: Sender, tmp_path: Path) -> Make:
         return scheduler_of(database, given, outbox)
 
     return build
+
+
+@pytest.fixture
+def worker(database: Database) -> None:
+    live_worker(database)
 
 
 def test_an_empty_database_gives_a_sensible_report(make: Make, database: Database, outbox: Sender) -> None:
@@ -95,7 +100,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     (event,) = DriftEventStore(database).open_events()
     assert event.subject.task == "code"
     assert event.cause == "too_little_evidence", "the task has no probe set"
-    assert "fell from 8" in event.content.verdict
+    assert "fell from 0.8" in event.content.verdict
     assert "alphaloop probes add" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
@@ -134,6 +139,7 @@ def test_an_accepted_level_is_the_norm_and_a_return_to_the_old_one_is_news(
     assert closed.closed_because == "accepted as the new level."
 
 
+@pytest.mark.usefixtures("worker")
 def test_probes_are_compared_with_what_they_showed_when_the_level_was_accepted(
     make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
@@ -262,6 +268,7 @@ def run_and_decode_probes(
             )
 
 
+@pytest.mark.usefixtures("worker")
 def test_probes_are_sent_once_in_pairs_and_again_when_old(
     make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
@@ -292,6 +299,24 @@ def test_probes_are_sent_once_in_pairs_and_again_when_old(
     assert scheduler.run_once(start + 27 * HOUR).num_probes_sent == 6, "a day old"
 
 
+@pytest.mark.usefixtures("worker")
+def test_only_what_a_live_worker_asks_is_probed_and_a_late_run_probes_once(
+    make: Make, database: Database, history: History, outbox: Sender
+) -> None:
+    drafts, scheduler = DraftRegistry(database), make()
+    register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)
+    for name in ("lookup", "small", "removed"):
+        drafts.register(name, DRAFT, TARGET)
+    drafts.set_retired("small", True)
+    # The drafters are newer than the time at which the late run was due.
+    now = datetime.now(UTC) + MINUTE
+    assert scheduler.run_once(now, now - HOUR).num_probes_sent == 4
+    jobs = [parse_job(value, Origin("c", "jobs.code", 0, 0), task="code") for value in outbox.on("jobs.code")]
+    assert {job.probe_drafter for job in jobs} == {None, "lookup"}
+    assert scheduler.run_once(now + 6 * SECOND).num_probes_sent == 0
+
+
+@pytest.mark.usefixtures("worker")
 def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
     make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
@@ -320,6 +345,7 @@ def test_an_old_probe_is_repeated_by_scores_and_an_alarm_by_decoding(
     assert planned.num_decoded == 4, "while the event is open"
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     make: Make, database: Database, history: History, outbox: Sender
 ) -> None:
@@ -348,6 +374,7 @@ def test_a_new_target_makes_the_draft_stale_and_its_recovery_active(
     }
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_refused_probe_is_forgotten_and_sent_by_a_later_run(make: Make, database: Database, outbox: Sender) -> None:
     DraftRegistry(database).register("lookup", DRAFT, TARGET)
     register_probe_set(database, "code", prompts(2), NOW - 5 * DAY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,15 +49,23 @@ def of_trials(counts: AcceptanceCounts) -> tuple[int, int, tuple[int, ...], tupl
 def test_a_score_is_what_decoding_would_count(
     engine: TransformersEngine, name: str, k: int, rng: random.Random
 ) -> None:
+    """Also where the job's own limit forbade a draft: such a place is no chance of it."""
     total = AcceptanceCounts()
     for number in range(12):
-        prompt = " ".join(rng.choices(WORDS, k=rng.randint(2, 8)))
-        prepared = engine.prepare(make_job(prompt, 10 * number), SAMPLING)
+        prompt, sampling = (
+            " ".join(rng.choices(WORDS, k=rng.randint(2, 8))),
+            replace(SAMPLING, max_tokens=4 + 3 * number),
+        )
+        prepared = engine.prepare(make_job(prompt, 10 * number), sampling)
         truth = decode_one(engine, prepared, VANILLA)
-        real = decode_one(engine, engine.prepare(make_job(prompt, 10 * number + 1), SAMPLING), decision(name, k))
+        real = decode_one(engine, engine.prepare(make_job(prompt, 10 * number + 1), sampling), decision(name, k))
         assert real.token_ids == truth.token_ids
-        scored = score(engine._drafters[name], prepared.token_ids, truth.token_ids, k, max_tokens=SAMPLING.max_tokens)
+        found = score(engine._drafters[name], prepared.token_ids, truth.token_ids, k, max_tokens=sampling.max_tokens)
+        assert found is not None
+        scored = found.counts
         assert of_trials(scored) == of_trials(real.counts)
+        assert found.chances == real.chances
+        assert len(found.chances) <= sampling.max_tokens - 2, "the prefill's token, and one that the target adds"
         assert scored.num_tokens == len(truth.token_ids)
         assert all(ours >= theirs for ours, theirs in zip(scored.proposed, real.counts.proposed, strict=False))
         total += scored
@@ -67,7 +76,9 @@ def test_a_draft_that_ends_nowhere_early_proposes_as_often_too(engine: Transform
     prepared = engine.prepare(make_job("one two one two ab"), SAMPLING)
     truth = decode_one(engine, prepared, VANILLA)
     real = decode_one(engine, engine.prepare(make_job("one two one two ab", 1), SAMPLING), decision("good", 3))
-    assert score(engine._drafters["good"], prepared.token_ids, truth.token_ids, 3, max_tokens=40) == real.counts
+    scored = score(engine._drafters["good"], prepared.token_ids, truth.token_ids, 3, max_tokens=40)
+    assert scored is not None
+    assert scored.counts == real.counts
     assert real.counts.num_accepted > 0
 
 

@@ -23,7 +23,7 @@ from alphaloop.deciding.snapshot import Snapshot
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.experiment.observe import Expected
-from alphaloop.experiment.wording import why
+from alphaloop.experiment.wording import judged, why
 from alphaloop.explaining.explanation import AsAWorker, ExplainRequest, tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import load_settings
@@ -81,7 +81,7 @@ def report_of(task: str, measured: TaskSpeedup) -> DriftReport:
         mode="speculative",
         drafter="lookup",
         num_draft_tokens=4,
-        reason="faster",
+        reason=judged(NextJob("speculative", "lookup", 4, "faster", ""), measured).reason,
         num_speculative_jobs=12,
         measured=MeasuredLine.model_validate(measured),
     )
@@ -99,7 +99,7 @@ def metrics_of(report: DriftReport, figure: str, names: Iterable[str]) -> dict[s
 def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt(twelve_jobs: Database) -> None:
     for low, expected in ((None, "expected faster"), (1.1, "expected faster"), (0.97, "not surely faster")):
         coming = replace(NextJob("speculative", "lookup", 3, "faster", ""), expected_low=low)
-        assert why(coming, None) == expected
+        assert why(judged(coming, None)) == expected
         for verdict, word in (
             ("faster", "faster"),
             ("slower", f"{expected}, measured slower"),
@@ -107,8 +107,8 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
             ("no_verdict_yet", expected),
         ):
             measured = replace(task_speedup(Interval(1.6, 1.5, 1.7), datetime.now(UTC)), verdict=Verdict(verdict))
-            assert why(coming, measured) == word
-    assert why(NextJob("vanilla", None, 0, "not_faster", ""), None) == "not faster"
+            assert why(judged(coming, measured)) == word
+    assert why(judged(NextJob("vanilla", None, 0, "not_faster", ""), None)) == "not faster"
     for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
@@ -249,6 +249,10 @@ def test_one_choice_has_one_reason_on_every_screen(
     explained = cli("explain", "code").out
     head, changes = explained.splitlines()[0], explained.partition("changes, newest first")[2]
     report = empty().model_copy(update={"tasks": (line,)})
+    documents = cli("explain", "code", "--json").json, report.model_dump()["tasks"][0]
+    assert {documents[0][name]["reason"] for name in ("decision", "next_job")} == {"not_surely_faster"}
+    assert (documents[0]["changes"][0]["reason"], documents[1]["reason"]) == ("not_surely_faster",) * 2
+    assert status.as_json(None)["next_job"]["reason"] == "not_surely_faster"
     for screen in (head, changes, table.get(), render_text(report), render_page(report)):
         words = " ".join(screen.split())
         assert "not surely faster" in words

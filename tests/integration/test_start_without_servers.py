@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -15,6 +16,8 @@ from sqlalchemy import make_url
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import KafkaSettings, load_settings
+from alphaloop.store.database import Database
+from alphaloop.store.drafts import DraftRegistry
 from tests.chaos.proxy import Proxy
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import Client
@@ -63,8 +66,12 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
     quick = {
         "ALPHALOOP_MODELS__TARGET__SOURCE": str(tiny_models["llama"]),
         "ALPHALOOP_MODELS__TARGET__DTYPE": "float32",
+        "ALPHALOOP_MODELS__DRAFTERS": json.dumps({name: {"method": "lookup"} for name in ("mine", "removed")}),
         "ALPHALOOP_WORKER__CALIBRATION_BUDGET_S": "0",
     }
+    with Database(database_url) as database:
+        DraftRegistry(database).register("removed", "1", "target-1")
+        DraftRegistry(database).set_retired("removed", True)
 
     def start(module: str, **settings: str) -> Any:
         # With the rights of its role, as the Compose stack runs it.
@@ -94,6 +101,10 @@ def test_both_processes_wait_for_both_servers_and_then_serve(
     for process in both:
         lines = [line["message"] for line in process.events if line.get("action") == "server_awaited"]
         assert len(lines) == 2, "one line a server"
+    told = [line["message"] for line in both[0].events if line.get("action") == "start_progress"]
+    assert [line for line in told if "drafter" in line] == ["loading the drafter mine, 1 of 1"], "one is retired"
+    assert "loading the target" in told[0]
+    assert told[2].startswith("measuring the target, 1 of ")
 
 
 def test_a_process_that_waits_ends_cleanly_when_asked(processes: Any, nowhere: dict[str, str], tmp_path: Path) -> None:

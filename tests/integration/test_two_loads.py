@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from alphaloop.deciding.goodput import Alternative
 from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import Settings, TaskSettings, load_settings
+from alphaloop.settings.models import LookupDrafterSettings
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
@@ -29,8 +31,22 @@ from alphaloop.store.workers import WorkerLoad, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.drift import scheduler_of
-from tests.fixtures.runs import DEVICE, ENGINE, TARGET, DecodedJobs, claim, decode_run, simulated_counts, vanilla_counts
+from tests.fixtures.runs import (
+    DEVICE,
+    ENGINE,
+    TARGET,
+    DecodedJobs,
+    calibrate,
+    claim,
+    decode_run,
+    record,
+    shadow_run,
+    simulated_counts,
+    vanilla_counts,
+)
 from tests.fixtures.worker import until
+from worker.decoding.drafters.lookup import LookupDrafter
+from worker.decoding.scoring import score
 
 pytestmark = pytest.mark.postgres
 
@@ -125,6 +141,35 @@ def test_every_screen_says_what_was_done_and_what_would_be_done(
         assert "expected faster" not in words.partition("hanges")[0], name
     # It speculated, and no round was vanilla by lot.
     assert "No speed-up was measured: no slice of the experiment was recorded" in " ".join(texts["explain"].split())
+
+
+def test_a_limit_that_forbade_a_draft_is_no_evidence(
+    database: Database, cli: Cli, settings: Settings, database_url: SecretStr
+) -> None:
+    """Jobs of four tokens leave no room for long drafts, and their texts repeat: the next one is short, too."""
+    calibrate(database)
+    drafter = LookupDrafter("lookup", LookupDrafterSettings(min_ngram=1, min_probability=0))
+    prompt, output = [1, 2, 3, 1, 2, 3], [1, 2, 3, 1]
+    scored = score(drafter, prompt, output, 12, max_tokens=4)
+    assert scored is not None
+    assert scored.counts.num_accepted > 0
+    assert scored.chances == (1, 1), "the prefill gives one of the four, and the target adds one to each draft"
+    run = decode_run(vanilla_counts(4), task="code", mode=Mode.VANILLA, reason="short_output")
+    run = replace(run, batch_size=1, is_cut=True)
+    of_lookup = replace(shadow_run(run, scored.counts, chances=scored.chances), num_draft_tokens=12, is_whole=True)
+    record(database, *[run] * 60, shadows=[of_lookup])
+    (now,) = tasks_now(database, settings)
+    assert now.next_job is not None
+    assert (setting(now.next_job), now.next_job.reason) == ("vanilla", "short_output")
+    said, document = " ".join(cli("explain", "code").out.split()), cli("explain", "code", "--json").json
+    assert "about 4 tokens a job" in said
+    its = document["posteriors"]["lookup"]
+    assert (its["tested"][2:], its["acceptance"][2:], its["acceptance_low"][2:]) == ([0] * 10, [None] * 10, [None] * 10)
+    assert "not tested" in said
+    assert not re.search(r"\] not tested", said), "no interval stands beside it"
+    with console(database_url) as visitor:
+        until(lambda: visitor.get("/tasks/code.json").data["explanation"] is not None, "the task is explained", 30)
+        assert visitor.get("/tasks/code").text.count("not tested") == 6
 
 
 def test_the_prefill_of_each_text_of_a_job_is_no_round_that_could_have_drafted(

@@ -10,6 +10,7 @@ from alphaloop.messages import Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from tests.fakes import FakeEngine
+from tests.fixtures.postgres import read_only
 from tests.fixtures.worker import Client, SteppedEngine, changed, running_worker, until
 from tests.integration.test_worker_flow import assert_counts_add_up
 from tests.integration.test_worker_refusals import job
@@ -62,3 +63,22 @@ def test_a_worker_behind_a_pooler_decodes_and_hears_of_cancellations(
         results = {result.job_id: result.status for result in client.results(21)}
     assert results.pop("cancelled") is Status.CANCELLED
     assert set(results.values()) == {Status.SUCCEEDED}
+
+
+def test_a_worker_goes_on_when_a_server_that_was_read_only_for_a_moment_takes_writes_again(
+    worker_settings: Settings, postgres_server: str, database_url: SecretStr, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its sessions ended, the new ones may write nothing, and nothing ends these when writes are allowed again."""
+    client, engine = Client(worker_settings), SteppedEngine(num_slots=4)
+    names = [f"job-{number}" for number in range(20)]
+    with running_worker(worker_settings, engine):
+        client.send("code", [job(name) for name in names])
+        engine.wait_at_round(lambda running: len(running) == 4)
+        with read_only(postgres_server, database_url):
+            engine.run_freely()
+            until(lambda: caplog.text.count("25006") > 1, "the worker has been refused twice")
+        results = client.results(len(names))
+    assert sorted(result.job_id for result in results) == sorted(names)
+    assert {result.status for result in results} == {Status.SUCCEEDED}
+    with Database(database_url) as database:
+        assert_counts_add_up(database, num_jobs=len(names))

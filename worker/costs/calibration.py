@@ -7,6 +7,7 @@ and the widest. What refines them follows, the most useful first, while the budg
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Final
 from alphaloop.costs import BASE_CONTEXT, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError, DecodeFailed
+from alphaloop.logs import START_PROGRESS
 from alphaloop.settings.processes import WorkerSettings
 from worker.costs.laws import loads_up_to
 from worker.engine import AsksServers, Engine
@@ -22,6 +24,7 @@ from worker.engine import AsksServers, Engine
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
 NUM_PASSES: Final = 3
+_TOLD_EVERY_S: Final = 5.0
 #: Timings of a shape in each of them, of which the median counts.
 NUM_SAMPLES: Final = 3
 FAR_CONTEXT: Final = 2048
@@ -161,11 +164,12 @@ def calibrate(
     began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
-    done, total = 0, NUM_PASSES * len(wanted.needed)
+    done, total, told_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
 
     def measure(shape: Shape) -> None:
-        nonlocal done
+        nonlocal done, told_at
         start = clock()
+        told_at = _tell(f"measuring {shape.drafter or 'the target'}, {done + 1} of {total}", start, told_at)
         median_ms = shape.measure_ms(engine, num_samples)
         seconds[shape] = min(clock() - start, seconds.get(shape, float("inf")))
         least[shape] = min(median_ms, least.get(shape, median_ms))
@@ -285,6 +289,14 @@ def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
         longest.setdefault(drafter.shared_weights, drafter.name)
     whose = {drafter.name: longest[drafter.shared_weights] for drafter in sharing}
     return {name: other for name, other in whose.items() if name != other}
+
+
+def _tell(doing: str, now: float, told_at: float) -> float:
+    """Log it, unless something was logged a moment ago; returns when something was."""
+    if now - told_at < _TOLD_EVERY_S:
+        return told_at
+    log.info("%s", doing, extra={"action": START_PROGRESS})
+    return now
 
 
 def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> None:

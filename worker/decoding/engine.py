@@ -11,8 +11,9 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ from torch import Tensor
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.policy import Decision
 from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
+from alphaloop.logs import START_PROGRESS
 from alphaloop.messages import Constraint, Job
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
@@ -68,6 +70,7 @@ from worker.engine import (
     Sampling,
     SamplingDefaults,
     Step,
+    TokenDelta,
     target_limit,
 )
 
@@ -92,13 +95,15 @@ def load_engine(
     Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
     for a draft model or heads that cannot draft for this target.
     """
-    placement = Placement.of(models)
+    placement, names = Placement.of(models), list(models.drafters)
+    log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
     of_models = {name: one for name, one in models.drafters.items() if isinstance(one, DraftModelDrafterSettings)}
     draft_models = DraftModels(of_models, models.target, target, placement=placement, num_slots=num_slots)
 
     def load_drafter(name: str) -> Drafter:
-        settings = models.drafters[name]
+        settings, place = models.drafters[name], names.index(name) + 1
+        log.info("loading the drafter %s, %d of %d", name, place, len(names), extra={"action": START_PROGRESS})
         if isinstance(settings, LookupDrafterSettings):
             return LookupDrafter(name, settings)
         if isinstance(settings, HeadsDrafterSettings):
@@ -226,7 +231,7 @@ class TransformersEngine:
         except InvalidField:
             if job.body.must_call:
                 for number, tool in enumerate(job.body.tools or ()):
-                    schema = json.dumps(tool["function"].get("parameters") or {})
+                    schema = json.dumps({**(tool["function"].get("parameters") or {}), "type": "object"})
                     compiled(Constraint("json_schema", schema, f"body.tools.{number}.function.parameters"))
             raise
 
@@ -292,7 +297,10 @@ class TransformersEngine:
                 self._make_room(batch)
             else:
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
-        deltas = tuple(delta for sequence in batch for delta in sequence.take_deltas())
+        deltas: list[TokenDelta] = []
+        for sequence in batch:
+            with _failing_alone(sequence):
+                deltas += sequence.take_deltas()
         failed = {sequence.owner: sequence.failure for sequence in batch if sequence.failure is not None}
         for job_id in failed:
             self.cancel(job_id)
@@ -318,7 +326,7 @@ class TransformersEngine:
         spared = self._resident.take_spared()
         return Step(
             finished=tuple(one for one in whole if one is not None),
-            deltas=deltas,
+            deltas=tuple(deltas),
             batch=len(batch),
             wall_s=wall_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
@@ -372,7 +380,8 @@ class TransformersEngine:
                 columns = (*range(fresh), *(index + fresh for index in verdict.path))
                 self._keep_states(states, number, sequence, columns)
                 cache.keep(sequence.slot, columns)
-            round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+            with _failing_alone(sequence):
+                round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
         widths = [len(read.token_ids) for read in reads[: len(pending)]]
         round_.width, round_.num_positions = max(widths, default=1), sum(widths)
         round_.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
@@ -723,6 +732,16 @@ class _Round:
             self.tokens_by_job = by_owner(self.tokens_by_job, owners)
             self.proposed_by_job = by_owner(self.proposed_by_job, owners)
             self.drafting = tuple(dict.fromkeys(owners.get(one, one) for one in self.drafting))
+
+
+@contextmanager
+def _failing_alone(sequence: Sequence) -> Iterator[None]:
+    """Whatever is raised inside, the text of this sequence is the cause: it fails, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        log.error("a text cannot be read", exc_info=error, extra={"action": "text_unreadable"})
+        sequence.failure = DecodeFailed(f"reading the text failed: {reason_of(error)}")
 
 
 def _verifying(sequence: Sequence, proposal: Proposal) -> Read:

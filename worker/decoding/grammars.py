@@ -48,7 +48,7 @@ JSON_STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_
 
 _NAME: Final = re.compile(r"[A-Za-z_$][\w$-]{0,63}", re.ASCII)
 #: Where a schema holds schemas: by name, one behind the other, or alone.
-_BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas")
+_BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _IN_ORDER: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _ALONE: Final = (
     "items",
@@ -69,6 +69,7 @@ _FAULTS: Final = (
     ("oneOf constraints", ("oneOf",), "oneOf whose branches exclude each other; write anyOf where that is meant"),
     ("Unknown format", ("format",), "a format that JSON Schema defines and a grammar can write"),
     ("min/maxProperties", ("minProperties", "maxProperties"), "a number of properties only where all are required"),
+    ("are not disjoint", ("patternProperties",), "patterns of which no name matches two"),
     ("Unsatisfiable schema", (), "a schema that some text matches"),
     ("Resource '", ("$ref",), "a reference to a place within the schema"),
     ("Pointer", ("$ref",), "a reference to a place within the schema"),
@@ -150,6 +151,7 @@ class Grammars:
             schema = {"type": "object"} if constraint.kind == "json_object" else _parsed(constraint)
             if (depth := depth_of(schema, most=MAX_LEVELS)) > MAX_LEVELS:
                 raise InvalidField(f"expected at most {MAX_LEVELS} levels, found {depth}", field=field)
+            as_compiled(schema, field)
         try:
             grammar = _grammar_of(constraint, schema)
         except ValueError as error:
@@ -197,7 +199,7 @@ def _grammar_of(constraint: Constraint, schema: Any) -> str:
         case "json_schema" | "json_object":
             if not isinstance(schema, dict | bool):
                 raise ValueError("a schema is an object, or true or false")
-            return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)  # type: ignore[arg-type]
+            return _of_schema(schema)
         case "regex":
             return LLMatcher.grammar_from_regex(constraint.source)
         case "choice":
@@ -214,14 +216,39 @@ def _grammar_of(constraint: Constraint, schema: Any) -> str:
             raise ValueError("tools are a grammar in the form of the target's calls, which it does not have")
 
 
+def as_compiled(schema: Any, field: str = "") -> Any:
+    """The schema, in which a pattern allows whatever names are not declared, unless it has patterns of its own.
+
+    Beside declared names the library lets others be written with escapes, and `\\u0061` is the declared name `a`, with
+    any value. Names that a pattern allows are written as they are. Raises InvalidField where more names are asked for
+    than are sure to be different: no mask knows which ones a text has.
+    """
+    schema = json.loads(source := json.dumps(schema))
+    for part in list(_all_parts(_Part((), schema))) if isinstance(schema, dict) else ():
+        others, patterns, least = map(part.schema.get, ("additionalProperties", "patternProperties", "minProperties"))
+        most = max(1, len(required if isinstance(required := part.schema.get("required"), list) else ()))
+        if (patterns or others is not False) and isinstance(least, int) and least > most:
+            raise InvalidField(
+                f"expected at most {most}, or more required names, found {least}, because a text may repeat a name",
+                field=".".join((field, *_shown((*part.path, "minProperties"), schema))),
+                hint="name what is required, or send the job to a server that takes it",
+            )
+        if part.schema.get("properties") and others in (None, True, {}) and '"patternProperties"' not in source:
+            part.schema.update({"patternProperties": {"(?s:.*)": {}}, "additionalProperties": False})
+    return schema
+
+
 def _matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
     return LLMatcher(tokens, grammar, log_level=0, limits=_LIMITS)
 
 
 def _error_of(tokens: LLTokenizer, schema: Mapping[str, Any]) -> str:
     """The first line of what the library says of a schema; empty where it compiles."""
-    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)  # type: ignore[arg-type]
-    return _matcher(tokens, grammar).get_error().partition("\n")[0]
+    return _matcher(tokens, _of_schema(schema)).get_error().partition("\n")[0]
+
+
+def _of_schema(schema: Any) -> str:
+    return LLMatcher.grammar_from_json_schema(json.dumps(as_compiled(schema)), defaults=JSON_STYLE)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,12 +256,12 @@ class _Part:
     """A schema inside the root's, and where it stands."""
 
     path: Path
-    schema: Mapping[str, Any]
+    schema: dict[str, Any]
 
 
-def _fault_in(schema: Mapping[str, Any], field: str, error_of: Callable[[Mapping[str, Any]], str]) -> InvalidField:
+def _fault_in(schema: dict[str, Any], field: str, error_of: Callable[[Mapping[str, Any]], str]) -> InvalidField:
     """The error for a schema that does not compile, with the deepest place that fails in the same way alone."""
-    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    definitions: dict[str, Any] = {name: schema[name] for name in _DEFINITIONS if name in schema}
     part, wrong = _Part((), schema), error_of(schema)
     failing, num_tries = [part], 0
     is_deeper = True
@@ -269,6 +296,13 @@ def _reason(wrong: str, schema: Mapping[str, Any]) -> tuple[str | None, str]:
         if begin in wrong:
             return next((one for one in keywords if one in schema), None), expected
     return None, "a schema that some text matches and that compiles"
+
+
+def _all_parts(part: _Part) -> Iterator[_Part]:
+    """It, and every schema inside."""
+    yield part
+    for inner in _parts_of(part, {}):
+        yield from _all_parts(inner)
 
 
 def _parts_of(part: _Part, root: Mapping[str, Any]) -> Iterator[_Part]:

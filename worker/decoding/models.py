@@ -37,6 +37,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from alphaloop.errors import AlphaloopError, ConfigError, ModelNotFound, UnsupportedModel
@@ -44,6 +45,7 @@ from alphaloop.files import replace_file
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import TargetSettings, ToolParser
 from worker.decoding.device import Placement, find_device
+from worker.decoding.gguf_files import GgufFile
 from worker.decoding.grammars import Grammars
 from worker.decoding.network.fused import VERSION as FUSED_VERSION
 from worker.decoding.network.language_model import LanguageModel
@@ -56,7 +58,7 @@ from worker.engine import EngineIdentity, SamplingDefaults
 log = logging.getLogger(__name__)
 
 # Raise it when a conversion changes, so that older copies are made anew.
-_CONVERSION: Final = 1
+_CONVERSION: Final = 2
 # Hashing less than this takes no time worth a note in the cache.
 QUICK_BYTES: Final = 16 << 20
 _DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -218,7 +220,7 @@ def load_weights(
         folder = _dense_copy(weights, dtype) if weights.is_gguf else weights.path
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         refuse_unsupported(config, context_length)
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False)
+        tokenizer = load_tokenizer(folder)
         model = _complete(
             folder,
             dtype=getattr(torch, dtype),
@@ -245,16 +247,31 @@ def _dense_copy(weights: Weights, dtype: str) -> Path:
 
 
 def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
-    parent, name = file.parent, file.name
-    packed = _complete(parent, gguf_file=name, dtype=dtype, quantization_config=GgufConfig(dequantize=True))
+    source = GgufFile(file)
+    config, tokenizer = source.config(), source.tokenizer()
+    refuse_unsupported(config, 1)
+    unpacked = GgufConfig(dequantize=True)
+    packed = _complete(file.parent, config=config, gguf_file=file.name, dtype=dtype, quantization_config=unpacked)
     # The unpacked model still calls itself quantized; a dense one with its weights is what can be saved and loaded.
     settings = packed.config.to_dict()
     settings.pop("quantization_config", None)
     dense: Any = AutoModelForCausalLM.from_config(type(packed.config)(**settings), dtype=dtype)  # type: ignore[no-untyped-call]
+    source.refuse_unread(dense)
     dense.load_state_dict(packed.state_dict())
     dense.generation_config = packed.generation_config
+    dense.generation_config.update(**source.generation())
     dense.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(parent, gguf_file=name, trust_remote_code=False).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """The tokenizer in `folder`. Where it has a tokenizer.json, its ids are those of that file.
+
+    Classes of transformers build another one around the file's vocabulary, as Qwen's do with their own split.
+    """
+    file = folder / "tokenizer.json"
+    exact = {"tokenizer_object": Tokenizer.from_file(str(file))} if file.exists() else {}
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False, **exact)
 
 
 def _complete(folder: Path, **how: Any) -> Any:

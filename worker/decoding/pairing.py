@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from alphaloop.commands import CheckFinding, Verdict
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
@@ -27,11 +27,13 @@ from alphaloop.settings.models import Dtype
 from worker.decoding.device import pass_bytes
 from worker.decoding.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from worker.decoding.drafters.translation import Translation
+from worker.decoding.gguf_files import GgufFile
 from worker.decoding.models import (
     as_unsupported,
     attention_of,
     end_tokens,
     find_description,
+    load_tokenizer,
     refuse_form,
     refuse_tokenizer,
 )
@@ -118,14 +120,11 @@ def facts_of(
     # The library's progress bars would stand between our own lines.
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     path = find_description(source, revision)
-    where: dict[str, Any] = {"trust_remote_code": False}
-    folder = path
-    if path.is_file():
-        where["gguf_file"], folder = path.name, path.parent
     with as_unsupported(source):
-        config: Any = AutoConfig.from_pretrained(folder, **where)
+        packed = GgufFile(path) if path.is_file() else None
+        config: Any = packed.config() if packed else AutoConfig.from_pretrained(path, trust_remote_code=False)
         facts = text_facts(config)
-        tokenizer: Any = AutoTokenizer.from_pretrained(folder, **where)
+        tokenizer = packed.tokenizer() if packed else load_tokenizer(path)
         model = _shapes(config, None if path.is_file() else path)
     served = min(facts.longest, context_length or LONGEST_DEFAULT_CONTEXT)
     width: torch.dtype = getattr(torch, dtype)

@@ -14,7 +14,8 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,8 +25,10 @@ import jinja2.meta
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel, reason_of
+from alphaloop.lookup import MAX_NGRAM
 from alphaloop.messages import Body, ChatMessage, Job
 from alphaloop.messages.capabilities import features_of, refusal_of, served_by
+from alphaloop.messages.fields import as_json
 from worker.decoding.replies import PROMPT_END, ReplyForm, calls_grammar
 from worker.decoding.text import special_tokens
 from worker.engine import PreparedJob, Sampling
@@ -88,6 +91,11 @@ def prepare_job(
             f"({tokenizer.convert_ids_to_tokens(highest)!r}): its embeddings have {num_rows} rows",
             field="body.prompt" if job.body.messages is None else "body.messages",
         )
+    if body.prediction is not None:
+        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
+        most = len(tokenizer) if num_logits is None else num_logits
+        known = takewhile(lambda token: token < most, predicted[:context_length])
+        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
     return fit_job(job, token_ids, sampling, context_length)
 
 
@@ -196,25 +204,30 @@ class _Conversation:
     def texts(self) -> list[str]:
         """Every string that its sender wrote."""
         found: list[str] = []
-        self.changed(lambda text: found.append(text) or text)  # type: ignore[func-returns-value]
+        self.changed(*[lambda text: found.append(text) or text] * 2)  # type: ignore[func-returns-value]
         return found
 
-    def changed(self, change: Callable[[str], str]) -> _Conversation:
-        """The same with other strings."""
+    def changed(self, change: Callable[[str], str], rename: Callable[[str], str]) -> _Conversation:
+        """The same with other strings, and with other names in objects, which are strings too."""
         of_turns = tuple(
-            {name: item if name == "role" else _changed(item, change) for name, item in turn.items()}
+            {name: item if name == "role" else _changed(item, change, rename) for name, item in turn.items()}
             for turn in self.turns
         )
-        tools = tuple(_changed(tool, change) for tool in self.tools)
-        return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change))
+        tools = tuple(_changed(tool, change, rename) for tool in self.tools)
+        return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change, rename))
 
 
-def _changed(value: Any, change: Callable[[str], str]) -> Any:
+def _changed(value: Any, change: Callable[[str], str], rename: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {name: _changed(item, change) for name, item in value.items()}
-    return [_changed(item, change) for item in value] if isinstance(value, list | tuple) else value
+        return {rename(name): _changed(item, change, rename) for name, item in value.items()}
+    return [_changed(item, change, rename) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _defused_name(name: str) -> str:
+    """With an x for each sign, because templates may write others around it: `<{{ name }}>`. Their own have none."""
+    return re.sub(r"[^\w\s]", "x", name)
 
 
 @lru_cache(maxsize=4)
@@ -255,11 +268,13 @@ def _turn(message: ChatMessage, wants_parts: bool) -> dict[str, Any]:
 
 
 def _arguments(text: str) -> Any:
-    """As an object; text that is no JSON stays what it is."""
+    """As an object; text that is no JSON, or none that can be written again, stays what it is."""
     try:
-        return json.loads(text)
-    except ValueError:
+        value = json.loads(text)
+        as_json(value)
+    except (ValueError, RecursionError):
         return text
+    return value
 
 
 def _effort(effort: str, names: Collection[str]) -> dict[str, Any]:
@@ -308,17 +323,16 @@ def _encode_conversation(tokenizer: Any, said: _Conversation, max_chars: int | N
     Raises InvalidField where the template fails on the conversation, or where a control token would come from a
     message in a way that cannot be undone; PromptTooLong where the whole text has more than `max_chars`.
     """
-    contents = said.texts
     text = _render(tokenizer, said)
     _refuse_longer(tokenizer, text, max_chars, field="body.messages")
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
     control = _control_of(tokenizer)
-    harmless = [control.defused(content) for content in contents]
-    if harmless == contents:
+    harmless = said.changed(control.defused, _defused_name)
+    if harmless.texts == said.texts:
         return list(tokenizer(text, **options)["input_ids"])
-    plain = _render(tokenizer, said.changed(control.defused))
-    is_typed = any(any(control.found(content)) for content in contents)
+    plain = _render(tokenizer, harmless)
+    is_typed = any(any(control.found(content)) for content in said.texts)
     if not is_typed and control.found(text) == control.found(plain):
         return list(tokenizer(text, **options)["input_ids"])
     token_ids = _with_typed_as_text(tokenizer, control, said, text, options)
@@ -465,8 +479,8 @@ def _with_typed_as_text(
     written = {text[begin:end].strip() for token_id, (begin, end) in tokens if token_id in control.token_ids}
     typed = _any_of(written.union(control.strings))
     mark = next(mark for number in itertools.count() if (mark := f"\ue000{number}\ue000") not in text)
-    marked = said.changed(lambda one: typed.sub(lambda found: mark + found[0], one))
-    pieces = _render(tokenizer, marked).split(mark)
+    marking = partial(typed.sub, lambda found: mark + found[0])
+    pieces = _render(tokenizer, said.changed(marking, marking)).split(mark)
     if "".join(pieces) != text:
         return None
     places = set(itertools.accumulate(map(len, pieces[:-1])))

@@ -239,8 +239,8 @@ class _Rounds:
     chances: list[int] = field(default_factory=list)
 
     def reach(self, num: int) -> None:
-        """The first positions of a round were chances."""
-        self.chances += [0] * (num - len(self.chances))
+        """The first positions of a round were chances. Without one, it is a round without any."""
+        self.chances += [0] * (max(num, 1) - len(self.chances))
         for position in range(num):
             self.chances[position] += 1
 
@@ -406,7 +406,9 @@ class RoundCounts:
         Those that drafted themselves are left out: their own counts are better.
         """
         return tuple(
-            ShadowCounts(name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances))
+            ShadowCounts(
+                name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances), is_whole=False
+            )
             for name, one in self._shared.items()
             if name not in self._drafters
         )

@@ -11,19 +11,22 @@ from __future__ import annotations
 import json
 import logging
 import re
+from abc import ABC, abstractmethod
 from bisect import bisect_left
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from itertools import groupby
+from typing import Any, Final
 
 from transformers.utils.chat_parsing import ResponseParser
 
 from alphaloop.errors import reason_of
 from alphaloop.messages import Body, Constraint
+from alphaloop.messages.fields import as_json, encodable
 from alphaloop.messages.result import ToolCall, ToolCallFunction
 from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.settings.models import ToolParser
-from worker.decoding.grammars import JSON_STYLE
+from worker.decoding.grammars import JSON_STYLE, as_compiled
 from worker.decoding.sampling import key_of
 from worker.engine import AnswerPiece, PreparedJob
 
@@ -41,6 +44,7 @@ _PARTS: Final[Mapping[str, Part]] = {
 _BEGIN_CALL, _END_CALL = "<tool_call>", "</tool_call>"
 _MISTRAL: Final = "[TOOL_CALLS]"
 _LLAMA: Final = "<|python_tag|>"
+_KEYS_OF_CALLS, _ARGUMENTS = frozenset({"name", "id", "type", "function"}), frozenset({"arguments", "parameters"})
 #: Tokens of a prompt's end in which an opened tag is looked for.
 PROMPT_END: Final = 16
 
@@ -73,21 +77,39 @@ def reply_form(tokenizer: Any, parser: ToolParser | None = None) -> ReplyForm:
     return ReplyForm(parser, reasoning, response)
 
 
-class AnswerReader(Protocol):
-    """Reads one answer. What it found so far are `content`, `reasoning` and `calls`."""
+class AnswerReader(ABC):
+    """Reads one answer. What it found so far are `content`, `reasoning` and `calls`, however its text was cut."""
 
     markers: Container[str]  #: special tokens whose strings it has to see
-    content: str
-    reasoning: str
-    num_unparsed: int  #: pieces that begin like a call and are none
+
+    def __init__(self, calls: _Calls) -> None:
+        self.content = self.reasoning = ""
+        self.num_unparsed = 0  #: pieces that begin like a call and are none
+        self._calls = calls
+        self._last_part: Part | None = None  # that a piece was of
 
     @property
     def calls(self) -> list[ToolCall]:
         """Those that are whole."""
+        return self._calls.found
 
     def take(self, text: str, *, is_last: bool) -> list[AnswerPiece]:
         """The pieces that this text makes certain; at the last one all that waits."""
+        pieces = []
+        for piece in self._read(text, is_last):
+            pieces.append(piece)
+            self._last_part = piece.part
+            if piece.part == "content":
+                self.content += piece.text
+            elif piece.part == "reasoning":
+                self.reasoning += piece.text
+        return pieces
 
+    @abstractmethod
+    def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
+        """The pieces of `take`, each of which is kept before the next one is asked for."""
+
+    @abstractmethod
     def num_reasoning_tokens(self, output: Sequence[int]) -> int | None:
         """How many of its tokens, the tag that ends them included; None where the model's form has no tags."""
 
@@ -145,10 +167,12 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
     """
     told = json.loads(wanted.source)
     rules, names = [], []
+    numbers = {tool["function"]["name"]: number for number, tool in enumerate(body.tools or ())}
     key = "parameters" if form.parser == "llama3" else "arguments"
     for number, function in enumerate(told["functions"]):
         head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
-        schema = {"x-guidance": JSON_STYLE, **(function.get("parameters") or {"type": "object"})}
+        field = f"body.tools.{numbers[function['name']]}.function.parameters"
+        schema = {"x-guidance": JSON_STYLE, **as_compiled(function.get("parameters") or {}, field), "type": "object"}
         rules.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
         names.append(f"call_{number}")
@@ -202,15 +226,13 @@ class _Calls:
         return pieces
 
 
-class _TagReader:
+class _TagReader(AnswerReader):
     """Reasoning between tags at the beginning, and calls in one of the four named forms."""
 
     def __init__(
         self, form: ReplyForm, calls: _Calls, decode: Callable[[Sequence[int]], str], *, is_reasoning: bool
     ) -> None:
-        self.content = self.reasoning = ""
-        self.num_unparsed = 0
-        self._calls = calls
+        super().__init__(calls)
         self._form = form
         self._decode = decode
         self._tags = form.call_tags if calls.names else None
@@ -218,28 +240,15 @@ class _TagReader:
         self.markers: Container[str] = frozenset((*(form.reasoning or ()), *of_calls))
         self._rest = ""  # what is not yet certain
         self._is_behind = False  # a tag that line ends follow
-        self._is_in_call = False
+        self._opened = ""  # of the call that is being read: its tag, with the white space before it
         self._state = "reasoning" if is_reasoning else "beginning" if form.reasoning else "content"
 
-    @property
-    def calls(self) -> list[ToolCall]:
-        """Those that are whole."""
-        return self._calls.found
-
-    def take(self, text: str, *, is_last: bool) -> list[AnswerPiece]:
-        """The pieces that this text makes certain; at the last one all that waits."""
+    def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
         self._rest += text
-        pieces: list[AnswerPiece] = []
-        while True:
-            before = (self._state, self._rest, self._is_in_call)
-            for one in self._advance(is_last):
-                pieces.append(one)
-                if one.part == "content":
-                    self.content += one.text
-                elif one.part == "reasoning":
-                    self.reasoning += one.text
-            if (self._state, self._rest, self._is_in_call) == before or not self._rest:
-                return pieces
+        before = None
+        while before != (now := (self._state, self._rest, self._opened)):
+            before = now
+            yield from self._advance(is_last)
 
     def _advance(self, is_last: bool) -> list[AnswerPiece]:
         if self._state == "beginning":
@@ -280,16 +289,16 @@ class _TagReader:
 
     def _read_tagged(self, is_last: bool) -> list[AnswerPiece]:
         opening, closing = self._tags or ("", "")
-        if self._is_in_call:
+        if self._opened:
             return self._read_call(closing, is_last)
         place = self._rest.find(opening)
-        if place < 0 and is_last and self.calls and not self._rest.strip():
+        if place < 0 and is_last and self._last_part == "tool_calls" and not self._rest.strip():
             self._rest = ""
         if place < 0:
             return self._tell(len(self._rest) if is_last else len(self._rest) - _num_held(self._rest, opening))
-        # White space before a call and behind it is the form's.
-        shown = self._rest[:place].rstrip()
-        self._rest, self._is_in_call = self._rest[place + len(opening) :], True
+        # White space before a call and after it is the form's.
+        shown, end = self._rest[:place].rstrip(), place + len(opening)
+        self._rest, self._opened = self._rest[end:], self._rest[len(shown) : end]
         return [AnswerPiece(shown)] if shown else []
 
     def _read_call(self, closing: str, is_last: bool) -> list[AnswerPiece]:
@@ -303,14 +312,13 @@ class _TagReader:
             return []
         end = place if place >= 0 else len(self._rest)
         found = _calls_in(self._rest[:end], self._form.parser)
-        written, self._is_in_call = self._rest[:end], False
-        behind = self._rest[end + len(closing) :] if place >= 0 else ""
-        self._rest, self._is_behind = behind, bool(found)
+        end += len(closing) if place >= 0 else 0
+        written, self._rest = self._opened + self._rest[:end], self._rest[end:]
+        self._opened, self._is_behind = "", bool(found)
         if found:
             return self._calls.add(found)
         self.num_unparsed += 1
-        opening = self._tags[0] if self._tags else ""
-        return [AnswerPiece(opening + written + (closing if place >= 0 else ""))]
+        return [AnswerPiece(written)]
 
     def _read_whole(self, is_last: bool) -> list[AnswerPiece]:
         """Forms in which an answer is calls from its beginning to its end, or has none."""
@@ -321,7 +329,7 @@ class _TagReader:
             return self._tell(len(self._rest))
         if not is_last:
             return []
-        found = _calls_in(shown.removeprefix(_LLAMA), self._form.parser)
+        found = _calls_in(shown.removeprefix(_LLAMA), self._form.parser, is_whole=not has_tag)
         if found and (has_tag or all(name in self._calls.names for name, _ in found)):
             self._rest = ""
             return self._calls.add(found)
@@ -344,45 +352,44 @@ class _TagReader:
         return bisect_left(range(len(output)), True, key=lambda num: closing in self._decode(output[:num]))
 
 
-class _TemplateReader:
+class _TemplateReader(AnswerReader):
     """By the response template of the tokenizer, with transformers' own parser."""
 
     def __init__(
         self, template: Mapping[str, Any], prompt: str, tools: Sequence[dict[str, Any]], calls: _Calls
     ) -> None:
-        self.content = self.reasoning = ""
-        self.num_unparsed = 0
+        super().__init__(calls)
         self.markers: Container[str] = _Everything()
-        self._calls = calls
-        self._unread = ""  # what was given to it and not told
+        self._unread = ""  # what was given to it and is no piece yet
         self._parser: Any = None
         try:
             self._parser = ResponseParser(dict(template), prefix=prompt, tools=list(tools) or None)
         except Exception as error:  # a template is data from elsewhere
             self._failed(error)
 
-    @property
-    def calls(self) -> list[ToolCall]:
-        """Those that are whole."""
-        return self._calls.found
+    def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
+        # Character by character, because an error takes with it what the parser found in the same text.
+        fed = [piece for one in text for piece in self._fed(one)]
+        fed += self._fed("", is_last=True) if is_last else []
+        for part, alike in groupby(fed, key=lambda piece: piece.part):
+            pieces = list(alike)
+            yield from pieces if part == "tool_calls" else [AnswerPiece("".join(one.text for one in pieces), part)]
 
-    def take(self, text: str, *, is_last: bool) -> list[AnswerPiece]:
-        """The pieces that this text makes certain; at the last one all that waits."""
-        pieces: list[AnswerPiece] = []
+    def _fed(self, text: str, *, is_last: bool = False) -> list[AnswerPiece]:
         self._unread += text
-        if self._parser is None:
-            return self._as_text()
-        try:
-            events = self._parser.feed(text)
-            events += self._parser.finalize()[1] if is_last else []
-        except Exception as error:  # as above
-            self._failed(error)
-            return self._as_text()
-        for event in events:
-            pieces += self._pieces(event)
-        for one in pieces:
-            self._keep(one)
-        return pieces
+        pieces: list[AnswerPiece] = []
+        if self._parser is not None:
+            try:
+                events = self._parser.feed(text) + (self._parser.finalize()[1] if is_last else [])
+                num_after = len(self._parser._buffer) - self._parser._pos  # of what may still be a tag
+                num_after += sum(len(event.get("text", "")) for event in events)
+                for event in events:
+                    num_after -= len(event.get("text", ""))
+                    pieces += self._pieces(event, num_after)
+                return pieces
+            except Exception as error:  # as above
+                self._failed(error)
+        return pieces + self._as_text()
 
     def _failed(self, error: Exception) -> None:
         """What it cannot read stays text."""
@@ -394,28 +401,24 @@ class _TemplateReader:
             extra={"action": "response_template_failed"},
         )
 
-    def _pieces(self, event: Mapping[str, Any]) -> list[AnswerPiece]:
+    def _pieces(self, event: Mapping[str, Any], num_after: int) -> list[AnswerPiece]:
+        """Of an event that the last `num_after` characters come after."""
         part = _PARTS.get(event["field"])
-        if event["type"] == "region_chunk" and part is not None:
-            self._unread = self._unread.partition(event["text"])[2]
-            return [AnswerPiece(event["text"], part)]
-        if event["type"] == "region_close" and event["field"] == "tool_calls":
-            self._unread = ""
-            found = _as_calls(event["value"])
-            self.num_unparsed += not found
-            return self._calls.add(found or [])
-        return []
+        is_call = event["type"] == "region_close" and event["field"] == "tool_calls"
+        if not is_call and (event["type"] != "region_chunk" or part is None):
+            return []
+        end = len(self._unread) - num_after
+        written, self._unread = self._unread[:end], self._unread[end:]
+        if not is_call:
+            return [AnswerPiece(event["text"], part or "content")]
+        if found := _as_calls(event["value"]):
+            return self._calls.add(found)
+        self.num_unparsed += 1
+        return [AnswerPiece(written)]
 
     def _as_text(self) -> list[AnswerPiece]:
         text, self._unread = self._unread, ""
-        self.content += text
         return [AnswerPiece(text)] if text else []
-
-    def _keep(self, piece: AnswerPiece) -> None:
-        if piece.part == "content":
-            self.content += piece.text
-        elif piece.part == "reasoning":
-            self.reasoning += piece.text
 
     def num_reasoning_tokens(self, output: Sequence[int]) -> int | None:
         """Not told: a template does not say which tokens they are."""
@@ -440,12 +443,12 @@ def _is_open_text(written: str) -> bool:
     """Whether JSON ends within a string."""
     try:
         json.loads(written)
-    except json.JSONDecodeError as error:
-        return error.msg.startswith("Unterminated string")
+    except (ValueError, RecursionError) as error:
+        return str(error).startswith("Unterminated string")
     return False
 
 
-def _calls_in(written: str, parser: ToolParser) -> list[tuple[str, str]] | None:
+def _calls_in(written: str, parser: ToolParser, *, is_whole: bool = False) -> list[tuple[str, str]] | None:
     """Names and arguments of the calls that a text consists of; None where it is anything else."""
     if parser == "mistral":
         pieces = [one for one in written.split(_MISTRAL) if one.strip()]
@@ -455,11 +458,12 @@ def _calls_in(written: str, parser: ToolParser) -> list[tuple[str, str]] | None:
     while rest:
         try:
             value, end = decoder.raw_decode(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         values.append(value)
         rest = rest[end:].lstrip(" \t\r\n;,")
-    return _as_calls([item for value in values for item in (value if isinstance(value, list) else [value])])
+    items = [item for value in values for item in (value if isinstance(value, list) else [value])]
+    return _as_calls(items, is_whole=is_whole)
 
 
 def _mistral_calls(written: str) -> list[tuple[str, str]] | None:
@@ -471,21 +475,25 @@ def _mistral_calls(written: str) -> list[tuple[str, str]] | None:
     return _calls_in(written, "json")
 
 
-def _as_calls(value: object) -> list[tuple[str, str]] | None:
-    """Each `{"name": …, "arguments" or "parameters": {…}}`, or one in OpenAI's form around it; None for all else."""
+def _as_calls(value: object, *, is_whole: bool = False) -> list[tuple[str, str]] | None:
+    """Each `{"name": …, "arguments" or "parameters": {…}}`, or one in OpenAI's form around it; None for all else.
+
+    None too where arguments are no JSON that every reader takes. `is_whole`: no tag says that these are calls, so what
+    has other keys is none.
+    """
     found = []
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, dict) and isinstance(item.get("function"), dict):
-            item = item["function"]
-        if not isinstance(item, dict) or not isinstance(name := item.get("name"), str) or not name:
+    for one in value if isinstance(value, list) else [value]:
+        outer = one if isinstance(one, dict) else {}
+        item = outer["function"] if isinstance(outer.get("function"), dict) else outer
+        name, keys = item.get("name"), {*outer, *item} - _KEYS_OF_CALLS
+        if not isinstance(name, str) or not name or (keys - _ARGUMENTS and (is_whole or not keys & _ARGUMENTS)):
             return None
         arguments = item.get("arguments", item.get("parameters", {}))
-        if isinstance(arguments, str):
-            try:
-                arguments = json.loads(arguments)
-            except ValueError:
+        try:
+            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+            if not isinstance(arguments, dict):
                 return None
-        if not isinstance(arguments, dict):
+            found.append((encodable(name), as_json(arguments, separators=(", ", ": "))))
+        except (ValueError, RecursionError):
             return None
-        found.append((name, json.dumps(arguments, ensure_ascii=False)))
     return found or None

@@ -14,7 +14,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, added
 from worker.decoding.constraint import ConstrainedText
 from worker.decoding.drafters.draft_model import DraftModelDrafter
 from worker.decoding.drafters.lookup import LookupDrafter
@@ -101,7 +101,8 @@ class Shadows:
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    propose = drafter.rereading(seen, sequence.task, sequence.segment)
+                    predicted = sequence.sampling.predicted
+                    propose = drafter.rereading(seen, sequence.task, sequence.segment, predicted)
                     constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
@@ -135,7 +136,7 @@ class Shadows:
                 while self._takes_round(reading):
                     pass
                 if not reading.has_failed:
-                    found.append(reading.shadow)
+                    found.append(reading.rounds.counted(reading.drafter))
                 self._scoring[reading.drafter.state.name].take(reading.seconds + self.clock() - began)
         return tuple(found)
 
@@ -202,12 +203,6 @@ class _Reading:
         state = self.drafter.state
         return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
 
-    @property
-    def shadow(self) -> ShadowCounts:
-        """What was counted."""
-        state = self.drafter.state
-        return ShadowCounts(state.name, state.revision, state.max_draft_tokens, self.rounds.counts)
-
 
 def with_scores(
     generation: Generation,
@@ -230,7 +225,7 @@ def with_scores(
         state = drafter.state
         k = min(prepared.job.probe_num_draft_tokens or state.max_draft_tokens, state.max_draft_tokens)
         try:
-            counts = score(
+            scored = score(
                 drafter,
                 prepared.token_ids,
                 generation.token_ids,
@@ -241,8 +236,8 @@ def with_scores(
         except Exception as error:
             failed(state.name, "score", error)
             continue
-        if counts is not None:
-            scores.append(ShadowCounts(state.name, state.revision, k, counts))
+        if scored is not None:
+            scores.append(scored)
     if not scores:
         return generation
     seconds = time.perf_counter() - began
@@ -257,7 +252,7 @@ def score(
     *,
     max_tokens: int,
     constrained: ConstrainedText | None = None,
-) -> AcceptanceCounts | None:
+) -> ShadowCounts | None:
     """The counts of decoding this greedy text at k = `num_draft_tokens`, the prefill's round among them.
 
     A greedy draft is accepted where its token is the target's own next one. Up to its first wrong token, a draft is
@@ -283,7 +278,7 @@ def score(
     text = [*prompt, *output]
     while rounds.take_round(text, has_ended=True):
         pass
-    return rounds.counts
+    return rounds.counted(drafter)
 
 
 def _rereading(
@@ -342,6 +337,7 @@ class VirtualRounds:
         self._constrained = constrained
         self._has_begun = False
         self.counts = AcceptanceCounts()  #: of all rounds taken
+        self.chances: tuple[int, ...] = ()  #: by position, as a generation's
 
     def take_round(self, text: SequenceOf[int], *, has_ended: bool, is_first_drafted: bool = False) -> bool:
         """Count the next round over `text`, prompt and output; False where no round is left to count for now.
@@ -375,6 +371,7 @@ class VirtualRounds:
         self._go_on(following[:num_emitted])
         forced, num_tested = proposal.forced_in(verdict.path), verdict.num_tested
         num_forced = sum(place < num_emitted for place in forced)
+        self.chances = added(self.chances, (1,) * min(room, num_emitted - num_forced))
         self.counts = self.counts.with_round(
             max(proposal.trial_depths, default=0),
             verdict.num_accepted - len(forced),
@@ -383,6 +380,11 @@ class VirtualRounds:
             num_forced=num_forced + self._take_forced(text, len(text)),
         )
         return True
+
+    def counted(self, drafter: Drafter) -> ShadowCounts:
+        """What was counted, as that of `drafter`."""
+        its = drafter.state
+        return ShadowCounts(its.name, its.revision, self._num_draft_tokens, self.counts, self.chances)
 
     def _most_forced(self, text: SequenceOf[int]) -> int:
         return min(len(text), self._num_prompt + self._max_tokens) - 1

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, added
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.errors import GrammarConflict
+from alphaloop.errors import AlphaloopError, GrammarConflict
 from alphaloop.messages import Choice, Purpose
 from alphaloop.messages.result import AnswerMessage, ChosenToken, FinishReason, RankedToken
 from worker.decoding.constraint import ConstrainedText
@@ -101,7 +101,7 @@ class Sequence:
         #: Its first round could draft: of its prompt only the last token was left, the rest was copied.
         self.is_first_drafted = False
         self.finish_reason: FinishReason | None = None
-        self.failure: GrammarConflict | None = None  #: why its text cannot go on
+        self.failure: AlphaloopError | None = None  #: why its text cannot go on
         #: Last tokens of the text that no pass has read: the pending one, behind it those that were forced.
         self.num_fresh = 1
         self._end_tokens = set(sampling.stop_token_ids) if sampling.ignore_eos else ends

@@ -18,7 +18,7 @@ from typing import Final
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
-from alphaloop.kafka.topics import ensure_topics
+from alphaloop.kafka.topics import WORKER_CLIENT, ensure_topics
 from alphaloop.settings import Settings
 from worker.background import BackgroundThread, BoundedQueue
 from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
@@ -55,10 +55,10 @@ def make_topics(settings: Settings) -> None:
 
 
 def open_intake(
-    settings: Settings, group_id: str, topics: Sequence[str], name: str, now: Callable[[], datetime]
+    settings: Settings, database_id: str, group_id: str, topics: Sequence[str], name: str, now: Callable[[], datetime]
 ) -> Intake:
     """A consumer of that group, with the limits of the settings. `name` is for logs, `now` the time of day."""
-    consumer = Consumer(settings.kafka, group_id=group_id)
+    consumer = Consumer(settings.kafka, group_id=group_id, client_id=WORKER_CLIENT + database_id)
     return Intake(
         consumer,
         topics,

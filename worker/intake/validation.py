@@ -76,7 +76,8 @@ class ReadyJob:
         text = len(self.delivery.record.value or b"")
         if (reference := self.prepared.job.body_ref) is not None:
             text += reference.num_bytes
-        num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * len(self.prepared.token_ids)
+        num_tokens = len(self.prepared.token_ids) + len(self.prepared.sampling.predicted)
+        num_bytes = self.delivery.num_bytes + text + _TOKEN_BYTES * num_tokens
         object.__setattr__(self, "num_bytes", num_bytes)
         object.__setattr__(self, "job", self.prepared.job)
         object.__setattr__(self, "line", Line(self.lane, self.prepared.job.segment or ""))
@@ -262,7 +263,7 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
         body.skip_special_tokens,
         body.num_logprobs,
         constraint,
-        form_bucket(kind, has_tools=bool(body.tools), has_images=body.num_images > 0),
+        form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None),
     )
 
 

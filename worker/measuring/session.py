@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
+from alphaloop import page
 from alphaloop.commands import AdvanceEvent, MeasureOrder, StageEvent, Tell
 from alphaloop.errors import ConfigError, DecodeFailed, MessageError
 from alphaloop.files import reading
@@ -106,7 +107,7 @@ def _refusal(wrong: Iterable[tuple[str, MessageError]], num_lines: int) -> Confi
     more = f"\n  and {len(problems) - NUM_SHOWN} more" if len(problems) > NUM_SHOWN else ""
     return ConfigError(
         f"{len(problems)} of {num_lines} prompts cannot be measured:\n  {shown}{more}",
-        hint='a line is {"prompt": …}, a job, or a line of an OpenAI batch file; see docs/guides/enqueue.md',
+        hint='a line is {"prompt": …}, a job, or a line of an OpenAI batch file; see ' + page("guides/enqueue.md"),
     )
 
 

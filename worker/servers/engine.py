@@ -88,7 +88,8 @@ def open_server_engine(
     try:
         found, missing = thread.wait_for(_ask_all(models.endpoints))
         if not found:
-            raise next(iter(missing.values()))
+            name, error = next(iter(missing.items()))
+            raise _named(name, models.endpoints[name], error)
         named = name_servers(found, identities)
         models = thread.wait_for(_obeyed(models, found))
         identity = _identity(models, named)
@@ -368,8 +369,11 @@ async def _lacking(models: ModelSettings, found: Mapping[str, ServerIdentity]) -
 
     async def asked(name: str) -> frozenset[Feature]:
         settings = models.endpoints[name].model_copy(update={"model": found[name].model})
-        async with ServerClient(settings, context_length=found[name].context_length) as client:
-            told = await ask_lacking(client)
+        try:
+            async with ServerClient(settings, context_length=found[name].context_length) as client:
+                told = await ask_lacking(client)
+        except ServerError as error:
+            raise _named(name, settings, error) from error
         if told:
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(told.items()))
@@ -377,6 +381,11 @@ async def _lacking(models: ModelSettings, found: Mapping[str, ServerIdentity]) -
         return frozenset(told)
 
     return dict(zip(found, await asyncio.gather(*map(asked, found)), strict=True))
+
+
+def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerError:
+    error.message = f"models.endpoints.{name} at {endpoint.url}: {error.message}"
+    return error
 
 
 def _server(

@@ -21,9 +21,9 @@ from pydantic import (
     Field,
     ValidationError,
 )
-from pydantic_core import to_json
 
 from alphaloop.errors import ReplyInvalid
+from alphaloop.messages.fields import as_json
 from alphaloop.messages.result import LEAST_LOGPROB
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
@@ -52,7 +52,7 @@ def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
 
 def _as_text(arguments: object) -> object:
     """SGLang may send the arguments of a call as an object."""
-    return to_json(arguments).decode() if isinstance(arguments, dict) else arguments
+    return as_json(arguments) if isinstance(arguments, dict) else arguments
 
 
 _Logprob = Annotated[

@@ -15,8 +15,9 @@ from functools import partial
 from typing import Final, TypeAlias
 
 from alphaloop.errors import AlphaloopError, InvalidField, PromptTooLong, RequestRefused, ServerFailed, reason_of
-from alphaloop.messages import Job
+from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import features_of, refusal_of
+from alphaloop.probes import is_beside_sampled
 from worker.engine import AnswerPiece, FailedRequest, Generation, PreparedJob, Sampling, TokenDelta
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
@@ -178,6 +179,10 @@ class Sending:
                 beside, load = landing.num_beside, landing.load
                 sent = SentRequest(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
                 self._say(request, generation_of(request.job_id, outcome, sent))
+        except Exception as error:  # without a word the job would wait for ever
+            log.error("a reply cannot be used", exc_info=error, extra={"action": "reply_raised", "endpoint": name})
+            failure = ServerFailed(f"reading the reply failed: {reason_of(error)}")
+            self._say(request, FailedRequest(request.job_id, failure, is_final=False))
         finally:
             self._on_their_way.discard(request)
             request.task, request.is_begun = None, False
@@ -197,10 +202,17 @@ class Sending:
         return None
 
     async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
-        """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves."""
+        """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves.
+
+        A share of the probes has a sampled neighbour, whose text nobody reads.
+        """
         client, prepared = self.clients[name], request.prepared
         on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
         ask = partial(client.complete, prepared.job, on_piece=on_piece, num_draft_tokens=num_draft_tokens)
+        beside: asyncio.Task[Reply] | None = None
+        if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and not request.must_be_alone:
+            sampled = replace(prepared.sampling, temperature=1.0)
+            beside = asyncio.create_task(client.complete(prepared.job, sampled, num_draft_tokens=num_draft_tokens))
         try:
             return await ask(replace(prepared.sampling, max_tokens=request.max_tokens))
         except PromptTooLong:
@@ -209,6 +221,10 @@ class Sending:
                 raise
             request.max_tokens = room
             return await ask(replace(prepared.sampling, max_tokens=room))
+        finally:
+            if beside is not None:
+                beside.cancel()
+                await asyncio.gather(beside, return_exceptions=True)
 
     def _streamed(self, request: ServerRequest, new: AnswerPiece) -> None:
         if request.prepared.job.body.stream:

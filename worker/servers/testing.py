@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
+from alphaloop import page
 from alphaloop.commands import CheckFinding, ServerCheck, Verdict
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
@@ -245,7 +246,7 @@ class Timing:
         if not found:
             raise DecodeFailed(
                 f"the server tells neither times nor rounds of its texts: {self._server(drafter).name}",
-                hint="docs/guides/engines.md says what each kind of server has to be started with",
+                hint=f"{page('guides/engines.md')} says what each kind of server has to be started with",
             )
         return statistics.median(found)
 

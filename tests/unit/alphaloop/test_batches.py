@@ -72,7 +72,7 @@ def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
     before, bad, after = read(line(custom_id="before"), BAD[field], line(custom_id="after"))
     assert [type(one) for one in (before, bad, after)] == [BatchRequest, BadRequest, BatchRequest]
     assert (bad.number, bad.error.field or "") == (2, field.strip())
-    json.dumps(bad_line_row(bad.number, bad.error, custom_id=bad.custom_id))
+    json.dumps(bad_line_row(bad))
 
 
 def test_a_line_cannot_ask_for_more_than_its_rules_allow() -> None:
@@ -91,7 +91,7 @@ def test_a_line_cannot_ask_for_more_than_its_rules_allow() -> None:
     lines = [json.dumps(one).encode() for one in (line(), line(custom_id="b", task="code"))]
     nameless, named = BatchReader(SETTINGS, "batch-1", task=None).read(lines)
     assert isinstance(nameless, BadRequest)
-    assert (nameless.error.field, nameless.error.message) == ("task", "no task")
+    assert (nameless.error.field, nameless.error.message) == ("task", "expected a task, found none")
     assert isinstance(named, BatchRequest)
 
 

@@ -18,8 +18,9 @@ from typer.core import TyperGroup
 
 from alphaloop import __version__
 from alphaloop.cli.app import app, commands
-from alphaloop.cli.children import LogFollower, child_environment, field_of
+from alphaloop.cli.children import LogFollower, await_event, child_environment, field_of
 from alphaloop.cli.options import GlobalOptions
+from alphaloop.embedded.process import ChildProcess
 from alphaloop.settings import KafkaSettings, PostgresSettings, load_settings
 from tests.fixtures.cli import Cli
 
@@ -172,6 +173,29 @@ def test_log_follower_finds_new_events_only(tmp_path: Path) -> None:
         log.write('ne\n{"action": "scheduler_ready", "metrics": "http://json:3"}\n{broken\n')
     assert field_of(follower.find("scheduler_ready"), "metrics") == "http://json:3"
     assert LogFollower(tmp_path / "none.log").find("worker_ready") is None
+
+
+def test_what_a_child_loads_is_shown_while_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = """import logging
+from alphaloop.logs import START_PROGRESS, configure
+configure("INFO", sys.argv[1])
+for part in ("the target", "small, 1 of 2", "other, 2 of 2"):
+    logging.getLogger("worker").info("loading %s", part, extra={"action": START_PROGRESS})
+    time.sleep(0.3)
+logging.getLogger("worker").info("consuming", extra={"action": "worker_ready"})
+time.sleep(60)
+"""
+    for form in ("text", "json"):
+        command = [sys.executable, "-c", f"import sys, time\n{script}", form]
+        child = ChildProcess("worker", command, log=tmp_path / f"{form}.log", grace_s=1.0)
+        child.start()
+        try:
+            assert await_event(child, LogFollower(child.log, from_start=True), "worker_ready") is not None
+        finally:
+            child.stop()
+        shown = capsys.readouterr().err.splitlines()
+        assert shown[-1] == "loading other, 2 of 2"
+        assert shown == sorted(set(shown), key=shown.index)
 
 
 def test_ctrl_c_while_commands_are_imported_ends_without_a_traceback(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

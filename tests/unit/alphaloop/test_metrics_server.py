@@ -5,17 +5,20 @@ from __future__ import annotations
 import base64
 import re
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import cycle
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from pydantic import SecretStr
 
 from alphaloop.errors import ConfigError
-from alphaloop.liveness import Check, MetricsServer
+from alphaloop.liveness import MOST_CONNECTIONS, Check, MetricsServer
 from alphaloop.settings import ConsoleSettings
 
 WAIT_S = 10.0
@@ -66,14 +69,43 @@ def test_metrics_are_shown_to_the_password_only_and_checks_to_everybody() -> Non
         assert get(f"{url}/healthz") == (200, "ok\n")
 
 
-def test_a_client_that_sends_nothing_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("alphaloop.liveness._Handler.timeout", 0.1)
+@pytest.mark.parametrize("said", [b"", b"GET /metrics HTTP/1.1\r\nHost:"])
+def test_silent_clients_are_let_go_and_hold_neither_threads_nor_the_door(
+    said: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alphaloop.liveness.CONNECTION_S", 1.0)
+    with serving() as url, ExitStack() as stack:
+        host, _, port = url.removeprefix("http://").partition(":")
+        before = threading.active_count()
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), WAIT_S)) for _ in range(300)]
+        for one in silent:
+            with suppress(ConnectionError):  # it is closed already
+                one.sendall(said)
+        began = time.monotonic()
+        assert get(f"{url}/healthz") == (200, "ok\n")
+        assert time.monotonic() - began < 1
+        assert threading.active_count() - before <= 2 * MOST_CONNECTIONS, "no thread for each"
+        for one in silent:
+            with suppress(ConnectionError):
+                assert one.recv(1024) == b""
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_let_go_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alphaloop.liveness.CONNECTION_S", 0.3)
     with serving() as url:
         host, _, port = url.removeprefix("http://").partition(":")
-        # On a busy machine the server may close the connection before the client has sent.
-        with socket.create_connection((host, int(port)), timeout=WAIT_S) as client, suppress(ConnectionError):
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost:")
-            assert client.recv(1024) == b""
+        with socket.create_connection((host, int(port)), timeout=0.05) as client:
+            ended = time.monotonic() + WAIT_S
+            for byte in cycle(b"GET /metrics HTTP/1.1\r\nHost: aaaaaaaaaa"):
+                assert time.monotonic() < ended
+                try:
+                    client.send(bytes([byte]))
+                    if client.recv(1) == b"":
+                        break
+                except TimeoutError:
+                    continue
+                except ConnectionError:
+                    break
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_an_address_that_is_none_is_refused_by_its_place(url: str) -> None:
 def test_without_addresses_apprise_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     assert open_sinks([]) == ()
-    with pytest.raises(ConfigError, match="the package apprise is not installed") as refused:
+    with pytest.raises(ConfigError, match="needs the package apprise, which is not installed") as refused:
         open_sinks([SecretStr("json://localhost")])
     assert "alphaloop[notify]" in str(refused.value.hint)
 

@@ -27,7 +27,6 @@ BODIES: Final[dict[str, dict[str, Any]]] = {
 REFUSED: Final = {
     "openai: a custom tool": "tools.0.type",
     "openai: sound": "messages.0.content.0.type",
-    "openai: a prediction": "prediction",
     "openai: a search on the web": "web_search_options",
     "openai: functions": "functions",
     "openai: a prompt in several": "prompt",
@@ -105,7 +104,7 @@ def test_what_a_library_sends_is_read_whole(case: str) -> None:
 @pytest.mark.parametrize("case", sorted(REFUSED))
 def test_what_is_not_served_is_refused_with_its_field(case: str) -> None:
     for message, within in (({"body": BODIES[case]}, "body."), (BODIES[case], "")):
-        if within == "" and case in ("openai: a prediction", "openai: a search on the web"):
+        if within == "" and case == "openai: a search on the web":
             assert isinstance(read(message), Job), "a column of a data set beside a prompt"
             continue
         with pytest.raises(InvalidField) as refused:

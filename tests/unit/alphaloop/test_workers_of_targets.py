@@ -72,7 +72,13 @@ def test_a_probe_goes_only_where_the_workers_of_its_target_have_the_drafter() ->
     due = [DueProbe(task, drafter, 3, None) for task in ("code", "sql") for drafter in ("small", "other")]
     assert drafted(due, BOUND, [seen("a"), seen("b")]) == [due[0], due[2]]
     assert drafted(due, BOUND, [seen("a")]) == [due[0]], "a target without a worker is asked nothing"
-    assert drafted(due, Bindings({}, None), []) == due, "whoever runs may have it"
+    one_target = Bindings({}, None)
+    assert drafted(due, one_target, [seen("a")]) == [due[0], due[2]], "the settings may name more than a worker has"
+    assert drafted(due, one_target, [seen("a", silent_s=31)]) == []
+    ended = seen("a")
+    ended = replace(ended, load=replace(ended.load, setup=replace(SETUP, ended={"small": "any job"})))
+    assert drafted(due, one_target, [ended]) == [], "it would decode the probe vanilla"
+    assert drafted(due, one_target, [ended, seen("a")]) == [due[0], due[2]]
 
 
 def test_screens_name_targets_only_where_there_are_several() -> None:

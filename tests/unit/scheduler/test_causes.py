@@ -19,9 +19,9 @@ def test_steady_probes_on_both_sides_of_the_change_mean_other_jobs() -> None:
     (finding,) = explain(evidence(jobs(), probes=STEADY_PROBES))
     assert (finding.cause, finding.subject) == (Cause.TRAFFIC_CHANGED, SUBJECT)
     assert finding.sentence == (
-        "Acceptance of small on code fell from 70% to 50%, change -0.20 [-0.25, -0.15], between 2026-01-09 04:48 UTC "
+        "Acceptance of small on code fell from 0.70 to 0.50, change -0.20 [-0.25 -0.15], between 2026-01-09 04:48 UTC "
         "and 2026-01-09 14:24 UTC. On 6 fixed probe prompts the draft was steady across that time "
-        "(+0.00 [+0.00, +0.00]): the jobs have changed, not the draft."
+        "(+0.00 [+0.00 +0.00]): the jobs have changed, not the draft."
     )
 
 
@@ -58,7 +58,7 @@ def test_a_fall_of_four_prompts_that_is_not_significant_is_not_steady() -> None:
 def test_what_changed_between_two_probes_names_the_cause(after: ProbeSetup, cause: Cause, told: str) -> None:
     (finding,) = explain(evidence(probes=history(measured(1, HIGH), measured(2, LOW, after))))
     assert finding.cause is cause
-    assert "6 probe prompts of code, small got 39% of its first tokens accepted" in finding.sentence
+    assert "6 probe prompts of code, acceptance of small's first tokens was 0.39" in finding.sentence
     assert told in finding.sentence
     assert finding.action
 
@@ -79,7 +79,7 @@ def test_a_shift_of_the_mix() -> None:
     parts = [jobs(State.STEADY, (0.0, -0.03, 0.03), segment=name) for name in "ab"]
     (finding,) = explain(evidence(jobs(), *parts, probes=STEADY_PROBES))
     assert finding.cause is Cause.MIX_SHIFT
-    assert "the change is +0.00 [-0.02, +0.02]: most of it is their shares of the jobs." in finding.sentence
+    assert "the change is +0.00 [-0.02 +0.02]: most of it is their shares of the jobs." in finding.sentence
 
 
 def test_a_fall_that_the_mean_hides_is_told() -> None:

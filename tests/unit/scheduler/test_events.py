@@ -238,7 +238,7 @@ def test_a_worse_new_draft_is_stale_from_its_first_probes() -> None:
     one = judged(history(measured(0, HIGH), measured(1, LOW, new)))
     (change,) = status_changes([one], {("small", "draft-2", "target-1"): DraftStatus.ACTIVE})
     assert (change.draft_revision, change.status) == ("draft-2", DraftStatus.STALE)
-    assert change.reason == "alpha_1 fell by 0.40 (0.40 to 0.40) on 6 probe prompts of 1 task"
+    assert change.reason == "α₁ fell by 0.40 [0.40 0.40] on 6 probe prompts of 1 task"
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_each_table_has_its_age(tmp_path: Path) -> None:
     assert asked["jobs"] == asked["cancellations"] == 30 * DAY
     assert asked["decisions"] == asked["probe_runs"] == asked["schedule_runs"] == asked["reports"] == 90 * DAY
     assert asked["probe_texts"] == 90 * DAY
-    assert asked["api_batches"] == 90 * DAY
+    assert asked["api_batches"] == asked["batches"] == 90 * DAY
     assert asked["acceptance_hourly"] == asked["audit"] == 400 * DAY
     assert asked["acceptance_daily"] == asked["drift_events"] == asked["incidents"] == 1825 * DAY
 

@@ -12,12 +12,13 @@ from uuid import UUID
 import pytest
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
-from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.messages import AnswerMessage, Choice, Purpose, Result, Status
 from alphaloop.store.job_counts import CountSource
 from alphaloop.store.outcomes import Outcome
+from alphaloop.wording import named, words
 from tests.fakes import FakeEngine
 from tests.fixtures.answers import ALL
 from tests.fixtures.models import VANILLA, decision, make_job
@@ -177,6 +178,38 @@ def test_a_job_that_never_drafted_is_vanilla_whatever_was_decided() -> None:
     outcome = outcome_of(generation, prepared, decision("lookup", 3))
     assert (outcome.run.key.drafter, outcome.run.mode, outcome.run.num_draft_tokens) == ("", "vanilla", 0)
     assert outcome.shadows == ()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "decided", "reason", "low", "said"),
+    [
+        ([("lookup", 2)], ("lookup", 2), Reason.FASTER, 1.2, "expected_faster"),
+        ([("lookup", 2)], ("lookup", 2), Reason.FASTER, 0.9, "not_surely_faster"),
+        ([("lookup", 2)], None, Reason.NOT_FASTER, None, "decided_otherwise"),
+        ([("lookup", 0)], ("lookup", 2), Reason.FASTER, 1.2, "decided_otherwise"),
+        ([("lookup", 0)], ("lookup", 2), Reason.EXPLORING, 0.8, "exploring"),
+        ([], None, Reason.NOT_FASTER, None, "not_faster"),
+    ],
+)
+def test_the_reason_of_a_result_is_one_for_its_mode(
+    schedule: list[tuple[str, int]],
+    decided: tuple[str, int] | None,
+    reason: Reason,
+    low: float | None,
+    said: str,
+) -> None:
+    """What was decided for another mode stands in the explanation; `faster` alone is said of what was measured."""
+    generation, prepared = decode(1, schedule)
+    made = replace(decision(*decided) if decided else VANILLA, reason=reason, explanation="because")
+    if decided and low is not None:
+        made = replace(made, alternatives=(Alternative(*decided, 2.0, 40.0, 1.1, low, 1.5),))
+    outcome = outcome_of(generation, prepared, made)
+    decoding = Result.decode(outcome.result).decoding
+    assert decoding is not None
+    assert decoding.reason == outcome.run.reason == said
+    first = f"{named(made.drafter, made.num_draft_tokens)} at first ({words(reason)}): "
+    is_as_decided = (decoding.mode == "speculative") == (made.drafter is not None)
+    assert decoding.explanation == ("" if is_as_decided else first) + "because"
 
 
 def test_a_score_of_the_whole_text_takes_the_place_of_some_of_its_rounds() -> None:

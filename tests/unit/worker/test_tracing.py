@@ -161,6 +161,6 @@ def test_without_an_endpoint_there_are_no_traces() -> None:
 def test_a_missing_package_is_named_with_the_way_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "worker.tracing", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(ConfigError, match=r"tracing\.endpoint: set, and the package .* is not installed") as found:
+    with pytest.raises(ConfigError, match=r"tracing\.endpoint: needs the package .* is not installed") as found:
         open_tracing(settings_with("http://127.0.0.1:1/v1/traces"), FakeEngine().identity, owner="w1", now=Clock())
     assert "alphaloop[tracing]" in (found.value.hint or "")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from alphaloop.lookup import MAX_NGRAM, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import BYTES_PER_TOKEN, MAX_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
 from alphaloop.settings.models import LookupDrafterSettings
 from worker.decoding.proposal import Ask, Proposal
 from worker.engine import Sampling
@@ -34,9 +34,7 @@ class LookupDrafter:
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """The sequence wants drafts from now on; `text` is prompt and output, a live list that grows."""
-        del sampling  # what followed before does not depend on it
-        index = SuffixIndex(text, self._settings.min_ngram, MAX_NGRAM)
-        self._open[job_id] = SearchedText(text, index, self._earlier(task, segment))
+        self._open[job_id] = self._searched(text, sampling.predicted, self._earlier(task, segment))
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """One proposal an ask, in order."""
@@ -50,16 +48,24 @@ class LookupDrafter:
         """Forget every sequence and keep none of their texts, whatever state a failed round left them in."""
         self._open.clear()
 
-    def rereading(self, text: list[int], task: str, segment: str = "") -> Callable[[int], Proposal]:
+    def rereading(
+        self, text: list[int], task: str, segment: str = "", predicted: Sequence[int] = ()
+    ) -> Callable[[int], Proposal]:
         """What it would have proposed for a text that others decoded, at most so many tokens a call.
 
         `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that are
         remembered now: not the text itself, nor what ends while it is written.
         """
-        index = SuffixIndex(text, self._settings.min_ngram, MAX_NGRAM)
         earlier = self._earlier(task, segment)
-        opened = SearchedText(text, index, earlier and earlier.frozen())
+        opened = self._searched(text, predicted, earlier and earlier.frozen())
         return lambda num_tokens: self._propose(opened, num_tokens)
+
+    def _searched(self, text: Sequence[int], predicted: Sequence[int], memory: MemoryView | None) -> SearchedText:
+        ngrams, prediction = (self._settings.min_ngram, MAX_NGRAM), None
+        if predicted:
+            prediction = EarlierResults(*ngrams, BYTES_PER_TOKEN * (len(predicted) + 1))
+            prediction.remember(predicted)
+        return SearchedText(text, SuffixIndex(text, *ngrams), memory, prediction)
 
     def _earlier(self, task: str, segment: str) -> MemoryView | None:
         """The results that a job may search; None for a probe or control, which have no task."""

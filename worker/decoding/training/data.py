@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from alphaloop import page
 from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.errors import ConfigError, InvalidField, PromptTooLong
 from alphaloop.files import reading
@@ -83,7 +84,7 @@ def read_prompts(
             continue
         found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
     if wrong:
-        raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint="see docs/guides/enqueue.md")
+        raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint=f"see {page('guides/enqueue.md')}")
     if not found:
         raise ConfigError(f"{file}: expected at least one prompt below {_LONGEST_PROMPT} tokens, found none")
     return found

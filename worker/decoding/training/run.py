@@ -251,7 +251,8 @@ class TrainingRun:
             self._state / name, texts, max_length=recipe.max_length, num_kept=recipe.num_teacher_tokens
         )
         if notes.num_missing:
-            with _stage(self._tell, f"{name} read", len(texts), len(texts) - notes.num_missing) as advance:
+            what = "held-out texts read" if name == "exam" else "texts read"
+            with _stage(self._tell, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
                 if not notes.write(self._target, self._should_stop, advance):
                     return None
         return notes.lessons()

@@ -12,6 +12,7 @@ import torch
 from alphaloop.errors import DecodeFailed
 from tests.fixtures.models import VANILLA, decode_one, lookup_decision, make_job
 from worker.decoding.engine import TransformersEngine
+from worker.decoding.sequence import Sequence
 from worker.engine import Generation, Sampling
 
 GREEDY = Sampling(max_tokens=24, temperature=0.0)
@@ -80,3 +81,32 @@ def test_an_end_token_ends_the_text_counts_and_is_no_part_of_it(tiny_engine: Bui
         assert cut.token_ids == whole.token_ids[: first + 1]
         assert cut.text == engine._target.decode(whole.token_ids[:first])
         assert cut.counts.num_tokens == first + 1
+
+
+@pytest.mark.parametrize("where", ["take", "take_deltas"])
+def test_a_text_that_cannot_be_read_fails_alone(
+    tiny_engine: Build, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """Its neighbours in the same step go on, and their texts are those that they have alone."""
+    engine = tiny_engine()
+    expected = decode(engine).token_ids
+    read, asked = getattr(Sequence, where), [make_job(PROMPT, number) for number in range(3)]
+
+    def failing(self: Sequence, *args: Any) -> Any:
+        if self.owner == asked[1].job_id and len(self.output) > 3:
+            raise RuntimeError("the text of a prompt")
+        return read(self, *args)
+
+    monkeypatch.setattr(Sequence, where, failing)
+    for job, decided in zip(asked, (VANILLA, lookup_decision(3), lookup_decision(3)), strict=True):
+        engine.admit(engine.prepare(job, GREEDY), decided)
+    failed, finished = [], {}
+    while engine.load().num_running:
+        step = engine.step()
+        failed += step.failed
+        finished |= {one.job_id: one.token_ids for one in step.finished}
+    (only,) = failed
+    assert (only.job_id, only.is_final, only.error.code) == (asked[1].job_id, True, "decode_failed")
+    assert "prompt" not in only.error.message
+    assert finished == {asked[0].job_id: expected, asked[2].job_id: expected}
+    assert engine.load().num_free == 4

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Iterator
 from typing import Any, Final
 
+import jsonschema
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint
@@ -23,14 +27,130 @@ FIELD: Final = "body.response_format.json_schema.schema"
 SECRET: Final = "the prompt's own words"
 
 
-@pytest.fixture(scope="module")
-def compiler() -> Grammars:
+@functools.cache
+def tiny_grammars() -> Grammars:
     tokenizer = make_tiny_tokenizer()
     return Grammars(tokenizer, len(tokenizer), frozenset({tokenizer.eos_token_id}))
 
 
+@pytest.fixture
+def compiler() -> Grammars:
+    return tiny_grammars()
+
+
 def of_schema(schema: Any) -> Constraint:
     return Constraint("json_schema", json.dumps(schema), FIELD)
+
+
+#: By keyword: a schema, and JSON that does not validate.
+KEYWORDS: Final[tuple[tuple[Any, str], ...]] = (
+    ({"type": "object", "minProperties": 1}, "{}"),
+    ({"additionalProperties": {"type": "integer"}, "minProperties": 2, "required": ["b"]}, '{"b": 1}'),
+    ({"additionalProperties": {"type": "integer"}, "minProperties": 2}, '{"a": 1, "a": 1}'),
+    ({"maxProperties": 1}, '{"a": 1, "b": 1}'),
+    ({"properties": {"a": {"type": "integer"}}}, r'{"\u0061": "x"}'),
+    ({"properties": {"é": {"type": "integer"}}, "required": ["é"]}, r'{"é": 1, "\u00e9": "x"}'),
+    ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, '{"a": 1, "a": "x"}'),
+    ({"properties": {"b": {"properties": {"a": {"type": "integer"}}}}}, r'{"b": {"\u0061": "x"}}'),
+    ({"$ref": "#/definitions/x", "definitions": {"x": {"properties": {"a": {"type": "null"}}}}}, r'{"\u0061": 1}'),
+    ({"properties": {"a": {}}, "required": ["z"]}, '{"a": 1}'),
+    ({"required": ["a"], "additionalProperties": False, "properties": {"a": {}}}, '{"a": 1, "b": 1}'),
+    ({"patternProperties": {"^a": {"type": "integer"}}}, '{"ab": "x"}'),
+    ({"properties": {"ab": {"type": "string"}}, "patternProperties": {"^a": {"type": "integer"}}}, '{"ab": "x"}'),
+    ({"patternProperties": {"^a": {"type": "integer"}, "b$": {"type": "string"}}}, '{"ab": "x"}'),
+    ({"propertyNames": {"pattern": "^a"}}, '{"b": 1}'),
+    ({"dependentRequired": {"a": ["b"]}}, '{"a": 1}'),
+    ({"dependentSchemas": {"a": {"required": ["b"]}}}, '{"a": 1}'),
+    ({"$schema": "http://json-schema.org/draft-07/schema#", "dependencies": {"a": ["b"]}}, '{"a": 1}'),
+    ({"unevaluatedProperties": False, "properties": {"a": {}}}, '{"b": 1}'),
+    ({"not": {"type": "integer"}}, "1"),
+    ({"if": {"type": "integer"}, "then": {"minimum": 3}}, "1"),
+    ({"uniqueItems": True}, "[1, 1]"),
+    ({"contains": {"type": "string"}}, "[1]"),
+    ({"contains": {}, "minContains": 2}, "[1]"),
+    ({"contains": {}, "maxContains": 1}, "[1, 1]"),
+    ({"prefixItems": [{"type": "integer"}], "items": False}, "[1, 2]"),
+    ({"prefixItems": [{"type": "integer"}, {}], "minItems": 2}, "[1]"),
+    ({"prefixItems": [{}], "unevaluatedItems": False}, "[1, 2]"),
+    ({"minItems": 2, "type": "array"}, "[1]"),
+    ({"maxItems": 0, "type": "array"}, "[1]"),
+    ({"type": "string", "format": "date"}, '"2020-02-31"'),
+    ({"type": "string", "format": "idn-email"}, '"a"'),
+    ({"type": "string", "minLength": 2}, r'"\n"'),
+    ({"type": "string", "maxLength": 1}, '"ab"'),
+    ({"type": "string", "pattern": "b"}, '"a"'),
+    ({"type": "string", "pattern": "^a*$", "maxLength": 2}, '"aaa"'),
+    ({"type": "integer", "multipleOf": 3}, "4"),
+    ({"type": "number", "multipleOf": 0.1}, "0.15"),
+    ({"type": "number", "minimum": 3}, "5e-1"),
+    ({"type": "number", "exclusiveMinimum": 3}, "3.0"),
+    ({"type": "number", "maximum": 5}, "1e999"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "1"),
+    ({"allOf": [{"minimum": 1}, {"maximum": 5, "type": "integer"}]}, "7"),
+    ({"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, "{}"),
+    ({"const": {"a": 1}}, '{"a": 1, "a": 2}'),
+    ({"enum": ["a"]}, '"b"'),
+    ({"$ref": "#/$defs/x", "maximum": 5, "$defs": {"x": {"type": "integer"}}}, "7"),
+    ({"$dynamicRef": "#a", "$defs": {"a": {"$dynamicAnchor": "a", "type": "string"}}}, "1"),
+)
+
+
+@pytest.mark.parametrize(("schema", "text"), KEYWORDS, ids=[f"{next(iter(one))} {text}" for one, text in KEYWORDS])
+def test_what_does_not_validate_is_not_written_or_its_schema_is_refused_with_a_path(
+    compiler: Grammars, schema: Any, text: str
+) -> None:
+    judge = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    checks = jsonschema.FormatChecker() if "format" in schema else None
+    assert not judge(schema, format_checker=checks).is_valid(json.loads(text)) or schema.get("format") == "idn-email"
+    try:
+        matcher = compiler.compiled(of_schema(schema))
+    except InvalidField as error:
+        keyword = (error.field or "").removeprefix(f"{FIELD}.").split(".")[-1]
+        named = keyword in json.dumps(schema)
+    else:
+        tokens = compiler.tokens.tokenize_str(text)
+        named = not (matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting())
+    assert named
+
+
+WRITTEN: Final = (
+    {"properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "é"]}}, "required": ["a"]},
+    {"type": "object", "additionalProperties": {"type": "integer"}, "minProperties": 2, "required": ["é", "a"]},
+    {"type": "object", "properties": {"a": {"properties": {"b": {"type": "null"}}}}, "required": ["a"]},
+    {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"properties": {"a": {"const": 1}}}}},
+    {"anyOf": [{"properties": {"a": {"type": "null"}}, "type": "object"}, {"type": "array", "maxItems": 2}]},
+    {"properties": {"a": {}}, "patternProperties": {"^b": {"type": "null"}}, "additionalProperties": False},
+)  # fmt: skip
+
+
+@settings(max_examples=200, derandomize=True)
+@given(schema=st.sampled_from(WRITTEN), seed=st.integers(0, 2**32))
+def test_a_text_that_ends_by_itself_validates(schema: Any, seed: int) -> None:
+    """Any tokens that masks allow, by a model that likes to repeat names and to write them with escapes."""
+    chance, compiler = random.Random(seed), tiny_grammars()
+    matcher, written = compiler.compiled(of_schema(schema)), list[int]()
+    for _ in range(60):
+        if matcher.is_stopped() or (matcher.is_accepting() and chance.random() < 0.5):
+            break
+        name = chance.choice(["a", "b", "é"])
+        if chance.random() < 0.5 and compiler.tokens.decode_str(written).endswith(('{"', ', "')):
+            tokens = compiler.tokens.tokenize_str(chance.choice([name, f"\\u{ord(name):04x}"]) + '": ')
+            written += tokens[: matcher.try_consume_tokens(tokens)]
+            continue
+        allowed = list(ids(matcher, compiler.num_columns))
+        short = [
+            one for one in allowed if len(compiler.tokens.decode_bytes([one])) == 1 and one not in compiler.end_tokens
+        ]
+        token = chance.choice(
+            [one for one in short if compiler.tokens.decode_bytes([one]) in b'"{}[],:'] or short or allowed
+        )
+        if token in compiler.end_tokens:
+            break
+        assert matcher.consume_token(token)
+        written.append(token)
+    if matcher.is_accepting():
+        value = json.loads(compiler.tokens.decode_str(written))
+        jsonschema.Draft202012Validator(schema).validate(value)
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -56,6 +176,13 @@ REFUSED: Final[list[tuple[Any, str]]] = [
     ),
     ({"properties": {"a": {"type": "string", "pattern": f"(?={SECRET})x"}}}, "properties.a.pattern"),
     ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+    ({"additionalProperties": {"type": "integer"}, "minProperties": 3}, "minProperties"),
+    ({"properties": {"a": {"required": ["b"], "minProperties": 3}}}, "properties.a.minProperties"),
+    (
+        {"$ref": "#/$defs/x", "$defs": {"x": {"patternProperties": {"^a": {}}, "minProperties": 2}}},
+        "$defs.x.minProperties",
+    ),
+    ({"patternProperties": {"^a": {"type": "null"}, "b$": {"type": "string"}}}, "patternProperties"),
     ({"type": "integer", "minimum": 5, "maximum": 3}, ""),
     ({"$ref": "https://example.com/schema.json"}, "$ref"),
     (False, ""),

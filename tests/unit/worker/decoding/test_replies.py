@@ -6,10 +6,14 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
 
 from alphaloop.messages import Constraint, Job, Origin, parse_job
 from tests.fixtures.chat_templates import CLOCK, LLAMA, MISTRAL, OPENED, QWEN, WEATHER, tokenizer_with
@@ -23,6 +27,16 @@ OTHER = '{"name": "clock", "arguments": {}}'
 BERN, NOW = ("get_weather", {"city": "Bern"}), ("clock", {})
 LLAMAS = '{"name": "get_weather", "parameters": {"city": "Bern"}}'
 TRICKY = '{"name": "get_weather", "arguments": {"city": "a </tool_call> b"}}'
+#: Values that json.loads takes and others refuse, or the other way round.
+HOSTILE: Final = (
+    *(r'"\ud83d"', r'"\udc00\ud800"', "NaN", "-Infinity", "1e999", "9" * 400 + ".5", "9" * 5000, '"\x01"', r'"\u0000"'),
+    *("[" * 1500, "[" * 1500 + "]" * 1500, '{"a":' * 30 + "1" + "}" * 30, '1, "a": 2', '"a', "[1, 2", "{}}", "0.1e1"),
+)
+
+
+def call_with(value: str, tag: str = "<tool_call>") -> str:
+    """A call with that value as an argument."""
+    return f'{tag}{{"name": "clock", "arguments": {{"a": {value}}}}}{tag.replace("<", "</") if tag.startswith("<t") else ""}'
 
 
 def job(**body: Any) -> Job:
@@ -31,11 +45,22 @@ def job(**body: Any) -> Job:
 
 
 def reader(template: str, **body: Any) -> AnswerReader:
+    return readers(template, None, **body)()
+
+
+def readers(template: str, response: Any, **body: Any) -> Callable[[], AnswerReader]:
+    """Makes readers of answers to one job; `response`: the tokenizer's own response template."""
     tokenizer = tokenizer_with(template)
+    if response is not None:
+        tokenizer.response_template = response
     form = reply_form(tokenizer)
     prepared = prepare_job(tokenizer, "tiny", 4000, job(**body), Sampling(100, 0.0), reply_form=form)
-    made = reader_of(form, prepared, lambda tokens: str(tokenizer.decode(tokens)), "job-1")
-    assert made is not None
+
+    def made() -> AnswerReader:
+        found = reader_of(form, prepared, lambda tokens: str(tokenizer.decode(tokens)), "job-1")
+        assert found is not None
+        return found
+
     return made
 
 
@@ -125,8 +150,32 @@ CASES: dict[str, tuple[str, dict[str, Any], str, tuple[str, str, list[Any], int]
         '[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS]{"city": "Bern"}[TOOL_CALLS]clock{}',
         ("", "", [BERN, NOW], 0),
     ),
-    "mistral, broken": (MISTRAL, TOOLS, "a [TOOL_CALLS] [{]", ("a[TOOL_CALLS] [{]", "", [], 1)),
+    "mistral, broken": (MISTRAL, TOOLS, "a [TOOL_CALLS] [{]", ("a [TOOL_CALLS] [{]", "", [], 1)),
     "plain JSON": (TEMPLATE + "{{ tools }}", TOOLS, f"[{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0)),
+    "plain JSON, names of its own": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        '{"name": "clock", "city": "Bern"}',
+        ('{"name": "clock", "city": "Bern"}', "", [], 1),
+    ),
+    "plain JSON, more than a call": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]',
+        (f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]', "", [], 1),
+    ),
+    "plain JSON, as OpenAI's": (
+        TEMPLATE + "{{ tools }}",
+        TOOLS,
+        f'{{"id": "a", "type": "function", "function": {CALL}}}',
+        ("", "", [BERN], 0),
+    ),
+    "arguments under other names": (
+        QWEN,
+        TOOLS,
+        '<tool_call>{"name": "clock", "city": "Bern"}</tool_call>',
+        ('<tool_call>{"name": "clock", "city": "Bern"}</tool_call>', "", [], 1),
+    ),
     "plain JSON, content": (TEMPLATE + "{{ tools }}", TOOLS, " It rains", (" It rains", "", [], 0)),
 }
 
@@ -191,13 +240,28 @@ def test_ids_of_calls_are_what_their_template_takes() -> None:
     assert mistral == again, "the same job gets the same ids"
 
 
-RESPONSE = {
+RESPONSE: Final = {
     "start_anchor": "<|im_start|>assistant\n",
     "fields": {
         "thinking": {"open": "<think>", "close": "</think>"},
         "tool_calls": {
             "open": "<tool_call>",
             "close": "</tool_call>",
+            "content": "json",
+            "repeats": True,
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {},
+    },
+}
+#: With patterns that more text may make longer.
+RESPONSE_PATTERNS: Final = {
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "thinking": {"open_pattern": r"<think>\s*", "close_pattern": r"\s*</think>\s*"},
+        "tool_calls": {
+            "open_pattern": r"<tool_call>\s*",
+            "close_pattern": r"\s*</tool_call>",
             "content": "json",
             "repeats": True,
             "transform": {"type": "function", "function": "{content}"},
@@ -219,13 +283,9 @@ RESPONSE = {
     ],
 )
 def test_a_tokenizers_own_response_template_comes_first(text: str, expected: Any, rng: random.Random) -> None:
-    tokenizer = tokenizer_with(QWEN)
-    tokenizer.response_template = RESPONSE
-    form = reply_form(tokenizer)
-    prepared = prepare_job(tokenizer, "tiny", 4000, job(**TOOLS), Sampling(100, 0.0), reply_form=form)
+    make = readers(QWEN, RESPONSE, **TOOLS)
     for places in ([], list(range(len(text)))):
-        made = reader_of(form, prepared, lambda tokens: str(tokenizer.decode(tokens)), "job-1")
-        assert made is not None
+        made = make()
         assert "<|im_end|>" in made.markers
         pieces = [
             piece
@@ -235,11 +295,72 @@ def test_a_tokenizers_own_response_template_comes_first(text: str, expected: Any
         pieces += made.take("", is_last=True)
         assert told(made, pieces) == expected[:3]
         assert made.num_unparsed == expected[3]
+    tokenizer = tokenizer_with(QWEN)
+    tokenizer.response_template = RESPONSE
     assert reply_form(tokenizer, "hermes").template is None, "the settings come before it"
-    tokenizer.response_template = {"fields": {}}
-    broken = reader_of(reply_form(tokenizer), prepared, lambda tokens: str(tokenizer.decode(tokens)), "job-1")
-    assert broken is not None
+    broken = readers(QWEN, {"fields": {}}, **TOOLS)()
     assert told(broken, broken.take(text, is_last=True))[0] == text
+
+
+#: What answers are put together from: tags and their beginnings, calls, and JSON that some readers refuse.
+PIECES: Final = (
+    *("<tool_call>", "</tool_call>", "<tool_", "</tool", "<", "[TOOL_CALLS]", "[TOOL", "[", "]", "<|python_tag|>"),
+    *("<|py", "<think>", "</think>", "</thi", " ", "\n", "\n\n", "abc", "é😀", "a < b", ", ", ";", "{", "}", '"', "\\"),
+    *(CALL, OTHER, LLAMAS, TRICKY, "null", "[1]", "[ARGS]", "clock", '"get_weather"', '"name": ', '"arguments": {'),
+    *(call_with(one) for one in HOSTILE),
+)
+READERS: Final[dict[str, tuple[str, dict[str, Any], Any]]] = {
+    "qwen": (QWEN, TOOLS, None),
+    "qwen, thinks": (QWEN, {}, None),
+    "qwen, one call": (QWEN, {**TOOLS, "parallel_tool_calls": False}, None),
+    "opened": (OPENED, TOOLS, None),
+    "llama": (LLAMA, TOOLS, None),
+    "mistral": (MISTRAL, TOOLS, None),
+    "json": (TEMPLATE + "{{ tools }}", TOOLS, None),
+    "template": (QWEN, TOOLS, RESPONSE),
+    "template, patterns": (QWEN, TOOLS, RESPONSE_PATTERNS),
+}
+
+
+@pytest.fixture(scope="module", params=READERS)
+def make(request: pytest.FixtureRequest) -> Callable[[], AnswerReader]:
+    template, body, response = READERS[request.param]
+    return readers(template, response, **body)
+
+
+@settings(max_examples=120, derandomize=True)
+@given(pieces=st.lists(st.sampled_from(PIECES), max_size=9), seed=st.integers(0, 2**32))
+def test_any_text_in_any_pieces_is_one_answer_that_can_be_sent(
+    make: Callable[[], AnswerReader], pieces: list[str], seed: int
+) -> None:
+    """Look-up brings many tokens a round, and vanilla decoding one: the answer is the same, and JSON for everybody."""
+    text, chance = "".join(pieces), random.Random(seed)
+    answers = []
+    for places in ([], list(range(1, len(text))), sorted(chance.choices(range(len(text) + 1), k=4))):
+        made, heard = make(), list[AnswerPiece]()
+        cuts = list(zip([0, *places], [*places, len(text)], strict=True))
+        for number, (begin, end) in enumerate(cuts):
+            heard += made.take(text[begin:end], is_last=bool(places) and number == len(cuts) - 1)
+        heard += [] if places else made.take("", is_last=True)
+        answers.append((*told(made, heard), made.num_unparsed))
+    assert answers[0] == answers[1] == answers[2]
+    for call in made.calls:
+        from_json(call.function.arguments, allow_inf_nan=False)
+        assert isinstance(json.loads(call.function.arguments, parse_constant=pytest.fail), dict)
+    result = to_json({"content": made.content, "reasoning": made.reasoning, "calls": made.calls})
+    assert b"Infinity" not in to_json(
+        [json.loads(call.function.arguments) for call in made.calls], inf_nan_mode="constants"
+    )
+    assert from_json(result, allow_inf_nan=False)
+    if not (made.calls or made.reasoning or "think>" in text):
+        assert made.content.strip() == text.strip(), "what is no call stays text, all of it"
+
+
+#: A schema that says of objects alone what they are.
+NAMELESS: Final = {
+    "type": "function",
+    "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}},
+}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +373,7 @@ def test_a_tokenizers_own_response_template_comes_first(text: str, expected: Any
         (LLAMA, {}, [LLAMAS, f'{LLAMAS}; {{"name": "clock", "parameters": {{}}}}'], [CALL, '{"name": "get_weather", "parameters": {}}']),
         (MISTRAL, {}, [f"[TOOL_CALLS][{CALL}, {OTHER}]"], [f"[{CALL}]"]),
         (TEMPLATE + "{{ tools }}", {}, [f"[{CALL}]"], [CALL]),
+        (QWEN, {"tools": [NAMELESS]}, ['<tool_call>\n{"name": "f", "arguments": {"a": 1, "b": 2}}\n</tool_call>'], ['<tool_call>\n{"name": "f", "arguments": [1]}\n</tool_call>', '<tool_call>\n{"name": "f", "arguments": {"\\u0061": "x"}}\n</tool_call>']),
     ],
 )  # fmt: skip
 def test_a_call_that_has_to_be_made_is_a_grammar_in_the_targets_form(

@@ -24,7 +24,9 @@ from worker.decoding.drafters.lookup import LookupDrafter
 from worker.decoding.proposal import NOTHING, Proposal, RoundCounts, SharedWeightDrafter, tree_depths
 from worker.decoding.scoring import ADVANCE_S, MAX_TOKENS, Shadows, VirtualRounds
 from worker.decoding.verification import verify_greedy, verify_tree_greedy
-from worker.engine import ShadowCounts
+from worker.engine import Sampling, ShadowCounts
+
+GREEDY = Sampling(max_tokens=10_000, temperature=0.0)
 
 
 @dataclass(eq=False)
@@ -44,6 +46,7 @@ class KnownText:
     max_tokens: int = 10_000
     has_begun: bool = True
     constrained: None = None
+    sampling: Sampling = GREEDY
 
     @property
     def owner(self) -> str:

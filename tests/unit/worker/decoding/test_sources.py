@@ -207,18 +207,6 @@ def test_a_name_that_is_no_device_is_refused_with_its_path(path: str, name: str)
     )
 
 
-@pytest.mark.parametrize(
-    ("models", "setting", "hint"),
-    [
-        ({"drafters": {"lookup": {"device": "cpu"}}}, "drafters.lookup.device", "leave it out: look-up has no weights"),
-        ({"target": {"gpu_kernels": True}}, "target.gpu_kernels", 'engine = "server"'),
-    ],
-)
-def test_a_setting_that_is_none_names_what_to_do_instead(models: dict[str, object], setting: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^models\.{setting}: no such setting\s.*{hint}"):
-        load_settings(overrides={"models": models})
-
-
 def test_a_gpu_without_a_build_of_torch_for_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(ConfigError, match=r"^models\.target\.device: .*CUDA or ROCm to serve 'cuda', found torch 2"):

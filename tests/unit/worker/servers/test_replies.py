@@ -12,14 +12,17 @@ from typing import Any, Final
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from alphaloop.errors import AlphaloopError, ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
-from alphaloop.messages import Choice, ToolCallHead
+from alphaloop.messages import Choice, Chunk, ToolCallHead, text_chunk
 from alphaloop.messages.answer_form import constraint_of
+from alphaloop.messages.result import encode_fields
 from alphaloop.server_identity import ServerKind
+from tests.fuzz.hostile import Raw, any_value, write
 from worker.engine import AnswerPiece, Sampling
 from worker.servers.forms import ReplyPiece, read_form
-from worker.servers.replies import Reply, ReplyReader
+from worker.servers.replies import Reply, ReplyReader, SentRequest, generation_of
 
 SAMPLING: Final = Sampling(max_tokens=1000, temperature=1.0)
 USAGE: Final = {"prompt_tokens": 3, "completion_tokens": 20}
@@ -345,8 +348,39 @@ def test_an_odd_reply_is_read_or_is_an_error_of_ours_that_quotes_nothing(
         if isinstance(found, AlphaloopError):
             assert SECRET not in f"{found.message} {found.hint}"
             continue
+        generation_of("job", found, SentRequest("one", None, 0.0, 0.0, 1.0, 1.0))
         for choice in found.choices:
             assert Choice.model_validate_json(choice.model_dump_json()) == choice
+
+
+@settings(max_examples=300, derandomize=True)
+@given(st.integers(0, 2**32))
+def test_hostile_json_is_an_error_of_ours_or_a_result_that_every_reader_takes(seed: int) -> None:
+    """Half surrogate pairs, NaN, huge numbers, deep values, names twice; as arguments, names, texts and logprobs."""
+    chance = random.Random(seed)
+    hostile = [Raw(write(any_value(chance))[:3000]) for _ in range(6)]
+    called = Raw(write({"city": hostile[0], "a": Raw(chance.choice(["NaN", "1e999", '"\\ud83d"', "1"]))}))
+    calls = [call("f", chance.choice([called, hostile[0], "{}"]), id="one", index=0)]
+    if chance.random() < 0.3:
+        calls[0]["function"]["name"] = hostile[1]
+    message = {"content": chance.choice([hostile[2], "hi"]), "reasoning": chance.choice([hostile[3], "hm"])}
+    token = {"token": chance.choice([hostile[4], "a"]), "logprob": chance.choice([hostile[5], Raw("1e999"), -1.0])}
+    choice = {"index": 0, "finish_reason": "stop", "message": {**message, "tool_calls": calls}}
+    sent = {"model": "model", "choices": [{**choice, "logprobs": {"content": [token]}}], "usage": USAGE}
+    reader = ReplyReader("sglang", "model", replace(SAMPLING, num_logprobs=0))
+    try:
+        pieces = reader.add(read_form(ReplyPiece, write(sent, is_ascii=True).encode()))
+        reply = reader.reply(1.0)
+    except AlphaloopError:
+        return
+    generation = generation_of("job", reply, SentRequest("one", None, 0.0, 0.0, 1.0, 1.0))
+    written = encode_fields({"choices": [one.model_dump(mode="json") for one in generation.choices]})
+    from_json(written, allow_inf_nan=False)
+    for piece in pieces:
+        from_json(text_chunk(Chunk("job", 1, 0, piece.text, logprobs=piece.logprobs), created=0, model="m"))
+    if calls[0]["function"]["arguments"] is called:
+        (told,) = generation.choices[0].message.tool_calls if generation.choices[0].message else ()
+        from_json(told.function.arguments, allow_inf_nan=False)
 
 
 def test_bytes_that_are_no_json_are_an_error_of_ours() -> None:

@@ -21,6 +21,7 @@ from alphaloop.errors import (
     ConfigError,
     InvalidField,
     ReplyCut,
+    ServerError,
     ServerUnavailable,
     ServerUnreachable,
 )
@@ -28,7 +29,7 @@ from alphaloop.messages import Body, Job
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings import ModelSettings, TaskSettings
 from tests.fakes import FakeEngine
-from tests.fixtures.inference_server import ServedEngine, serving
+from tests.fixtures.inference_server import Connection, ServedEngine, serving
 from tests.fixtures.models import make_job
 from tests.fixtures.simulated import Clock, server_of
 from worker.engine import AnswerPiece, PreparedJob, Sampling
@@ -228,8 +229,22 @@ def test_an_endpoint_that_is_away_is_waited_for_where_its_model_is_named() -> No
 
 
 def test_without_any_server_the_start_waits() -> None:
-    with pytest.raises(ServerUnavailable, match="no connection"):
+    with pytest.raises(ServerUnavailable, match=rf"models\.endpoints\.away at {AWAY}: no connection"):
         open_server_engine(models(away={"url": AWAY}))
+
+
+def test_a_server_that_dies_while_the_worker_starts_is_named_with_its_address() -> None:
+    served = ServedEngine(FakeEngine())
+
+    async def dying(connection: Connection) -> None:
+        if "completions" in connection.asked.path:
+            connection.reset()
+        else:
+            await served(connection)
+
+    with serving(dying) as server, pytest.raises(ServerError) as died:
+        open_server_engine(models(plain={"url": server.url, "kind": "vllm"}))
+    assert died.value.message.startswith(f"models.endpoints.plain at {server.url}: ")
 
 
 def test_a_model_that_is_not_served_is_a_mistake_of_the_settings() -> None:

@@ -1,1 +1,0 @@
-"""How often the cause of a fall is named rightly, over simulated histories whose cause is known."""
