@@ -153,10 +153,10 @@ class BatchSource:
     path: Path | None
     #: Makes a reader of its lines; None: one that takes whatever anybody may send.
     reader: Callable[[], BatchReader] | None = None
-    name: str = ""  #: of the file, as it was typed
-    num_lines: int | None = None  #: as many of them are read; None: all
     end: Status | None = None  #: of a batch that is over: with what a request ended that has no outcome
     awaits_redriven: bool = False  #: whether one is open in spite of it whose dead letter was sent again
+    name: str = ""  #: of the file, as it was typed
+    num_lines: int | None = None  #: as many of them are read; None: all
 
     @classmethod
     @contextmanager
