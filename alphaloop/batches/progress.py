@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
@@ -112,10 +112,15 @@ def count(batch: BatchSource, settings: Settings, database: Database, *, most_wr
     """
     known = BatchStore(database).find(batch.batch_id)
     if known is None:
-        return counted(rows_of(batch, settings, database), most_wrong=most_wrong)
+        by_status, wrong = Counter[str](), list[RequestRow]()
+        for row in rows_of(batch, settings, database):
+            by_status[row.status] += 1
+            if row.part == "error" and len(wrong) < most_wrong:
+                wrong.append(row)
+        return Progress(by_status, wrong=wrong)
     found = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
-    wrong = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
-    return replace(found, wrong=tuple(islice(wrong, most_wrong)))
+    errors = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
+    return replace(found, wrong=tuple(islice(errors, most_wrong)))
 
 
 def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
@@ -177,16 +182,6 @@ def rows_of(
             yield _ended(refused[job_id], one, contents)
         else:
             yield _open("waiting", job_id, one, batch)
-
-
-def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
-    """Count them, and keep the first `most_wrong` that have no text."""
-    by_status, wrong = Counter[str](), list[RequestRow]()
-    for row in rows:
-        by_status[row.status] += 1
-        if row.part == "error" and len(wrong) < most_wrong:
-            wrong.append(row)
-    return Progress(by_status, wrong=wrong)
 
 
 def require_sent(batch: BatchSource, settings: Settings, database: Database) -> None:

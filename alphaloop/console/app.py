@@ -35,7 +35,7 @@ from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, reports, tasks
 from alphaloop.console.connections import Connection
 from alphaloop.console.openai_api import OpenAIApi
-from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
+from alphaloop.console.page import Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
 from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable, UnknownName
@@ -66,7 +66,6 @@ VIEWS: Final[dict[str, View]] = {
     "/report": reports.report,
 }
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
-    (NotFound, 404),
     (UnknownName, 404),
     (WrongRequest, 400),
     (TooManyFailures, 429),
@@ -461,10 +460,10 @@ def _asset_url(name: str) -> str:
 
 
 def _serve(request: Request) -> Response:
-    """A file. Raises NotFound."""
+    """A file. Raises UnknownName."""
     found = _assets().get(request.path_params["name"])
     if found is None:
-        raise NotFound("no such file")
+        raise UnknownName("no such file")
     media_type, content, version = found
     kept = "public, max-age=31536000, immutable" if request.url.query == version else "no-cache"
     return Response(content, media_type=media_type, headers={"Cache-Control": kept})

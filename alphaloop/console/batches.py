@@ -22,9 +22,10 @@ from alphaloop.batches.advancing import batch_named, files_of, written
 from alphaloop.batches.lines import BatchReader, KeptBatches
 from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, text
+from alphaloop.console.page import Page, WrongRequest, moment, named, text
 from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import Session, is_token_of
+from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
 from alphaloop.store.batches import BatchStore
@@ -71,7 +72,7 @@ def batch(sources: Sources, request: Request) -> Page:
     # What a scheduler has counted is shown at once, and the requests without a text once they are read.
     now = Progress.of(known) if known is not None and known.status else reading.value
     if known is None and now is not None and not now.by_status:
-        raise NotFound(f"no batch {batch_id[:100]!r}: none was submitted, and no job of it was sent")
+        raise UnknownName(f"no batch {batch_id[:100]!r}: none was submitted, and no job of it was sent")
     return Page(
         "batch.html.j2",
         "Batch",
@@ -107,7 +108,7 @@ def file(sources: Sources, request: Request) -> Response:
         raise WrongRequest("part: expected input, output or error")
     chunks: Iterator[str | bytes] | None = written(batch_id, part, sources.settings, sources.database)
     if chunks is None and part == "input":
-        raise NotFound("its input file is not kept here")
+        raise UnknownName("its input file is not kept here")
     parts = _chunks(_rows(sources, batch_id), part) if chunks is None else chunks
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
     name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)

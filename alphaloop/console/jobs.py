@@ -18,9 +18,9 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, past, text
+from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
 from alphaloop.console.reading import Sources
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages import Result, Status, fields_of
@@ -137,12 +137,12 @@ def job(sources: Sources, request: Request) -> Page:
 
 
 def follow_job(sources: Sources, request: Request) -> Read:
-    """Reads the job `id` as `alphaloop tail` does. Raises NotFound without one, WrongRequest where texts are hidden."""
+    """Reads the job `id` as `alphaloop tail` does. Raises UnknownName, and WrongRequest where texts are hidden."""
     job_id = named(request, "job")
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are shown to those who sign in", hint="set console.password")
     if not known_jobs(sources.database, [job_id]):
-        raise NotFound(f"no worker has claimed a job {job_id[:100]!r}")
+        raise UnknownName(f"no worker has claimed a job {job_id[:100]!r}")
 
     def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
         kafka = sources.settings.kafka
@@ -355,7 +355,7 @@ def _asked(request: Request) -> dict[str, str]:
 def _at(sources: Sources, place: str) -> Letter:
     found = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
     if found is None:
-        raise NotFound(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
+        raise UnknownName(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
     return found
 
 
