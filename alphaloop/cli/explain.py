@@ -256,7 +256,7 @@ def _tokens_per_s(found: Explanation, option: Alternative) -> str:
     if option.drafter is None:
         return speed
     posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
-    low, high = posterior.tokens_bounds(k)
+    low, high = posterior.tokens_bounds(k, found.context.expected_tokens if found.context.size else 1.0)
     tokens, widened = posterior.tokens[k], Z95 * option.error.sd
     bounds = (math.hypot(math.log(tokens / low), widened), math.hypot(math.log(high / tokens), widened))
     slowest, fastest = option.tokens_per_s * math.exp(-bounds[0]), option.tokens_per_s * math.exp(bounds[1])

@@ -83,14 +83,15 @@ class Refused(AlphaloopError):
 
     def __init__(
         self,
-        message: str,
+        message: str | None = None,
         *,
         status: int = 400,
         code: str = "invalid_value",
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        hint: str | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, hint=hint)
         self.status, self.told_code, self.param, self.headers = status, code, param, headers
 
 

@@ -50,9 +50,8 @@ def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str,
     k, n = one.num_draft_tokens, other.num_draft_tokens
     variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
     variance += (one.cost_sd - other.cost_sd) ** 2
-    mine, its = posterior.slopes[k], posterior.slopes[n]
-    for i in range(max(k, n)):
-        moved = (mine[i] * one.slope if i < k else 0.0) - (its[i] * other.slope if i < n else 0.0)
+    for mine, its in zip(posterior.slopes[k], posterior.slopes[n], strict=True):
+        moved = mine * one.slope - its * other.slope
         variance += moved * moved
     return sqrt(variance)
 

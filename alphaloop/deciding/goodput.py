@@ -115,6 +115,7 @@ class Alternative(NamedTuple):
     chance: float = 1.0  #: of meeting the objective's target
     cost_sd: float = 0.0  #: standard deviation of ln(speed-up) that comes from costs
     error: ExpectationError = NO_ERROR  #: what corrected the speed-up and widened its bounds
+    model_sd: float = 0.0  #: standard deviation of ln(speed-up) that acceptance and costs leave open
 
     @property
     def tokens_per_s(self) -> float:
@@ -124,9 +125,7 @@ class Alternative(NamedTuple):
     @property
     def expected(self) -> Expected:
         """The speed-up, to be compared with the one that will be measured."""
-        half_width = log(self.speedup_high / self.speedup_low) / (2 * Z95)
-        model_sd = sqrt(max(0.0, half_width**2 - self.error.sd**2))
-        return Expected(self.speedup, self.speedup_low, self.speedup_high, self.speedup / self.error.factor, model_sd)
+        return Expected(*self[4:7], self.speedup / self.error.factor, self.model_sd)
 
 
 class Shares:
@@ -217,7 +216,7 @@ def weigh(
             tokens, sd = posterior.tokens[k], posterior.tokens_sd[k]
             rounds_ms = num_tokens * round_ms
             taken_ms = read_ms + rounds_ms / tokens
-            low, high = posterior.tokens_bounds(k)
+            low, high = posterior.tokens_bounds(k, num_tokens)
             if has_target:
                 met = objective.chance(
                     reading_ms=shares.at_one(num_first, drafter.num_endpoints) * first_token_ms,
@@ -233,6 +232,7 @@ def weigh(
                 (vanilla_share * vanilla_share + pass_share * pass_share) * target_variance
                 + draft_share * draft_share * draft_variance
             )
+            slope = rounds_ms / tokens / tokens / taken_ms
             # Independent errors of ln(speed-up) add up by squares, on either side.
             doubt = Z95 * hypot(cost_sd, error.sd)
             found.append(
@@ -244,10 +244,11 @@ def weigh(
                     speedup,
                     speedup * exp(-hypot(log(taken_ms / (read_ms + rounds_ms / low)), doubt)),
                     speedup * exp(hypot(log(taken_ms / (read_ms + rounds_ms / high)), doubt)),
-                    rounds_ms / tokens / tokens / taken_ms,
+                    slope,
                     met,
                     cost_sd,
                     error,
+                    hypot(slope * tokens * posterior.relative_sd(k, num_tokens), cost_sd),
                 )
             )
     found.sort(key=lambda a: (-a.chance, -a.speedup, a.num_draft_tokens))

@@ -32,7 +32,7 @@ from alphaloop.deciding.evidence import (
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.posterior import Counts, Posterior, Profile, clamped, total
+from alphaloop.deciding.posterior import ASSUMED_JOBS, JOB_INFORMATION, Counts, Posterior, Profile, clamped, total
 
 #: Standard deviation (logits) between siblings before any was compared.
 _LEVELS: Final = (
@@ -67,12 +67,12 @@ class PairPosterior:
         offers: Sequence[float] = (),
         through: Sequence[float] = (),
     ) -> PairPosterior:
-        """The prior of a pair without evidence. `offers` and `through` as a `DrafterState`'s."""
+        """The prior of a pair without evidence. `offers` and `through` as a `DrafterState`'s: copies alone have one."""
         expected = _lasting(through or (acceptance,), max_draft_tokens)
         offered = _lasting(offers, max_draft_tokens)
         # An accepted token was proposed, so a proposal is at least as likely as its acceptance.
         reach = tuple(map(max, offered, expected))
-        return cls(Profile.around(expected, 0.5 * spread), spread, reach, offered)
+        return cls(Profile.around(expected, 0.5 * spread, goes_on=bool(through)), spread, reach, offered)
 
     def for_a_task(self) -> Posterior:
         """The posterior for a task without evidence."""
@@ -139,14 +139,19 @@ def infer(
                 reach, offered = _reach(sums[key], reach), _offered(sums[key], offered)
     jobs = sum(leaf.jobs for leaf in sums.values())
     jobs_w2 = sum(leaf.jobs_w2 for leaf in sums.values())
+    num_jobs = jobs**2 / jobs_w2 if jobs_w2 > 0 else 0.0
+    num_texts, num_tokens = (sum(map(attrgetter(name), sums.values())) for name in ("texts", "output_tokens"))
+    information = sum(_information(profile, seen) for seen in counts.values())
     return Posterior(
         _sized(profile, max_draft_tokens),
         _lasting(reach, max_draft_tokens),
-        jobs**2 / jobs_w2 if jobs_w2 > 0 else 0.0,
+        num_jobs,
         deff,
         kept,
         _lasting(offered, max_draft_tokens),
         error,
+        (ASSUMED_JOBS * JOB_INFORMATION + information) / (ASSUMED_JOBS + num_jobs),
+        num_tokens / num_texts if num_texts > 0 else 0.0,
     )
 
 
@@ -234,7 +239,7 @@ def _lasting(values: Sequence[float], size: int) -> tuple[float, ...]:
 
 def _sized(profile: Profile, size: int) -> Profile:
     mean, own_var, loading = (_lasting(its, size) for its in (profile.mean, profile.own_var, profile.loading))
-    return Profile(mean, profile.common_var, own_var, loading)
+    return Profile(mean, profile.common_var, own_var, loading, profile.goes_on)
 
 
 #: A posterior is inferred again after this share of new jobs, or this long, because inference takes a millisecond and

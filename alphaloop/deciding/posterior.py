@@ -22,15 +22,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from itertools import accumulate
+from operator import mul
+from typing import Final, TypeAlias
 
-from alphaloop.acceptance import Z95
+from alphaloop.acceptance import t95
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.job_facts import PolicyLimits
 
 #: Standard deviation of each position by itself, over that of all positions together.
 _OWN_SHARE: Final = 0.3
 _NEWTON_STEPS: Final = 12
+#: The prior of how much jobs differ: the information of one job about δ, which weighs as much as so many jobs.
+JOB_INFORMATION: Final = 4.0
+ASSUMED_JOBS: Final = 8.0
+#: Jobs of a measured speed-up, with which the bounds of an expectation will be compared.
+MEASURED_JOBS: Final = 24
+#: Standard deviation (logits) between what was seen of texts and what lies beyond their limits; .59 over 13 real tasks.
+_BEYOND_SD: Final = 0.5
+Floats: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +63,13 @@ class Profile:
     common_var: float
     own_var: tuple[float, ...]
     loading: tuple[float, ...]
+    goes_on: bool = False  #: drafts are copies, which go on in the next round where k cut them
 
     @classmethod
-    def around(cls, probabilities: Sequence[float], spread: float) -> Profile:
+    def around(cls, probabilities: Sequence[float], spread: float, *, goes_on: bool = False) -> Profile:
         """A prior: these s_i, with a standard deviation of `spread` logits."""
         size, own = len(probabilities), (spread * _OWN_SHARE) ** 2
-        return cls(tuple(map(logit, probabilities)), spread**2, (own,) * size, (1.0,) * size)
+        return cls(tuple(map(logit, probabilities)), spread**2, (own,) * size, (1.0,) * size, goes_on)
 
     def widened(self, spread: float) -> Profile:
         """For one of several groups that differ by `spread`. Loadings become 1, each position keeps its variance."""
@@ -71,10 +82,17 @@ class Profile:
                 v + own + self.common_var * (b * b - shared) for v, b in zip(self.own_var, self.loading, strict=True)
             ),
             (1.0,) * len(self.mean),
+            self.goes_on,
         )
 
     def updated(self, counts: Counts) -> Profile:
-        """After `counts`: the mode and curvature of the posterior (Laplace), by Newton's method in O(positions).
+        """After `counts`. If drafts go on, which rounds do so follows from the profile itself, so it is asked twice."""
+        if not self.goes_on:
+            return self._updated(counts)
+        return self._updated(joined(counts, self._updated(joined(counts, self.probabilities())).probabilities()))
+
+    def _updated(self, counts: Counts) -> Profile:
+        """The mode and curvature of the posterior (Laplace), by Newton's method in O(positions).
 
         Expects loadings of 1. The Hessian is an arrow (δ touches every ε_i), so its Schur complement is one number.
         """
@@ -104,6 +122,7 @@ class Profile:
             1 / schur,
             tuple(v / (1 + hi * v) for hi, v in zip(h, own_var, strict=True)),
             tuple(1 / (1 + hi * v) for hi, v in zip(h, own_var, strict=True)),
+            self.goes_on,
         )
 
     def probabilities(self, shift: float = 0.0) -> tuple[float, ...]:
@@ -127,6 +146,32 @@ def total(groups: Iterable[Counts]) -> Counts:
             accepts[i] += a
             chances[i] += n
     return Counts(tuple(accepts), tuple(chances))
+
+
+def joined(counts: Counts, through: Sequence[float]) -> Counts:
+    """Of copies that k cut, the counts without the rounds in which they went on; `through` are the s_i.
+
+    `accepts_j - chances_{j+1}` rounds with k = j were accepted whole. Where the copy holds at j + 1, the target's own
+    token, the next round begins within it, at an easier j + 2: a share `near` within reach of the longest draft, which
+    would begin anew beyond. Each count is split by the odds of both kinds of rounds.
+    """
+    size = len(through)
+    accepts, chances = fitted(counts.accepts, size), fitted(counts.chances, size)
+    far = [1.0, *accumulate((*through, *(through[-1],) * 3 * size), mul)]
+    near = [sum(far[j : size : j + 1]) / sum(far[j :: j + 1]) for j in range(size)]
+    within = {j: near[j] * max(0.0, accepts[j - 1] - chances[j]) * through[j] for j in range(1, size)}
+    begun = max(chances[0] - sum(within.values()), 0.02 * chances[0])
+    if begun == chances[0]:
+        return counts
+    kept = Counts((), ())
+    for i, s in enumerate(through):
+        right = {j: rounds * through[min(j + 1 + i, size - 1)] for j, rounds in within.items()}
+        held, ended = sum(right.values()), sum(within.values()) - sum(right.values())
+        accepted = accepts[i] * begun * s / (begun * s + held)
+        missed = (chances[i] - accepts[i]) * begun * (1 - s) / (begun * (1 - s) + ended)
+        kept = Counts((*kept.accepts, accepted), (*kept.chances, accepted + missed))
+        begun, within = begun * s, right
+    return kept
 
 
 def fitted(values: Sequence[float], size: int) -> tuple[float, ...]:
@@ -163,10 +208,13 @@ class Posterior:
     #: the length of a draft, because drafters with a confidence gate draft further where they are right.
     offered: tuple[float, ...] = ()
     error: ExpectationError = NO_ERROR  #: what measured speed-ups say of the drafter's expectations in this task
+    job_information: float = JOB_INFORMATION  #: of one job about δ: its inverse is the variance between jobs
+    text_tokens: float = 0.0  #: mean length of the texts that were seen; 0: not known
     tokens: tuple[float, ...] = field(init=False)  #: tokens a round at k, 1 / E[rounds a token]
     common_sd: tuple[float, ...] = field(init=False)  #: of tokens at k, from what moves all positions together
-    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: tokens · ∂ln N/∂ε_i · sd(ε_i), i = 1..k
+    slopes: tuple[tuple[float, ...], ...] = field(init=False)  #: at k: tokens · ∂ln N/∂ε_i · sd(ε_i), by i
     tokens_sd: tuple[float, ...] = field(init=False)  #: of tokens at k
+    elasticity: tuple[float, ...] = field(init=False)  #: at k: ∂ln N/∂δ, with loadings of 1
     proposed: tuple[float, ...] = field(init=False)  #: mean tokens proposed a round at k
     #: Tokens a round by k as goodput counts them: those of drafts as measured speed-ups correct them.
     corrected_tokens: tuple[float, ...] = field(init=False)
@@ -176,7 +224,7 @@ class Posterior:
         return round(self.jobs) < limits.min_jobs
 
     def __post_init__(self) -> None:
-        tokens, common_sd, slopes = _expected(self.profile)
+        tokens, common_sd, slopes, elasticity = _expected(self.profile)
         variance = [c * c + sum(s * s for s in row) for c, row in zip(common_sd, slopes, strict=True)]
         proposed, through = [0.0], 1.0
         for r in self.offered or self.reach:
@@ -187,6 +235,7 @@ class Posterior:
             ("common_sd", common_sd),
             ("slopes", slopes),
             ("tokens_sd", tuple(math.sqrt(v) for v in variance)),
+            ("elasticity", elasticity),
             ("proposed", tuple(proposed)),
             ("corrected_tokens", (tokens[0], *(self.error.factor * value for value in tokens[1:]))),
         ):
@@ -213,10 +262,20 @@ class Posterior:
             before = proposed
         return tuple(longest)
 
-    def tokens_bounds(self, k: int) -> tuple[float, float]:
-        """The 95 % interval of tokens a round at k, within the 1 to k + 1 that a round can yield."""
+    def relative_sd(self, k: int, num_tokens: float = 1.0) -> float:
+        """Of ln(tokens a round) at k; the share of a text of `num_tokens` that no seen text reached may be unlike."""
+        beyond = max(0.0, 1 - self.text_tokens / num_tokens) if self.text_tokens else 0.0
+        return math.hypot(self.tokens_sd[k] / self.tokens[k], beyond * _BEYOND_SD * self.elasticity[k])
+
+    def tokens_bounds(self, k: int, num_tokens: float = 1.0) -> tuple[float, float]:
+        """The 95 % interval of tokens a round of `MEASURED_JOBS` further jobs at k, within the possible 1 to k + 1.
+
+        Those are other jobs, so how jobs differ counts too. That itself is known from few jobs: hence Student's t.
+        """
         tokens = self.tokens[k]
-        factor = math.exp(Z95 * self.tokens_sd[k] / tokens)
+        of_jobs = self.elasticity[k] / math.sqrt(MEASURED_JOBS * self.job_information)
+        degrees = round(ASSUMED_JOBS + max(0.0, self.jobs - 1))
+        factor = math.exp(t95(degrees) * math.hypot(self.relative_sd(k, num_tokens), of_jobs))
         return max(1.0, tokens / factor), min(k + 1.0, tokens * factor)
 
     def tokens_moved(self, logits: float) -> tuple[float, ...]:
@@ -224,15 +283,16 @@ class Posterior:
         return _expected(self.profile.moved(logits))[0]
 
 
-def _expected(profile: Profile) -> tuple[tuple[float, ...], tuple[float, ...], tuple[tuple[float, ...], ...]]:
-    """`tokens`, `common_sd` and `slopes` of a posterior.
+def _expected(profile: Profile) -> tuple[Floats, Floats, tuple[Floats, ...], Floats]:
+    """`tokens`, `common_sd`, `slopes` and `elasticity` of a posterior.
 
     E over δ by quadrature; E over each ε_i by the second-order term of 1 / N, which is var(N) / N² because N is linear
     in every s_i.
     """
-    at_nodes = [tokens_per_round(profile.probabilities(z)) for z, _ in _NODES]
+    at_nodes = [tokens_per_round(profile.probabilities(z), goes_on=profile.goes_on) for z, _ in _NODES]
     weights = [w for _, w in _NODES]
-    relative = _relative_slopes(profile)
+    elasticities, own_sd = _elasticities(profile), [math.sqrt(v) for v in profile.own_var]
+    relative = [tuple(map(mul, row, own_sd)) for row in elasticities]
     tokens, common_sd = [], []
     for k, (row, *values) in enumerate(zip(relative, *at_nodes, strict=True)):
         rounds = sum(w / value for w, value in zip(weights, values, strict=True))
@@ -243,25 +303,38 @@ def _expected(profile: Profile) -> tuple[tuple[float, ...], tuple[float, ...], t
         variance = sum(w * (x - mean) ** 2 for w, x in zip(weights, logs, strict=True))
         common_sd.append(tokens[-1] * math.sqrt(variance))
     slopes = tuple(tuple(t * slope for slope in row) for t, row in zip(tokens, relative, strict=True))
-    return tuple(tokens), tuple(common_sd), slopes
+    return tuple(tokens), tuple(common_sd), slopes, tuple(map(sum, elasticities))
 
 
-def tokens_per_round(probabilities: Sequence[float]) -> tuple[float, ...]:
+def tokens_per_round(probabilities: Sequence[float], *, goes_on: bool = False) -> tuple[float, ...]:
     """Tokens a round by k, from 0, at known s_i: 1 + Σ_{i≤k} Π_{j≤i} s_j.
 
-    With one s = α at every position this is Leviathan et al. 2023, (1 - α^(k+1)) / (1 - α).
+    With one s = α at every position this is Leviathan et al. 2023, (1 - α^(k+1)) / (1 - α). A copy that `goes_on` gives
+    the tokens of the longest draft at every k, in more rounds.
     """
-    tokens, through = [1.0], 1.0
-    for s in probabilities:
-        through *= s
-        tokens.append(tokens[-1] + through)
-    return tuple(tokens)
+    through = [1.0, *accumulate(probabilities, mul)]
+    if not goes_on:
+        return tuple(accumulate(through))
+    return tuple(sum(through) / sum(map(mul, through, _rounds(probabilities, k))) for k in range(len(through)))
 
 
-def _relative_slopes(profile: Profile) -> tuple[tuple[float, ...], ...]:
-    """At each k, by how much of itself a standard deviation of each position's own part moves the tokens a round."""
+def _rounds(probabilities: Sequence[float], k: int) -> list[float]:
+    """By n from 0, rounds at k that begin where a copy has held for n tokens; of the last one, its part up to there."""
+    num = len(probabilities) + 1
+    rounds = [float(n % (k + 1) == 0) for n in range(num)]
+    rounds[-1] -= probabilities[-1] * (-num % (k + 1)) / (k + 1)
+    return rounds
+
+
+def _elasticities(profile: Profile) -> tuple[Floats, ...]:
+    """At each k, ∂ln N/∂logit s_i by position: ∂Π_{j≤n} s_j / ∂logit s_i = (1 - s_i) · Π for n ≥ i."""
     s = profile.probabilities()
-    tokens = tokens_per_round(s)
-    # ∂Π_{j≤n} s_j / ∂logit s_i = (1 - s_i) · Π: the tokens from position i on.
-    own = [math.sqrt(v) * (1 - x) for v, x in zip(profile.own_var, s, strict=True)]
-    return tuple(tuple(own[i] * (tokens[k] - tokens[i]) / tokens[k] for i in range(k)) for k in range(len(s) + 1))
+    through, rows = [1.0, *accumulate(s, mul)], []
+    for k in range(len(through)):
+        tokens, rounds = through[: k + 1], [1.0]
+        if profile.goes_on:
+            tokens, rounds = through, [*map(mul, through, _rounds(s, k))]
+        tails = ([*accumulate(reversed(fitted(its, len(through))))][::-1] for its in (tokens, rounds))
+        (all_tokens, all_rounds), *later = zip(*tails, strict=True)
+        rows.append(tuple((1 - x) * (t / all_tokens - r / all_rounds) for x, (t, r) in zip(s, later, strict=True)))
+    return tuple(rows)

@@ -362,23 +362,25 @@ def _posterior_text(posterior: Posterior) -> str:
         _one_of_alike(profile.loading),
         _one_of_alike(posterior.reach),
         _one_of_alike(posterior.offered),
-        (posterior.jobs, posterior.design_effect, posterior.kept),
+        (posterior.jobs, posterior.design_effect, posterior.kept, posterior.job_information, posterior.text_tokens),
         posterior.error,
+        (float(profile.goes_on),),
     )
     return _list(map(_floats, parts))
 
 
 def _read_posterior(content: Sequence[Any]) -> Posterior:
-    mean, (common_var,), own_var, loading, reach, offered, (jobs, design_effect, kept), error = content
+    mean, (common_var,), own_var, loading, reach, offered, (jobs, design_effect, kept, *later), error, *more = content
     size = len(mean)
     return Posterior(
-        Profile(tuple(mean), common_var, tuple(own_var), _spread(loading, size)),
+        Profile(tuple(mean), common_var, tuple(own_var), _spread(loading, size), more == [[1]]),
         _spread(reach, size),
         jobs,
         design_effect,
         kept,
         _spread(offered, size),
         ExpectationError(*error),
+        *later,
     )
 
 

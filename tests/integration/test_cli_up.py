@@ -81,7 +81,8 @@ def test_up_prints_addresses_that_work_starts_again_what_was_killed_and_stops_cl
         assert process.stdout is not None
         addresses: dict[str, str] = {}
         while "logs" not in addresses and (line := process.stdout.readline()):
-            name, value = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+            name, *shown = re.split(r"\s{2,}", line.strip(), maxsplit=1)
+            (value,) = shown or [process.stdout.readline().strip()]  # a long one has a line of its own
             addresses[name] = value
         assert addresses, process.communicate()[1]
         printed = cli("--data-dir", folder, "env").out

@@ -125,7 +125,7 @@ def test_files_that_cannot_be_a_batch_are_refused_in_words(person: Visitor, cont
     empty = person.upload(b"\n\n", form)
     assert (empty.status, "found no line with text" in empty.text) == (400, True)
     large = person.upload(b"x" * 1_200_000, form)
-    assert (large.status, "at most 1\u00a0MB" in large.text) == (400, True)
+    assert (large.status, "at most 1\xa0MB" in large.text) == (400, True)
     assert person.get("/batches.json").data["batches"] == []
 
 

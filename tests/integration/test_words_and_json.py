@@ -167,6 +167,13 @@ def test_a_result_and_its_page_say_how_it_was_decoded(ran: tuple[Cli, Visitor, D
 
 def test_replay_and_report_count_the_same_device_time(ran: tuple[Cli, Visitor, DriftReport]) -> None:
     cli, _, report = ran
+    num_jobs = NUM_JOBS * len(TASKS)
+
+    def is_stored() -> bool:
+        """Workers store what they decided on after they have published results."""
+        return sum(task["num_jobs"] for task in cli("replay", "--json").json["tasks"].values()) == num_jobs
+
+    until(is_stored, "every decision is stored", 30)
     replayed = cli("replay", "--json").json
     assert replayed["left_out"] == {}
     costs = {line.task: line.cost for line in report.tasks}

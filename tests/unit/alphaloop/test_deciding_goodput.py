@@ -43,7 +43,7 @@ def weighed(costs: CostTable, size: JobSize | None = SIZE) -> dict[tuple[str | N
 def test_without_doubt_about_costs_the_bounds_are_those_of_tokens() -> None:
     posterior = inferred()
     three = weighed(table(), None)["draft", 3]
-    factor = math.exp(1.96 * posterior.tokens_sd[3] / posterior.tokens[3])
+    factor = posterior.tokens[3] / posterior.tokens_bounds(3)[0]
     assert three.cost_sd == 0.0
     assert three.speedup_low == pytest.approx(three.speedup / factor, rel=1e-3)
     assert three.speedup_high == pytest.approx(three.speedup * factor, rel=1e-3)

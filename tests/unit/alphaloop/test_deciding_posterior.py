@@ -16,7 +16,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvide
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer, splits_by_segment
 from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.posterior import Counts, Posterior, Profile
+from alphaloop.deciding.posterior import MEASURED_JOBS, Counts, Posterior, Profile
 from alphaloop.settings.models import LookupDrafterSettings
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -118,6 +118,71 @@ def test_what_a_drafter_offers_is_foreseen_and_learned(rng: random.Random) -> No
     assert (cold.reach, cold.through) == ((0.5, 0.8, 0.8, 0.8), UNKNOWN.for_a_task().through[:4])
     seen = [evidence_cache(rng, 60, 0.8, k=4).all for _ in range(5)]  # offers whatever it is asked for
     assert min(pair.with_tasks(seen).reach) > 0.95
+
+
+def copies(rng: random.Random, num_jobs: int, num_tokens: int) -> list[list[int]]:
+    """Look-up's accepted tokens from one rejection to the next, if no draft were ever cut; by text."""
+    through = (*LOOKUP_THROUGH, *LOOKUP_THROUGH[-1:] * 30)
+    texts = []
+    for _ in range(num_jobs):
+        shift, runs = rng.gauss(0.7, 0.5), list[int]()
+        while sum(runs) + len(runs) < num_tokens:
+            odds = [s / (1 - s) * math.exp(shift) for s in through]
+            runs.append(next((i for i, x in enumerate(odds) if rng.random() >= x / (1 + x)), len(odds)))
+        texts.append(runs)
+    return texts
+
+
+def decoded(runs: list[int], k: int) -> AcceptanceCounts:
+    """A round after a cut draft begins within the same copy, at the token after the target's own."""
+    counts = AcceptanceCounts().with_round(0, 0, num_emitted=1)
+    for run in runs:
+        while run >= 0:
+            counts = counts.with_round(k, min(run, k), num_emitted=min(run, k) + 1)
+            run -= k + 1
+    return counts
+
+
+@pytest.mark.parametrize(("seen_k", "error"), [(3, 0.12), (6, 0.08), (12, 0.06)])
+def test_copies_that_were_seen_at_one_draft_length_are_foreseen_at_every_other(
+    rng: random.Random, seen_k: int, error: float
+) -> None:
+    """Four probes at k=3 were expected to yield twice the tokens that traffic had at k=12."""
+    state = LookupDrafterSettings().state("lookup", "r1")
+    texts = copies(rng, 60, 100)
+    evidence = KeyEvidence.empty(NOW)
+    for runs in texts:
+        counts = decoded(runs, seen_k)
+        evidence = evidence.with_job(EvidenceSums.of_job(counts, seen_k, NOW, counts.num_tokens), HALF_LIFE)
+    posterior = infer({key(): evidence}, key(), 12, PairPosterior.of_drafter(state, PolicyLimits()))
+    for k in (1, 3, 4, 6, 8, 12):
+        every = [decoded(runs, k) for runs in texts]
+        tokens = sum(one.num_tokens - 1 for one in every) / sum(one.rounds - 1 for one in every)
+        assert posterior.tokens[k] == pytest.approx(tokens, rel=error)
+
+
+def test_few_jobs_are_few_clusters_and_further_jobs_differ_too(rng: random.Random) -> None:
+    widths = {}
+    for num in (0, 4, 16, 64, 1000):
+        found = infer({key(): evidence_cache(rng, num, k=8, spread=0.8)} if num else {}, key(), 8, UNKNOWN)
+        low, high = found.tokens_bounds(8)
+        widths[num] = math.log(high / low)
+        # Of a normal distribution that knows how much jobs differ, without the jobs of the measurement.
+        assert widths[num] > 2 * 1.96 * found.tokens_sd[8] / found.tokens[8] or low == 1
+    assert sorted(widths.values(), reverse=True) == list(widths.values())
+    of_measured = 2 * 1.96 * 0.8 * found.elasticity[8] / math.sqrt(MEASURED_JOBS)
+    assert widths[1000] == pytest.approx(of_measured, rel=0.3)
+
+
+def test_what_lies_beyond_the_limit_of_the_texts_that_were_seen_is_less_sure(rng: random.Random) -> None:
+    seen = infer({key(): evidence_cache(rng, 8, k=8)}, key(), 8, UNKNOWN)
+    short, whole = (replace(seen, text_tokens=num) for num in (48.0, 128.0))
+    assert short.tokens == whole.tokens
+    assert whole.tokens_bounds(5, 128) == whole.tokens_bounds(5, 60) == seen.tokens_bounds(5)
+    widths = [
+        math.log(high / low) for high, low in ((b, a) for a, b in (short.tokens_bounds(5, n) for n in (48, 96, 128)))
+    ]
+    assert widths[0] < widths[1] < widths[2]
 
 
 def test_look_up_is_expected_to_go_on_where_it_went_well(rng: random.Random) -> None:

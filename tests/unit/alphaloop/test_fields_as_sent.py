@@ -71,6 +71,7 @@ IN_BODY: Mapping[str, tuple[list[Any], Any]] = {
     "suffix": (["x"], None),
     "echo": ([True], None),
     "functions": ([[1]], None),
+    "prediction": ([5, "x"], {"type": "content", "content": "y"}),
 }
 OF_A_JOB: Mapping[str, tuple[list[Any], Any]] = {
     "priority": ([1000, "x"], 1),

@@ -88,7 +88,7 @@ def test_text_and_page_tell_the_same() -> None:
     report = full(tasks=("code",))
     told = "0.93 EUR per 1,000 jobs, 3.62 EUR per million tokens; saved 1.60 EUR [0.069 3.82] in the last day"
     assert cost_of_jobs(report.tasks[0], "EUR") == told
-    text, page = " ".join(render_text(report).split()), render_page(report)
+    text, page = (" ".join(shown.split()) for shown in (render_text(report), render_page(report)))
     assert told in text
     for its in (saved(report.tasks[0]), probe_spend(report), *gap_lines(report)):
         assert its in text
