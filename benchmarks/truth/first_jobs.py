@@ -406,7 +406,7 @@ class Recorder:
         most, its = self.drafter.max_draft_tokens, text.token_ids
         counts = score(drafter, prepared.token_ids, its, most, max_tokens=_MAX_TOKENS)
         assert counts is not None
-        return SeenJob(len(prepared.token_ids), len(its), text.finish_reason == "length", counts, most)
+        return SeenJob(len(prepared.token_ids), len(its), text.finish_reason == "length", counts.counts, most)
 
 
 def read_prompts(folder: Path, num: int, seed: int) -> dict[str, list[str]]:
