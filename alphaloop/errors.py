@@ -57,6 +57,10 @@ class ConfigError(AlphaloopError):
     """A setting is missing, misspelt or out of range."""
 
 
+class UnknownName(AlphaloopError):
+    """Nothing has this name."""
+
+
 def package_missing(error: ImportError, setting: str | None = None) -> ConfigError:
     """The error in words where an optional package is not installed, which `setting` needs; raises any other again."""
     name = (error.name or "").split(".")[0]

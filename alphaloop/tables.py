@@ -129,7 +129,7 @@ cancellations: Final = _table(
     "cancellations",
     ["job_id"],
     _columns(Text, "job_id"),
-    _instants("requested_at"),
+    _instants("requested_at", "ends_at"),
     _index("ix_cancellations_requested_at", "requested_at"),
 )
 

@@ -223,7 +223,7 @@ def assemble(
     control_reader = ControlReader(
         control_intake,
         jobs,
-        cancel_here=leases.cancel,
+        check_here=leases.check_cancelled,
         refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
         retry=retry,
     )

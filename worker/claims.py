@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -185,7 +186,7 @@ def cancelled() -> Failure:
 
 
 def _request(ready: ReadyJob) -> ClaimRequest:
-    job = ready.job
+    job, sent_ms = ready.job, ready.delivery.record.timestamp_ms
     return ClaimRequest(
         job_id=job.job_id,
         payload_sha256=ready.payload_sha256,
@@ -194,6 +195,7 @@ def _request(ready: ReadyJob) -> ClaimRequest:
         custom_id=job.custom_id,
         batch_id=job.batch_id,
         purpose=job.purpose.value,
+        sent_at=None if sent_ms is None else datetime.fromtimestamp(sent_ms / 1000, UTC),
     )
 
 
@@ -204,8 +206,8 @@ class LeaseKeeper:
     It has a `thread` of its own, because decoding may take longer than a lease. A job that ends within half a lease is
     never renewed, and no row is written more than twice a lease.
 
-    A cancellation arrives from the reader of `control` (`cancel`) or by a notice of another worker's reader
-    (`check_cancelled`). If both are missed, it is found within a second.
+    The reader of `control` looks for cancellations (`check_cancelled`), and so does a notice of another worker's
+    reader. If both are missed, they are found within a second.
 
     A claim that could not be renewed in time is lost: the attempt number fences it, so its outcome, if it still comes,
     is dropped by the store. Losing it is therefore only logged.
@@ -261,12 +263,6 @@ class LeaseKeeper:
             return frozenset()
         with self._lock:
             return set(self._cancelled)
-
-    def cancel(self, job_id: str) -> None:
-        """A cancellation was written down; nothing happens here if the job is not held."""
-        with self._lock:
-            if job_id in self._held:
-                self._cancelled.add(job_id)
 
     def check_cancelled(self) -> None:
         """Ask the database which held jobs are cancelled. Raises StoreError."""

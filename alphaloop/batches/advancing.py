@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn
 
 from alphaloop.batches.contents import FileContents, Writer
 from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, BatchSource, KeptBatches, LineRules
-from alphaloop.batches.progress import Part, Progress, RequestRow, SentBatch, count_each, open_jobs, rows_of, send
+from alphaloop.batches.progress import PAGE, Part, Progress, RequestRow, SentBatch, count_each, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.errors import (
     AlphaloopError,
@@ -41,6 +41,7 @@ from alphaloop.errors import (
 from alphaloop.files import reading, shown_name
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.messages import Status
+from alphaloop.outcomes.reading import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings, settings_of_segment
 from alphaloop.store.api import OPEN, ApiBatch, ApiBatchStore, ApiFile, ApiFileStore, Deed, backlog_of_segment
 from alphaloop.store.batches import BatchStore
@@ -72,7 +73,6 @@ _MOST_CLEANED: Final = 100
 _MOST_DUE: Final = 20
 #: Batches that are counted together, beside the API's.
 _MOST_COUNTED: Final = 1000
-_PAGE: Final = 500
 _MOST_ERRORS: Final = 100
 
 
@@ -291,7 +291,7 @@ class _Turn:
         with reading(self._input()) as source:
             lines = _reader(before, self._settings).read(source.lines)
             lines = islice(lines, before.num_sent, before.num_sent + num_lines)
-            send(lines, self._settings, self._database, after_page=after_page)
+            send(lines, self._settings, self._database, before.id, after_page=after_page)
 
     def _num_lines_to_send(self) -> int:
         """The rest, or as many as may wait of the segment; none below half of it: each time the file is read."""
@@ -315,12 +315,13 @@ class _Turn:
 
         What no worker has claimed when the cancellations are written down will be cancelled by whoever claims it.
         """
-        found = self._read()
+        # A scheduler that died may have sent one page more than it wrote down.
+        found = self._read(num_lines=self._batch.num_sent + PAGE)
         asked = self._around._cancelled_at
         if self._batch.id not in asked:
             jobs = JobStore(self._database)
-            for start in range(0, len(found.open), _PAGE):
-                jobs.request_cancel(*found.open[start : start + _PAGE])
+            for start in range(0, len(found.open), PAGE):
+                jobs.request_cancel(*found.open[start : start + PAGE])
                 self._keep_lease()
             asked[self._batch.id] = self._around._clock()
         is_settled = self._around._clock() >= asked[self._batch.id] + _CLAIMS_SETTLED_S
@@ -367,20 +368,22 @@ class _Turn:
         again = f" {self._batch.finalizing_at}" if self._batch.had_ended else ""
         return f"file-{hashlib.sha256(f'{self._batch.id} {part}{again}'.encode()).hexdigest()[:32]}"
 
-    def _read(self, end: Status | None = None) -> _Found:
-        """Read what became of each request, and write down how many."""
+    def _read(self, end: Status | None = None, num_lines: int | None = None) -> _Found:
+        """Read what became of each request, or of those of the first lines, and write down how many."""
         found = _Found()
-        for row in self._rows(None, end):
+        for row in self._rows(None, end, num_lines):
             found.by_status[row.status] += 1
             if row.part == "open" and row.job_id:
                 found.open.append(row.job_id)
         self._changed(None, **_values(Progress(found.by_status)))
         return found
 
-    def _rows(self, contents: ContentStore | None, end: Status | None) -> Iterator[RequestRow]:
-        source = replace(api_source(self._batch, self._input(), self._settings), end=end)
+    def _rows(
+        self, contents: ContentStore | None, end: Status | None, num_lines: int | None = None
+    ) -> Iterator[RequestRow]:
+        source = replace(api_source(self._batch, self._input(), self._settings), end=end, num_lines=num_lines)
         for number, row in enumerate(rows_of(source, self._settings, self._database, contents)):
-            if number % _PAGE == 0:
+            if number % PAGE == 0:
                 self._keep_lease()
             yield row
 
@@ -462,15 +465,29 @@ def written(batch_id: str, part: str, settings: Settings, database: Database) ->
     return None if file is None else FileContents(settings).read(file.id, file.parts)
 
 
-def cancel(batch: BatchSource, settings: Settings, database: Database, deed: Deed | None) -> int:
-    """Cancel the requests that have not ended, those too that were not sent yet of one of the API; returns how many.
+def cancel(
+    batch: BatchSource, settings: Settings, database: Database, deed: Deed | None, until: datetime | None = None
+) -> tuple[int, int]:
+    """Cancel the requests that have not ended, those too that were not sent yet of one of the API.
 
-    With `deed` the audit says who cancelled one of the API. Raises as `rows_of`.
+    Returns how many these are, and how many of another batch were never sent: those are cancelled if they come `until`
+    then. With `deed` the audit says who cancelled one of the API. Raises as `rows_of`.
     """
     known = BatchStore(database).find(batch.batch_id)
     if known is not None and known.status is not None:
         ApiBatchStore(database).cancel(known.by or "", known.id, deed)
-        return Progress.of(known).num_open
-    job_ids = open_jobs(rows_of(batch, settings, database))
-    request_cancellation(settings.kafka, job_ids)
-    return len(job_ids)
+        return Progress.of(known).num_open, 0
+    rows = rows_of(batch, settings, database)
+    jobs = ask_to_cancel(settings, database, [row.job_id for row in rows if row.part == "open" and row.job_id], until)
+    num_open = sum(job.is_open for job in jobs)
+    return num_open, len(jobs) - num_open
+
+
+def ask_to_cancel(
+    settings: Settings, database: Database, job_ids: Sequence[str], until: datetime | None
+) -> list[Whereabouts]:
+    """Ask for the ends of jobs that have not ended, of unknown ones too where `until` is given; where each was."""
+    found = find_jobs(settings, database, job_ids)
+    asked = [job.job_id for job in found if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
+    request_cancellation(settings.kafka, asked, until=until)
+    return found

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
-from alphaloop.files import STANDARD, readable_again
+from alphaloop.files import STANDARD, readable_again, shown_name
 from alphaloop.job_lines import BadLine, JobReader, Overrides
 from alphaloop.messages import Job, Status
 from alphaloop.messages.fields import kind_of, without_nulls
@@ -155,6 +155,8 @@ class BatchSource:
     reader: Callable[[], BatchReader] | None = None
     end: Status | None = None  #: of a batch that is over: with what a request ended that has no outcome
     awaits_redriven: bool = False  #: whether one is open in spite of it whose dead letter was sent again
+    name: str = ""  #: of the file, as it was typed
+    num_lines: int | None = None  #: as many of them are read; None: all
 
     @classmethod
     @contextmanager
@@ -165,7 +167,7 @@ class BatchSource:
         """
         if name == STANDARD or (os.path.exists(name) and not os.path.isdir(name)):
             with readable_again(name) as path:
-                yield cls(batch_id_of(path), path)
+                yield cls(batch_id_of(path), path, name=shown_name(name))
         else:
             yield cls(name, None)
 

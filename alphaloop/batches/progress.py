@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Final, Literal
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.client import Client
-from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField
+from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, UnknownName
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
 from alphaloop.letters.redriving import next_job_id
@@ -112,10 +112,15 @@ def count(batch: BatchSource, settings: Settings, database: Database, *, most_wr
     """
     known = BatchStore(database).find(batch.batch_id)
     if known is None:
-        return counted(rows_of(batch, settings, database), most_wrong=most_wrong)
+        by_status, wrong = Counter[str](), list[RequestRow]()
+        for row in rows_of(batch, settings, database):
+            by_status[row.status] += 1
+            if row.part == "error" and len(wrong) < most_wrong:
+                wrong.append(row)
+        return Progress(by_status, wrong=wrong)
     found = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
-    wrong = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
-    return replace(found, wrong=tuple(islice(wrong, most_wrong)))
+    errors = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
+    return replace(found, wrong=tuple(islice(errors, most_wrong)))
 
 
 def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
@@ -131,14 +136,14 @@ def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database:
         counts[batch_id][status] += num_jobs
         without_text |= {job_id: (batch_id, status) for job_id in failed or ()}
     counted_elsewhere = set[str]()
-    for start in range(0, len(without_text), _PAGE):
-        for job_id, now in latest_jobs(database, list(without_text)[start : start + _PAGE]).items():
+    for start in range(0, len(without_text), PAGE):
+        for job_id, now in latest_jobs(database, list(without_text)[start : start + PAGE]).items():
             is_conflict = now.is_claimed and without_text[job_id][1] == "refused"
             counted_elsewhere |= {*now.made_of} or ({job_id} if is_conflict else set())
     for job_id, (batch_id, status) in without_text.items():
         counts[batch_id][status] += (status == "refused") - (job_id in counted_elsewhere)
     if unknown := {one.id for one in batches.values() if not one.num_total}:
-        waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown).messages
+        waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown)
         batch_of = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in refused}
         for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
             counts[batch_of[job_id]]["waiting"] += 1
@@ -179,19 +184,17 @@ def rows_of(
             yield _open("waiting", job_id, one, batch)
 
 
-def counted(rows: Iterable[RequestRow], *, most_wrong: int = 0) -> Progress:
-    """Count them, and keep the first `most_wrong` that have no text."""
-    by_status, wrong = Counter[str](), list[RequestRow]()
-    for row in rows:
-        by_status[row.status] += 1
-        if row.part == "error" and len(wrong) < most_wrong:
-            wrong.append(row)
-    return Progress(by_status, wrong=wrong)
-
-
-def open_jobs(rows: Iterable[RequestRow]) -> list[str]:
-    """The jobs of the requests that have not ended."""
-    return [row.job_id for row in rows if row.part == "open" and row.job_id]
+def require_sent(batch: BatchSource, settings: Settings, database: Database) -> None:
+    """Raises UnknownName for a batch of which nothing was ever sent; StoreError, BrokerError."""
+    name, kafka = batch.batch_id, settings.kafka
+    if not (
+        BatchStore(database).find(name)
+        or search(kafka, lambda _, batch_id: batch_id == name, num=1)
+        or refusals(kafka, lambda refusal: refusal.batch_id == name)
+        or any(pages_of_batch(database, name))  # claimed meanwhile, or not listed yet
+    ):
+        what = f"{batch.name}, batch {name}: not submitted" if batch.name else f"no batch {name}"
+        raise UnknownName(f"{what}: no worker has seen a job of it, none waits in Kafka, and none was refused")
 
 
 @dataclass(slots=True)
@@ -208,36 +211,39 @@ def send(
     lines: Iterator[BatchLine],
     settings: Settings,
     database: Database,
+    batch_id: str,
     *,
     after_page: Callable[[SentBatch], None] | None = None,
     noted: Mapping[str, str | int] | None = None,
 ) -> SentBatch:
-    """Send what no worker has seen, and wait until the broker has it; wrong lines are left out.
+    """Send what no worker has seen or refused, and wait until the broker has it; wrong lines are left out.
 
     `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it. What
     is `noted` (columns of `batches`) is listed from the first page on.
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
-    done = SentBatch()
+    done, refused = SentBatch(), refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
     with Client(settings) as client:
         for page in pages(lines):
-            unseen = _unseen(page, database, done)
+            unseen = _unseen(page, database, done, refused)
             if noted is not None:
-                BatchStore(database).note(noted, done.num_wrong)
+                BatchStore(database).note({"id": batch_id, **noted}, done.num_wrong)
             client.submit(unseen)
             if after_page is not None:
                 after_page(done)
     return done
 
 
-def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch) -> list[Job]:
+def _unseen(page: Sequence[BatchLine], database: Database, done: SentBatch, refused: Container[str]) -> list[Job]:
     """The jobs of a page that no worker has seen; the page is counted in `done`."""
     jobs = [line.job for line in page if isinstance(line, BatchRequest)]
     done.num_lines += len(page)
     done.num_wrong += len(page) - len(jobs)
     latest = latest_jobs(database, [job.job_id for job in jobs])
-    done.waiting |= {now.job_id: None for now in latest.values() if now.result is None}
-    unseen = [job for job in jobs if latest[job.job_id].job_id == job.job_id and not latest[job.job_id].is_claimed]
+    left = [now for now in latest.values() if now.result is None and now.job_id not in refused]
+    done.waiting |= {now.job_id: None for now in left}
+    unclaimed = {now.job_id for now in left if not now.is_claimed}
+    unseen = [job for job in jobs if job.job_id in unclaimed]
     done.num_sent += len(unseen)
     return unseen
 
@@ -333,11 +339,11 @@ def bad_line_row(line: BadRequest) -> dict[str, Any]:
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
     """So many lines at a time as one query asks for."""
-    while page := list(islice(lines, _PAGE)):
+    while page := list(islice(lines, PAGE)):
         yield page
 
 
-_PAGE: Final = 500
+PAGE: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,7 +366,7 @@ def _pages_of(batch: BatchSource, settings: Settings, database: Database) -> Ite
             if batch.reader is None
             else batch.reader()
         )
-        for page in pages(reader.read(source.lines)):
+        for page in pages(islice(reader.read(source.lines), batch.num_lines)):
             yield [line if isinstance(line, BadRequest) else _Asked(line.job.job_id, line.custom_id) for line in page]
 
 
@@ -375,7 +381,7 @@ def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[
     for page in pages_of_batch(database, batch_id):
         yield [_Asked(job_id, custom_id) for job_id, custom_id in page if job_id not in known]
         known |= {job_id for job_id, _ in page}
-    waiting = search(settings.kafka, lambda _, batch: batch == batch_id).messages
+    waiting = search(settings.kafka, lambda _, batch: batch == batch_id)
     yield [_Asked(job_id, None) for job_id in {message.job_id: None for message in waiting} if job_id not in known]
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
-from alphaloop.batches.progress import Progress, batch_as_json, count, rows_of, send
+from alphaloop.batches.progress import Progress, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
@@ -29,12 +29,14 @@ from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
 from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database, values_of
-from alphaloop.wording import counts, how_many, one_line, span, words
+from alphaloop.wording import counts, how_many, moment_ahead, one_line, second, span, words
 
 _MAX_SHOWN: Final = 20
 _BATCH: Final = typer.Argument(
     help="The batch's file, - for standard input, or the batch_id that its jobs were sent with."
 )
+EVEN_IF_UNKNOWN: Final = typer.Option(False, help="Also cancel what was never sent, should it still come.")
+FOR: Final = typer.Option("24h", "--for", help="How long it is cancelled with --even-if-unknown: 90m, 2h, 3d.")
 _TO: Final = typer.Option(
     None, help="File to write, replaced when it is complete; standard output without one, or with -."
 )
@@ -70,9 +72,9 @@ def submit(
         with reading(path) as source:
             if source.form:
                 note(f"{shown_name(file)} is read as {source.form}")
-            noted: dict[str, str | int] = {"id": batch.batch_id, "source": "command", "by": account(), "task": task}
+            noted: dict[str, str | int] = {"source": "command", "by": account(), "task": task}
             noted |= {"name": Path(shown_name(file)).name, "num_bytes": path.stat().st_size, "num_total": num_lines}
-            sent = send(lines.read(source.lines), settings, database, noted=noted)
+            sent = send(lines.read(source.lines), settings, database, batch.batch_id, noted=noted)
         note(f"{how_many(sent.num_sent, 'request')} sent")
         if not as_json:
             sys.stdout.write(f"{batch.batch_id}\n")
@@ -90,20 +92,29 @@ def status(
     batch: str = _BATCH,
     as_json: bool = AS_JSON,
 ) -> None:
-    """Count the requests of a batch by what became of them."""
+    """Count the requests of a batch by what became of them. The exit code is 1 if none was ever sent."""
     settings = connected_settings(context)
     with open_database(settings) as database, _named(batch, settings, database) as found:
         _tell_status(found, settings, database, as_json=as_json)
 
 
 @example("alphaloop batch cancel requests.jsonl")
-def cancel(context: typer.Context, batch: str = _BATCH) -> None:
-    """Cancel every request that has not ended. What has ended keeps its outcome."""
+def cancel(
+    context: typer.Context, batch: str = _BATCH, even_if_unknown: bool = EVEN_IF_UNKNOWN, lasts: str = FOR
+) -> None:
+    """Cancel every request that has not ended. What has ended keeps its outcome.
+
+    The exit code is 1 if the batch is unknown.
+    """
+    until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database, _named(batch, settings, database) as found:
+    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as found:
         deed = Deed("command", account(), "batch_cancelled", found.batch_id)
-        num_open = advancing.cancel(found, settings, database, deed)
+        num_open, num_unsent = advancing.cancel(found, settings, database, deed, until)
     note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    if num_unsent:
+        told = f", and are cancelled if they come until {second(until)}" if until else ""
+        note(f"{num_unsent} were never sent{told}")
 
 
 @example("""\
@@ -186,9 +197,13 @@ def _tell_status(
 
 
 @contextmanager
-def _named(name: str, settings: Settings, database: Database) -> Iterator[BatchSource]:
-    """The batch of a file, else of this name. Raises ConfigError, StoreError."""
+def _named(
+    name: str, settings: Settings, database: Database, *, even_if_unknown: object = None
+) -> Iterator[BatchSource]:
+    """The batch of a file, else of this name. Raises ConfigError, StoreError, BrokerError, UnknownName."""
     with BatchSource.named(name) as found, advancing.batch_named(name, settings, database) as known:
+        if found.path is None or not even_if_unknown:
+            require_sent(found, settings, database)
         yield known if found.path is None else found
 
 

@@ -13,7 +13,7 @@ import typer
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.errors import AlphaloopError
-from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters
+from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters, require_letters
 from alphaloop.letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
@@ -47,6 +47,7 @@ def list_letters(
     """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
     choice = _choice(task, code, job_id, [], since, until)
+    require_letters(settings, choice)
     letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
     if as_json:
         print_json(letters)
@@ -112,8 +113,9 @@ def redrive(
     if choice.is_by_task_only and task is None:
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
+    require_letters(settings, choice)
     with open_database(settings) as database:
-        done = Redrive(settings.kafka, RedriveStore(database), corrections, again=again, dry_run=dry_run)
+        done = Redrive(settings, RedriveStore(database), corrections, again=again, dry_run=dry_run)
         done.run(choice, limit)
     if as_json:
         print_json(done.as_json())
@@ -141,6 +143,7 @@ def purge(
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
     choice = LetterFilter(task, until=moment_ago(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
+    require_letters(settings, choice)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
         plan.read(choice)

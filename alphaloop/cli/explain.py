@@ -15,6 +15,7 @@ from rich.text import Text
 
 from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
+from alphaloop.batches.progress import latest_jobs
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, out, paragraph, print_json
 from alphaloop.costs import CostKind
@@ -148,7 +149,7 @@ def _explain_last(database: Database, request: ExplainRequest, batch: int | None
 
 
 def _explain_job(database: Database, job_id: str) -> Explanation:
-    store = SnapshotStore(database)
+    store, job_id = SnapshotStore(database), latest_jobs(database, [job_id])[job_id].job_id
     stored, kind = store.of_job(job_id), store.kind_of_job(job_id)
     if kind is None or stored is None:
         raise AlphaloopError(
@@ -158,9 +159,9 @@ def _explain_job(database: Database, job_id: str) -> Explanation:
     return explain_recorded(database, stored, segment=kind[0], prompt_bucket=kind[1], form_bucket=kind[2])
 
 
-def check_task(database: Database, settings: Settings, task: str) -> None:
+def check_task(database: Database, settings: Settings, task: str | None) -> None:
     """Raises ConfigError for a task that is neither configured nor in history."""
-    if not settings.tasks or task in settings.tasks:
+    if not settings.tasks or task in (None, *settings.tasks):
         return
     seen = TrafficStore(database).tasks()
     if task not in seen:

@@ -9,23 +9,25 @@ import tempfile
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 import typer
 
-from alphaloop.batches.progress import latest_jobs
+from alphaloop.batches.advancing import ask_to_cancel
+from alphaloop.batches.lines import BatchSource
+from alphaloop.batches.progress import latest_jobs, require_sent, rows_of
 from alphaloop.claim_check.store import ContentStore, with_text
-from alphaloop.cli.batch import account
+from alphaloop.cli.batch import EVEN_IF_UNKNOWN, FOR, account
 from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import as_shown, note, paragraph, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
-from alphaloop.errors import AlphaloopError, ConfigError, ContentError, MessageError
-from alphaloop.files import STANDARD, Destination, reading, shown_name
-from alphaloop.kafka.backlog import search
+from alphaloop.errors import AlphaloopError, BrokerUnavailable, ConfigError, ContentError, MessageError, UnknownName
+from alphaloop.files import STANDARD, Destination, reading
 from alphaloop.messages import Job, Result, Status, fields_of
 from alphaloop.outcomes.reading import (
     Ended,
@@ -39,16 +41,17 @@ from alphaloop.outcomes.reading import (
     find_jobs,
     follow,
     reason_of,
-    refusals_of,
+    recorded,
 )
 from alphaloop.settings import Settings
 from alphaloop.store.api import Deed
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.housekeeping import EraseStore, Erasure, Texts
-from alphaloop.store.known_jobs import known_jobs, pages_of_batch
-from alphaloop.wording import counts, how_many, json_text, moment_ago, one_line
+from alphaloop.store.known_jobs import known_jobs
+from alphaloop.wording import counts, how_many, json_text, moment_ago, moment_ahead, one_line, second
 
 _MAX_SHOWN: Final = 20
+_MAX_CHARS: Final = 1000
 #: Job_ids in one command. A line of thousands of them cannot be typed again.
 _MAX_TYPED: Final = 20
 
@@ -69,9 +72,8 @@ def job(
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
-        last = latest_jobs(database, job_id)
-        asked = [one for first in job_id for one in (first, *last[first].made_of[1:], last[first].job_id)]
-        found = find_jobs(settings, database, list(dict.fromkeys(asked)))
+        names = (name for now in latest_jobs(database, job_id).values() for name in (*now.made_of, now.job_id))
+        found = find_jobs(settings, database, list(dict.fromkeys(names)))
     if as_json:
         print_json([one.as_json() for one in found])
     else:
@@ -112,21 +114,20 @@ def wait(
     settings = connected_settings(context)
     with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
-        if not wanted:
-            raise AlphaloopError(f"no job of {f'batch {batch_id}' if batch_id else shown_name(file or '')} was found")
+        known = [one.job_id for one in _known(settings, database, wanted)]
         contents = ContentStore.of(settings.claim_check)
         found: dict[str, Result] = {}
         stack.callback(lambda: _write(target, wanted, found))
         with _going_on(context, wanted, found, batch_id, file):
-            for result in _ends(settings, database, wanted, timeout_s=timeout):
+            for result in _ends(settings, database, known, timeout_s=timeout):
                 found[result.sent_job_id] = shown = texts_of(result, contents)
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
-    if missing := len(wanted) - len(found):
+    if missing := len(known) - len(found):
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {missing} of {how_many(len(wanted), 'job')}",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
-    if any(result.status is not Status.SUCCEEDED for result in found.values()):
+    if len(known) < len(wanted) or any(result.status is not Status.SUCCEEDED for result in found.values()):
         raise typer.Exit(1)
 
 
@@ -139,27 +140,24 @@ def cancel(
     batch_id: str | None = typer.Option(None, help="Every job that was sent with this batch_id."),
     wait: bool = typer.Option(False, "--wait", help="Wait until each job has ended, and say how."),
     timeout: float = typer.Option(60.0, min=0.0, help="Seconds to wait with --wait."),
+    even_if_unknown: bool = EVEN_IF_UNKNOWN,
+    lasts: str = FOR,
     as_json: bool = typer.Option(False, "--json", help="Print what was found, and with --wait the end, as JSON."),
 ) -> None:
     """Cancel jobs, and show the status of each.
 
     A job that has ended keeps its outcome. Any other is reported as cancelled in its result, unless it ends before
-    the request arrives. The exit code is 1 if a job is unknown; it is cancelled should it still come.
+    the request arrives. The exit code is 1 if a job is unknown: nothing is kept of it.
     """
     if not job_id and batch_id is None:
         raise typer.BadParameter("expected job_ids or --batch-id")
+    until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
     with open_database(settings) as database:
-        wanted = _wanted(settings, database, job_id or [], batch_id)
-        if not wanted:
-            raise AlphaloopError(f"no job of batch {batch_id} was found")
-        found = find_jobs(settings, database, wanted)
-        asked = [one.job_id for one in found if one.place not in (JobPlace.ENDED, JobPlace.REFUSED)]
-        with Client(settings) as client:
-            client.cancel(asked)
+        found = ask_to_cancel(settings, database, _wanted(settings, database, job_id or [], batch_id), until)
         if not as_json:
-            _tell(found, len(asked))
-        awaited = [one.job_id for one in found if one.job_id in asked and one.place is not JobPlace.UNKNOWN]
+            _tell(found, until)
+        awaited = [one.job_id for one in found if one.is_open]
         ended: dict[str, str] = {}
         with _going_on(context, awaited, ended):
             for end in _ends(settings, database, awaited, timeout_s=timeout) if wait else ():
@@ -174,7 +172,7 @@ def cancel(
             f"{how_many(missing, 'job')} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
-    if any(one.place is JobPlace.UNKNOWN for one in found):
+    if not until and any(one.place is JobPlace.UNKNOWN for one in found):
         raise typer.Exit(1)
 
 
@@ -194,16 +192,19 @@ def tail(
     every job succeeded.
     """
     settings = connected_settings(context)
-    wanted = list(dict.fromkeys(job_id))
     with open_database(settings) as database:
-        events = follow(settings.kafka, lambda ids: known_jobs(database, ids), wanted, timeout_s=timeout)
+        wanted = _wanted(settings, database, job_id, None)
+        known = _known(settings, database, wanted)
+        refused = {one.job_id: recorded(one.refusal) for one in known if one.refusal is not None}
+        left = [one.job_id for one in known if one.job_id not in refused]
+        events = chain(refused.values(), follow(settings.kafka, database, left, timeout_s=timeout))
         ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
-    if missing := [one for one in wanted if one not in ended]:
+    if missing := [job_id for job_id in left if job_id not in ended]:
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {', '.join(missing)}",
             hint="is a worker running? `alphaloop status` shows it, and `alphaloop job JOB_ID` says where a job is",
         )
-    if any(end.status is not Status.SUCCEEDED for end in ended.values()):
+    if len(known) < len(wanted) or any(end.status is not Status.SUCCEEDED for end in ended.values()):
         raise typer.Exit(1)
 
 
@@ -217,9 +218,10 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
         # Nothing is missed: what ends from here on is read, and what ended before is recorded.
         before = client.sent_before(())
         yield from _recorded(database, left)
-        for job_id, refusal in refusals_of(settings.kafka, left).items():
-            del left[job_id]
-            yield refusal
+        with suppress(BrokerUnavailable):  # there is more in Kafka than can be read through: they are waited for
+            for refusal in [one.refusal for one in find_jobs(settings, database, list(left)) if one.refusal]:
+                del left[refusal.job_id]
+                yield refusal
         with suppress(ResultsMissing):
             for result in client.results(before.only(tuple(left)), timeout_s=timeout_s):
                 del left[result.sent_job_id]
@@ -228,18 +230,33 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
 
 
 def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batch_id: str | None) -> list[str]:
-    """These jobs and those of a batch, each once: those that a worker has claimed, then those that wait in Kafka.
+    """These jobs and those of a batch, or what redrives have made of them, each once.
 
-    Raises BrokerError.
+    Raises StoreError, BrokerError, and UnknownName for a batch.
     """
-    if batch_id is None:
-        return list(dict.fromkeys(job_ids))
-    found = search(settings.kafka, lambda _, batch: batch == batch_id)
-    if not found.is_complete:
-        note("the backlog is too long to be read through: jobs of the batch that wait in Kafka may be missing here")
-    waiting = [message.job_id for message in found.messages]
-    claimed = (job_id for page in pages_of_batch(database, batch_id) for job_id, _ in page)
-    return list(dict.fromkeys([*job_ids, *claimed, *waiting]))
+    wanted = list(job_ids)
+    if batch_id is not None:
+        batch = BatchSource(batch_id, None)
+        require_sent(batch, settings, database)
+        wanted += [row.job_id for row in rows_of(batch, settings, database) if row.job_id]
+    latest = latest_jobs(database, wanted)
+    return list(dict.fromkeys(latest[job_id].job_id for job_id in wanted))
+
+
+def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
+    """Those that are not unknown; the others are said. Raises UnknownName where none is left."""
+    try:
+        found = find_jobs(settings, database, job_ids)
+    except BrokerUnavailable:
+        return [Whereabouts(job_id, JobPlace.WAITING) for job_id in job_ids]  # as far as can be known
+    known = [one for one in found if one.place is not JobPlace.UNKNOWN]
+    unknown = ", ".join(one.job_id for one in found if one.place is JobPlace.UNKNOWN)[:_MAX_CHARS]
+    told = one_line(f"{unknown or 'no job_id'}: unknown: no worker has seen it, and it waits nowhere in Kafka")
+    if not known:
+        raise UnknownName(told)
+    if unknown:
+        note(told)
+    return known
 
 
 def _recorded(database: Database, left: dict[str, None]) -> Iterator[Result]:
@@ -325,15 +342,17 @@ def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, R
         file.writelines(json_text(row_of(job_id, found.get(job_id))) + "\n" for job_id in wanted)
 
 
-def _tell(found: Sequence[Whereabouts], num_asked: int) -> None:
+def _tell(found: Sequence[Whereabouts], until: datetime | None) -> None:
     for one in found[:_MAX_SHOWN]:
         paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
     if len(found) > _MAX_SHOWN:
         paragraph(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
-    if num_asked:
+    if num_asked := sum(one.is_open for one in found):
         note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
-    else:
+    elif not until:
         note("nothing to cancel")
+    if until and any(one.place is JobPlace.UNKNOWN for one in found):
+        note(f"the unknown are cancelled if they come until {second(until)}")
 
 
 @contextmanager
@@ -421,7 +440,7 @@ def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
             case Waits(is_claimed=True):
                 note(f"{event.job_id}: a worker has it; a text that is not streamed comes at its end")
             case Waits():
-                note(f"{event.job_id}: no worker has seen it: it waits in Kafka, or no such job was sent")
+                note(f"{event.job_id}: no worker has seen it: it waits in Kafka")
             case TextSoFar():
                 text.show(event.shown)
             case Ended():
@@ -441,7 +460,7 @@ def _show_texts_as_json(events: Iterable[Event]) -> dict[str, Ended]:
         line: dict[str, Any] = {"job_id": event.job_id}
         match event:
             case Waits():
-                line |= {"status": "running" if event.is_claimed else "unknown"}
+                line |= {"status": "running" if event.is_claimed else "waiting"}
             case TextSoFar():
                 before = shown.get(event.job_id)
                 is_same = before is not None and before.attempt == event.attempt
@@ -466,7 +485,7 @@ alphaloop erase --segment acme --dry-run
 alphaloop erase --before 2026-09-01""")
 def erase(
     context: typer.Context,
-    job: str | None = typer.Option(None, help="The texts of this job."),
+    job: str | None = typer.Option(None, help="The texts of this job, and of those that redrives have made of it."),
     segment: str | None = typer.Option(None, help="The texts of all jobs of this segment."),
     before: str | None = typer.Option(None, help="The texts of all jobs that ended before then: 30d, 2026-09-01."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
@@ -479,10 +498,18 @@ def erase(
     their retention ends.
     """
     until = moment_ago(before, datetime.now(UTC), "--before") if before is not None else None
-    erasure = Erasure(job, segment, until)
+    erasure = Erasure(None if job is None else (job,), segment, until)
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         store = EraseStore(database)
+        where: Whereabouts | None = None
+        if job is not None:
+            now = latest_jobs(database, [job])[job]
+            erasure = replace(erasure, job_ids=(*now.made_of, now.job_id))
+            if not now.is_claimed and (now.made_of or not store.knows(erasure)):
+                (where,) = find_jobs(connected_settings(context), database, [now.job_id])
+        if not store.knows(erasure) and (where is None or where.place is JobPlace.UNKNOWN):
+            raise UnknownName(f"{one_line(erasure.subject)}: no worker has seen a job of it, and no text of it is kept")
         found = store.count(erasure)
         for row in _rows(found):
             note(row)
@@ -495,8 +522,8 @@ def erase(
             found = store.erase(erasure, deed, delete, DatabaseClock(database).measure())
     if as_json:
         print_json({**asdict(found), "erased": is_done})
-    if found.num_running:
-        running = how_many(found.num_running, "job")
+    if num_running := found.num_running + (where is not None and where.is_open):
+        running = how_many(num_running, "job")
         note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)

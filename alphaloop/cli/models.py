@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database, require_tasks
 from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_rows
 from alphaloop.commands import (
     CalibrateOrder,
@@ -159,6 +159,7 @@ def train(
     Ctrl-C keeps what is done, and the same command continues from there. The finished folder is a plain model folder.
     Its figures on held-out text are printed and, where a database is configured or running, registered.
     """
+    require_tasks(global_options(context).settings(), [task] if task else [])
     carry_out(context, TrainOrder(**context.params), DraftCard, lambda card: _show_card(card, folder))
 
 

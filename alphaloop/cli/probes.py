@@ -13,13 +13,14 @@ from typing import Any, Final
 import typer
 
 from alphaloop.cli.enqueue import report_wrong
+from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
+from alphaloop.client.arrivals import everything_on
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.kafka.topics import cluster_id
-from alphaloop.letters.reading import read_letters
 from alphaloop.messages import Job, Origin, parse_job
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import Measurement, ProbePlan, ProbePlanner
@@ -82,7 +83,9 @@ def list_sets(
     as_json: bool = AS_JSON,
 ) -> None:
     """List the versions of every task's probe set, the newest first."""
-    with open_database(connected_settings(context, broker=False)) as database:
+    settings = connected_settings(context, broker=False)
+    with open_database(settings) as database:
+        check_task(database, settings, task)
         versions = ProbeSetStore(database).versions(task)
     show_rows(
         versions,
@@ -211,8 +214,7 @@ def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
             hint="set it if prompts of this task may be stored and decoded again; else register a file of prompts",
         )
     topic, cluster = jobs_topic(task), cluster_id(settings.kafka)
-    for letter in read_letters(settings.kafka, [topic], newest=newest):
-        record = letter.record
+    for record in everything_on(settings.kafka, [topic], newest=newest):
         with suppress(MessageError):
             yield parse_job(record.value, Origin(cluster, topic, record.partition, record.offset), task=task)
 

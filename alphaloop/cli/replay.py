@@ -79,8 +79,7 @@ def replay(
     was = connected_settings(context, broker=False)
     would = _changed_settings(context, was, configs, changes)
     with open_database(was) as database:
-        if task is not None:
-            check_task(database, was, task)
+        check_task(database, was, task)
         window = _window(database, task, begin, end, HISTORY)
         with progress() as bar:
             days = bar.add_task("days", total=sum(1 for _ in window.days()), note="")

@@ -13,10 +13,10 @@ import typer
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
 from alphaloop.cli.screen import note as tell
 from alphaloop.cli.screen import out, paragraph, print_json, show_rows
-from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed
+from alphaloop.errors import AlphaloopError, ConfigError, NotificationFailed, UnknownName
 from alphaloop.files import Destination
 from alphaloop.notifying import Gravity, NotificationText, open_sinks
-from alphaloop.store.drift import DriftEvent, DriftEventStore, NoSuchEvent, PastState
+from alphaloop.store.drift import DriftEvent, DriftEventStore, PastState
 from alphaloop.store.reports import Attempted, NotificationStore, ReportStore, StoredReport
 from alphaloop.wording import minute, moment_ago, words
 
@@ -104,7 +104,7 @@ def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSO
         store = DriftEventStore(database)
         event, history = store.find(event_id), store.history(event_id)
     if event is None:
-        raise NoSuchEvent(f"no drift event {event_id}", hint="`alphaloop drift list --since 90d` shows what there was")
+        raise UnknownName(f"no drift event {event_id}", hint="`alphaloop drift list --since 90d` shows what there was")
     if as_json:
         print_json(_as_dict(event) | {"history": [asdict(state) for state in history]})
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -170,6 +170,18 @@ class GrowingAnswer:
 def reader_of(kafka: KafkaSettings) -> Consumer:
     """A consumer outside every group, for one reading or to ask for offsets. Raises BrokerError."""
     return Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-reader")
+
+
+def everything_on(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Record]:
+    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
+
+    Raises BrokerError, also where the rest does not come.
+    """
+    if not topics:
+        return
+    with contextlib.closing(reader_of(kafka)) as consumer:
+        bounds = consumer.assign_from(topics, at="earliest", newest=newest)
+        yield from consumer.read_through({partition: end for partition, (begin, end) in bounds.items() if end > begin})
 
 
 def arrivals(

@@ -62,9 +62,9 @@ class AsyncClient:
             async for one in polled:
                 yield one
 
-    async def cancel(self, jobs: Batch | str | Iterable[str]) -> None:
+    async def cancel(self, jobs: Batch | str | Iterable[str], *, even_if_unknown_until: datetime | None = None) -> None:
         """As `Client.cancel`."""
-        await _in_thread(lambda _: self._client.cancel(jobs))
+        await _in_thread(lambda _: self._client.cancel(jobs, even_if_unknown_until=even_if_unknown_until))
 
     async def close(self) -> None:
         """As `Client.close`."""

@@ -16,18 +16,21 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from alphaloop.client.arrivals import Alive, Batch, Piece, SubmissionStopped, arrivals, reader_of
+from alphaloop.client.arrivals import Alive, Batch, Piece, SubmissionStopped, arrivals, everything_on, key_of, reader_of
 from alphaloop.errors import (
     AlphaloopError,
     BrokerError,
+    BrokerUnavailable,
     ContentError,
     DeliveryFailed,
     FatalBrokerError,
     InvalidField,
     MalformedMessage,
     MessageError,
+    UnknownName,
     UnknownTask,
 )
+from alphaloop.kafka.backlog import SEARCH_S, search
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.producer import Producer, request_cancellation
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topic, ensure_topics, list_topics
@@ -155,13 +158,18 @@ class Client:
         told = self._with_text
         return arrivals(self._kafka, batch, streams=streams, timeout_s=timeout_s, alive=alive, complete=told)
 
-    def cancel(self, jobs: Batch | str | Iterable[str]) -> None:
+    def cancel(self, jobs: Batch | str | Iterable[str], *, even_if_unknown_until: datetime | None = None) -> None:
         """Ask for the end of jobs; their results say what became of them. One that has ended keeps its outcome.
 
-        `jobs` is a batch, a job_id or several. Raises BrokerError.
+        `jobs` is a batch, a job_id or several. Unless `even_if_unknown_until` is given, job_ids are looked for in Kafka
+        first. Raises UnknownName, and asks for nothing, where one neither waits nor has a result there;
+        BrokerUnavailable where there is more than can be read through, BrokerError.
         """
-        names = jobs.job_ids if isinstance(jobs, Batch) else jobs
-        request_cancellation(self._kafka, [names] if isinstance(names, str) else list(names))
+        if isinstance(jobs, Batch) or even_if_unknown_until is not None:
+            names = list(jobs.job_ids if isinstance(jobs, Batch) else [jobs] if isinstance(jobs, str) else jobs)
+        else:
+            names = self._unended({jobs} if isinstance(jobs, str) else set(jobs))
+        request_cancellation(self._kafka, names, until=even_if_unknown_until)
 
     def close(self) -> None:
         """End the connections. What was not acknowledged is dropped, so that nothing is sent later."""
@@ -176,6 +184,19 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _unended(self, names: set[str]) -> list[str]:
+        """Those of the jobs that have not ended. Raises UnknownName, BrokerUnavailable, BrokerError."""
+        unended = {one.job_id for one in search(self._kafka, lambda job_id, _: job_id in names, num=len(names))}
+        left, deadline = names - unended, time.monotonic() + SEARCH_S
+        self._require(RESULTS)
+        for record in everything_on(self._kafka, [RESULTS]) if left else ():
+            left.discard(key_of(record))
+            if left and time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"there are more results than can be read through in {SEARCH_S:g} s")
+        if left:
+            raise UnknownName(f"no job {', '.join(sorted(left))[:300]}: none waits in Kafka, and `results` has none")
+        return sorted(unended)
 
     def _read(self, number: int, given: JobLike, topic_of: _TopicOf, *, batch_id: str | None, stream: bool) -> Job:
         """The job as it is sent. Raises MessageError, which names it by its number."""

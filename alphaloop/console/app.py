@@ -35,15 +35,16 @@ from alphaloop.batches.advancing import Advancing
 from alphaloop.console import batches, jobs, reports, tasks
 from alphaloop.console.connections import Connection
 from alphaloop.console.openai_api import OpenAIApi
-from alphaloop.console.page import NotFound, Page, WrongRequest, address_of, respond, wants_json
+from alphaloop.console.page import Page, WrongRequest, address_of, respond, wants_json
 from alphaloop.console.reading import REFRESH_S, Sources
 from alphaloop.console.sessions import COOKIE, Session, Sessions, TooManyFailures, is_token_of
-from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable
+from alphaloop.errors import AlphaloopError, BrokerError, StoreError, StoreUnavailable, UnknownName
 from alphaloop.kafka.producer import request_cancellation
 from alphaloop.liveness import listening, url_of
+from alphaloop.outcomes.reading import find_jobs
 from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.api import Deed, write_down
-from alphaloop.store.drift import DriftEventStore, IncidentStore, NoSuchEvent, NoSuchIncident
+from alphaloop.store.drift import DriftEventStore, IncidentStore
 
 log = logging.getLogger(__name__)
 View = Callable[[Sources, Request], Page | Response]
@@ -65,9 +66,7 @@ VIEWS: Final[dict[str, View]] = {
     "/report": reports.report,
 }
 _STATUS: Final[tuple[tuple[type[AlphaloopError], int], ...]] = (
-    (NotFound, 404),
-    (NoSuchEvent, 404),
-    (NoSuchIncident, 404),
+    (UnknownName, 404),
     (WrongRequest, 400),
     (TooManyFailures, 429),
     (StoreUnavailable, 503),
@@ -350,7 +349,7 @@ def _place_of(path: str) -> str | None:
 def acknowledge(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Take note of an open drift event, as `alphaloop drift ack` does, or of an open incident.
 
-    Raises WrongRequest, NoSuchEvent, NoSuchIncident.
+    Raises WrongRequest, UnknownName.
     """
     ((kind, number),) = request.path_params.items()
     by, note = fields.get("by", "").strip(), fields.get("note", "").strip()
@@ -369,17 +368,22 @@ def acknowledge(sources: Sources, session: Session, request: Request, fields: Fi
 def cancel(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Ask the workers to cancel a job, as `alphaloop cancel` does, or all of a batch that has not ended.
 
-    Raises WrongRequest, BrokerError, StoreError.
+    Raises WrongRequest, UnknownName, BrokerError, StoreError.
     """
     if not 0 < len(name := fields.get("id", "")) <= 200:
         raise WrongRequest("expected an id")
     is_batch = request.url.path == "/batch/cancel"
-    _write_down(sources, session, request, "batch_cancelled" if is_batch else "job_cancelled", name)
+    action = "batch_cancelled" if is_batch else "job_cancelled"
+    deed = Deed("login", session.username, action, name, address_of(request))
+    about = f"job {name}"
     if is_batch:
-        _log(session, "batch_cancelled", f"batch {name}, {batches.cancel(sources, name)} jobs")
-    else:
+        about = f"batch {name}, {batches.cancel(sources, deed)} jobs"
+    elif find_jobs(sources.settings, sources.database, [name])[0].is_open:
+        write_down(sources.database, deed)
         request_cancellation(sources.settings.kafka, [name])
-        _log(session, "job_cancelled", f"job {name}")
+    else:
+        raise UnknownName(f"no job {name!r} that has not ended was found")
+    _log(session, action, about)
     return f"/{'batch' if is_batch else 'job'}?id={quote(name, safe='')}&asked=cancel"
 
 
@@ -456,10 +460,10 @@ def _asset_url(name: str) -> str:
 
 
 def _serve(request: Request) -> Response:
-    """A file. Raises NotFound."""
+    """A file. Raises UnknownName."""
     found = _assets().get(request.path_params["name"])
     if found is None:
-        raise NotFound("no such file")
+        raise UnknownName("no such file")
     media_type, content, version = found
     kept = "public, max-age=31536000, immutable" if request.url.query == version else "no-cache"
     return Response(content, media_type=media_type, headers={"Cache-Control": kept})

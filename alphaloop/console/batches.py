@@ -20,11 +20,12 @@ from starlette.responses import Response, StreamingResponse
 from alphaloop.batches import advancing
 from alphaloop.batches.advancing import batch_named, files_of, written
 from alphaloop.batches.lines import BatchReader, KeptBatches
-from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, rows_of, send
+from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, text
+from alphaloop.console.page import Page, WrongRequest, moment, named, text
 from alphaloop.console.reading import Sources
 from alphaloop.console.sessions import Session, is_token_of
+from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
 from alphaloop.store.batches import BatchStore
@@ -71,7 +72,7 @@ def batch(sources: Sources, request: Request) -> Page:
     # What a scheduler has counted is shown at once, and the requests without a text once they are read.
     now = Progress.of(known) if known is not None and known.status else reading.value
     if known is None and now is not None and not now.by_status:
-        raise NotFound(f"no batch {batch_id[:100]!r}: none was submitted, and no job of it was sent")
+        raise UnknownName(f"no batch {batch_id[:100]!r}: none was submitted, and no job of it was sent")
     return Page(
         "batch.html.j2",
         "Batch",
@@ -107,7 +108,7 @@ def file(sources: Sources, request: Request) -> Response:
         raise WrongRequest("part: expected input, output or error")
     chunks: Iterator[str | bytes] | None = written(batch_id, part, sources.settings, sources.database)
     if chunks is None and part == "input":
-        raise NotFound("its input file is not kept here")
+        raise UnknownName("its input file is not kept here")
     parts = _chunks(_rows(sources, batch_id), part) if chunks is None else chunks
     first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
     name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)
@@ -115,11 +116,13 @@ def file(sources: Sources, request: Request) -> Response:
     return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
 
 
-def cancel(sources: Sources, batch_id: str) -> int:
+def cancel(sources: Sources, deed: Deed) -> int:
     """Cancel what has not ended of a batch, as `alphaloop batch cancel` does; returns how many requests that are."""
-    with batch_named(batch_id, sources.settings, sources.database) as found:
-        num_open = advancing.cancel(found, sources.settings, sources.database, None)
-    sources.remembered.forget(("batch", batch_id))
+    with batch_named(deed.subject, sources.settings, sources.database) as found:
+        require_sent(found, sources.settings, sources.database)
+        write_down(sources.database, deed)
+        num_open, _ = advancing.cancel(found, sources.settings, sources.database, None)
+    sources.remembered.forget(("batch", deed.subject))
     return num_open
 
 
@@ -180,10 +183,10 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     upload.file.seek(0)
     write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
-    noted: dict[str, str | int] = {"id": found.batch_id, "source": "console", "by": session.username}
-    noted |= {"name": upload.name, "task": upload.task, "num_bytes": num_bytes, "num_total": num_lines}
+    noted: dict[str, str | int] = {"source": "console", "by": session.username, "name": upload.name}
+    noted |= {"task": upload.task, "num_bytes": num_bytes, "num_total": num_lines}
     reader = BatchReader(settings, found.batch_id, task=upload.task)
-    sent = send(reader.read(lines), settings, sources.database, noted=noted)
+    sent = send(reader.read(lines), settings, sources.database, found.batch_id, noted=noted)
     told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
     log.info(told, extra={"action": "batch_submitted"})
     sources.remembered.forget(("batch", found.batch_id))
@@ -209,6 +212,7 @@ def _counted(sources: Sources, batch_id: str) -> Progress:
 
 def _rows(sources: Sources, batch_id: str) -> Iterator[RequestRow]:
     with batch_named(batch_id, sources.settings, sources.database) as found:
+        require_sent(found, sources.settings, sources.database)
         yield from rows_of(found, sources.settings, sources.database, ContentStore.of(sources.settings.claim_check))
 
 

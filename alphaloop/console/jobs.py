@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -17,14 +18,14 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from alphaloop.console.page import NotFound, Page, WrongRequest, moment, named, past, text
+from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
 from alphaloop.console.reading import Sources
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
 from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
 from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages import Result, Status, fields_of
 from alphaloop.messages.dead_letter import is_reason
-from alphaloop.outcomes.reading import Ended, Event, TextSoFar, Waits, follow, text_so_far
+from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
 from alphaloop.store.workers import not_served
 
@@ -33,8 +34,6 @@ _PAGE_SIZE: Final = 50
 _FILTERS: Final = ("task", "status", "since", "until", "batch")
 #: Of rows: a refused message has none.
 _STATUSES: Final = ("running", *(one.value for one in Status if one is not Status.REFUSED))
-#: Longest reading of the text so far.
-_SO_FAR_S: Final = 10.0
 log = logging.getLogger(__name__)
 #: Each stream has a thread and a consumer of its own.
 _MAX_STREAMS: Final = 24
@@ -93,17 +92,22 @@ def job(sources: Sources, request: Request) -> Page:
     """
     job_id = named(request, "job")
     found = JobPages(sources.database).find(job_id)
+    find = partial(find_jobs, sources.settings, sources.database, [job_id])
+    elsewhere = None if found else sources.remembered.get(("job", job_id), find)
+    where = elsewhere.value[0] if elsewhere and elsewhere.value else None
     is_running = found is not None and found.status == "running"
     result = _result(sources, found) if found is not None and not is_running else None
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
     so_far = None
     if found is not None and is_text_asked_for:
-        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at, timeout_s=_SO_FAR_S)
+        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at)
     reading, letter = None, None
-    if found is None or found.status == Status.FAILED:
+    if (where is not None and not where.is_open) or (found is not None and found.status == Status.FAILED):
         choice, kafka = LetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
-        reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 1, depth=_DEPTH))
-        letter = reading.value[0].told if reading.value else None
+        reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 9, depth=_DEPTH))
+        told = (one.told for one in reversed(reading.value or ()))
+        letter = next((one for one in told if job_id in (one["job_id"], one["sent_job_id"])), None)
+    read = {"broker": elsewhere, "dead letters": reading}
     return Page(
         "job.html.j2",
         "Job",
@@ -112,10 +116,12 @@ def job(sources: Sources, request: Request) -> Page:
             "job": found,
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
+            "where": where and where.as_json(),
             "letter": letter,
-            "errors": {"dead letters": reading.error} if reading is not None and reading.error else {},
+            "errors": {name: one.error for name, one in read.items() if one is not None and one.error},
         },
         {
+            "may_cancel": is_running or (where is not None and where.is_open),
             "result": result,
             "not_served": found is not None
             and is_running
@@ -125,22 +131,22 @@ def job(sources: Sources, request: Request) -> Page:
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=404 if found is None and letter is None else 200,
+        status=200 if found or letter or (where and where.place is not JobPlace.UNKNOWN) else 404,
         is_live=found is None or is_running,
     )
 
 
 def follow_job(sources: Sources, request: Request) -> Read:
-    """Reads the job `id` as `alphaloop tail` does. Raises NotFound without one, WrongRequest where texts are hidden."""
+    """Reads the job `id` as `alphaloop tail` does. Raises UnknownName, and WrongRequest where texts are hidden."""
     job_id = named(request, "job")
     if not sources.shows_texts:
         raise WrongRequest("texts of jobs are shown to those who sign in", hint="set console.password")
+    if not known_jobs(sources.database, [job_id]):
+        raise UnknownName(f"no worker has claimed a job {job_id[:100]!r}")
 
     def read(is_watched: Callable[[], bool]) -> Iterable[Event]:
-        kafka, database = sources.settings.kafka, sources.database
-        return follow(
-            kafka, lambda ids: known_jobs(database, ids), [job_id], timeout_s=_LONGEST_S, is_watched=is_watched
-        )
+        kafka = sources.settings.kafka
+        return follow(kafka, sources.database, [job_id], timeout_s=_LONGEST_S, is_watched=is_watched)
 
     return read
 
@@ -331,7 +337,7 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
         fields = corrections_of([line.strip() for line in corrections.splitlines() if line.strip()], "corrections")
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None
-    done = Redrive(sources.settings.kafka, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
+    done = Redrive(sources.settings, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
     done.run(choice, _MAX_REDRIVEN)
     return done
 
@@ -349,7 +355,7 @@ def _asked(request: Request) -> dict[str, str]:
 def _at(sources: Sources, place: str) -> Letter:
     found = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
     if found is None:
-        raise NotFound(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
+        raise UnknownName(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
     return found
 
 

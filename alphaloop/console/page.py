@@ -17,7 +17,7 @@ from pydantic_core import to_jsonable_python
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop.errors import AlphaloopError, ConfigError
+from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
 from alphaloop.pages.drawing import environment, kept_together
 from alphaloop.wording import json_text, moment_ago, span
 
@@ -35,10 +35,6 @@ class Page:
     status: int = 200
     is_live: bool = True  #: whether the page is fetched anew while somebody looks at it
     has_twin: bool = True
-
-
-class NotFound(AlphaloopError, LookupError):
-    """There is nothing of this name."""
 
 
 class WrongRequest(AlphaloopError, ValueError):
@@ -110,9 +106,9 @@ def text(request: Request, name: str) -> str:
 
 
 def named(request: Request, what: str) -> str:
-    """The id of what the address is about. Raises NotFound without one, WrongRequest."""
+    """The id of what the address is about. Raises UnknownName without one, WrongRequest."""
     if not (found := text(request, "id")):
-        raise NotFound(f"name a {what}: /{what}?id=…")
+        raise UnknownName(f"name a {what}: /{what}?id=…")
     return found
 
 

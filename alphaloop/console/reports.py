@@ -8,8 +8,9 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from alphaloop.console.page import NotFound, Page, as_json, moment, wants_json
+from alphaloop.console.page import Page, as_json, moment, wants_json
 from alphaloop.console.reading import Sources
+from alphaloop.errors import UnknownName
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -59,12 +60,12 @@ def _measured(report: StoredReport | None) -> dict[str, str]:
 
 
 def drift_event(sources: Sources, request: Request) -> Page:
-    """The event whose number the address names. Raises NotFound."""
+    """The event whose number the address names. Raises UnknownName."""
     store = DriftEventStore(sources.database)
     number = request.path_params["event"]
     event = store.find(number) if number < 2**63 else None
     if event is None:
-        raise NotFound(f"no drift event {number}")
+        raise UnknownName(f"no drift event {number}")
     return Page(
         "drift_event.html.j2",
         f"Drift {event.id}",
@@ -82,11 +83,11 @@ def reports(sources: Sources, request: Request) -> Page:
 
 
 def report(sources: Sources, request: Request) -> Response:
-    """The report of `at`, the newest without one, as it was published, with a way back. Raises NotFound."""
+    """The report of `at`, the newest without one, as it was published, with a way back. Raises UnknownName."""
     at, store = moment(request, "at"), ReportStore(sources.database)
     found = store.latest() if at is None else store.made_at(at)
     if found is None:
-        raise NotFound("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
+        raise UnknownName("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
     if wants_json(request):
         return as_json({**found.content, "created_at": found.created_at, "summary": found.summary})
     back = '<main>\n<p><a href="/">alphaloop</a> · <a href="/reports">Reports</a></p>'

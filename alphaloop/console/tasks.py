@@ -11,8 +11,9 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
-from alphaloop.console.page import NotFound, Page, text
+from alphaloop.console.page import Page, text
 from alphaloop.console.reading import Sources
+from alphaloop.errors import UnknownName
 from alphaloop.explaining.explanation import Explanation, explain_task, usual_request
 from alphaloop.explaining.wording import document, opening
 from alphaloop.messages import Purpose
@@ -134,14 +135,14 @@ def tasks(sources: Sources, request: Request) -> Page:
 
 
 def task(sources: Sources, request: Request) -> Page:
-    """The task that the address names. Raises NotFound for one that is neither configured nor in use."""
+    """The task that the address names. Raises UnknownName for one that is neither configured nor in use."""
     name = request.path_params["task"]
     tasks, waiting = sources.tasks(), sources.waiting()
     every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, sources.workers())
     now = next((one for one in every if one.task == name), None)
     changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
-        raise NotFound(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
+        raise UnknownName(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
 
     def explain() -> Explanation:
         """As `alphaloop explain TASK` does without options."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
+from alphaloop.errors import BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import cluster_id, list_topics
@@ -37,14 +38,6 @@ class Message:
     offset: int
     timestamp_ms: int | None  #: when it was sent, by the broker's clock
     num_before: int  #: unfinished messages before it in its partition
-
-
-@dataclass(frozen=True, slots=True)
-class Search:
-    """What was found, and whether every unfinished message was read."""
-
-    messages: tuple[Message, ...]
-    is_complete: bool
 
 
 @dataclass(slots=True)
@@ -115,31 +108,30 @@ def search(
     *,
     num: int | None = None,
     limit_s: float = SEARCH_S,
-) -> Search:
+) -> list[Message]:
     """The unfinished messages whose job_id and batch_id are wanted; ends when `num` of them are found.
 
-    Reads every unfinished message, for at most `limit_s`, because Kafka finds no message by its key. Raises
-    BrokerError.
+    Reads every unfinished message, because Kafka finds no message by its key. Raises BrokerError, also where that takes
+    longer than `limit_s`.
     """
     topics, found = _topics(kafka), list[Message]()
     if not topics:
-        return Search((), is_complete=True)
+        return found
     cluster, deadline = cluster_id(kafka), time.monotonic() + limit_s
     num_before = Counter[TopicPartition]()
     with _reader(kafka) as consumer:
-        for record in consumer.read_until(_assign(consumer, _left(consumer, topics))):
-            if record is not None:
-                job_id, batch_id = _named(record, cluster)
-                if is_wanted(job_id, batch_id):
-                    place = (record.topic, record.partition, record.offset, record.timestamp_ms)
-                    before = num_before[record.topic_partition]
-                    found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
-                num_before[record.topic_partition] += 1
+        for record in consumer.read_through(_assign(consumer, _left(consumer, topics))):
+            job_id, batch_id = _named(record, cluster)
+            if is_wanted(job_id, batch_id):
+                place = (record.topic, record.partition, record.offset, record.timestamp_ms)
+                before = num_before[record.topic_partition]
+                found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
+            num_before[record.topic_partition] += 1
             if len(found) == num:
                 break
             if time.monotonic() >= deadline:
-                return Search(tuple(found), is_complete=False)
-    return Search(tuple(found), is_complete=True)
+                raise BrokerUnavailable(f"more messages wait in Kafka than can be read through in {limit_s:g} s")
+    return found
 
 
 def _topics(kafka: KafkaSettings) -> list[str]:

@@ -314,6 +314,16 @@ class Consumer:
                     del unread[record.topic_partition]
                 yield record
 
+    def read_through(self, unread: dict[TopicPartition, int]) -> Iterator[Record]:
+        """As `read_until`. Raises BrokerUnavailable too, where nothing comes for as long as a request may take."""
+        deadline = time.monotonic() + self._timeout_s
+        for record in self.read_until(unread):
+            if record is not None:
+                yield record
+                deadline = time.monotonic() + self._timeout_s
+            elif time.monotonic() >= deadline:
+                raise BrokerUnavailable(f"{len(unread)} partitions could not be read to their end")
+
     def close(self) -> None:
         """Leave the group, so that other members take over at once; calls `on_revoke`. Safe to call twice."""
         if not self._commits.settled(self._timeout_s):

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from datetime import datetime
 from typing import Any, Final
 
 import confluent_kafka as ck
@@ -180,13 +181,14 @@ class Producer:
 _CANCELLED_PER_S: Final = 1000
 
 
-def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str]) -> None:
-    """Send one request a job, and wait until the broker has them all. Raises BrokerError."""
+def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str], *, until: datetime | None = None) -> None:
+    """Send one request a job, in force `until` then (24 h), and wait until the broker has them. Raises BrokerError."""
     if not job_ids:
         return
     ensure_topic(kafka, CONTROL)
+    ends = {} if until is None else {"until": until.isoformat()}
     with closing(Producer(kafka, client_id="alphaloop-cancel")) as producer:
         for job_id in job_ids:
-            value = json.dumps({"action": "cancel", "job_id": job_id}).encode()
+            value = json.dumps({"action": "cancel", "job_id": job_id, **ends}).encode()
             producer.send(CONTROL, key=job_id.encode(), value=value)
         producer.flush(max(kafka.request_timeout_s, len(job_ids) / _CANCELLED_PER_S))

@@ -8,23 +8,22 @@ from __future__ import annotations
 import contextlib
 import heapq
 import re
-import time
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
 
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.consumer import Consumer
+from alphaloop.client.arrivals import everything_on, reader_of
+from alphaloop.errors import JobConflict, UnknownName, UnknownTask
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
+from alphaloop.messages import fields_of
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
-from alphaloop.settings import KafkaSettings
+from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.known_jobs import LetterKey
 
 _SUFFIX: Final = dlq_topic("")
@@ -72,6 +71,11 @@ class Letter:
         """Whether its job has a recorded outcome."""
         return any(name == OUTCOME for name, _ in self.record.headers)
 
+    def is_refused_by(self, workers_since: datetime | None) -> bool:
+        """Whether workers that have all run since before then would refuse the message as it stands, as they did."""
+        is_same = not self.is_failed_job and self.code not in (UnknownTask.code, JobConflict.code)
+        return is_same and workers_since is not None and self.written_at is not None and workers_since < self.written_at
+
     @cached_property
     def answered_job_id(self) -> str | None:
         """That of the result that answers the message. An earlier release sent none for a refused one."""
@@ -87,6 +91,13 @@ class Letter:
     def sent_job_id(self) -> str | None:
         """What the message or its key names: of a conflict and of a forged probe the job_id of another."""
         return job_id_of(self.record)
+
+    @property
+    def names(self) -> frozenset[str | None]:
+        """The job_ids by which it is found; of a redriven job also the first one, and the one that it was made of."""
+        before = (fields_of(self.record.value) or {}).get("redrive_of")
+        redriven = {before, (self.job_id or "").rpartition("~")[0]} if isinstance(before, str) else set()
+        return frozenset({self.job_id, self.sent_job_id, *redriven})
 
     def as_json(self, *, show_value: bool = False) -> dict[str, Any]:
         """For machines; with its size and, with `show_value`, the start of its value."""
@@ -133,7 +144,7 @@ class LetterFilter:
         written_at = letter.written_at
         return (
             (not self.codes or letter.code in self.codes)
-            and (not self.job_ids or not self.job_ids.isdisjoint({letter.job_id, letter.sent_job_id}))
+            and (not self.job_ids or not self.job_ids.isdisjoint(letter.names))
             and (not self.places or letter.place in self.places)
             and (self.since is None or (written_at is not None and written_at >= self.since))
             and (self.until is None or (written_at is not None and written_at < self.until))
@@ -146,9 +157,10 @@ class LetterFilter:
         """
         topics = _dlq_topics(kafka, self.task)
         if self.places:
-            found = _read_places(kafka, topics, self.places)
+            found: Iterator[Letter] = _read_places(kafka, topics, self.places)
         else:
-            found = read_letters(kafka, topics, newest=newest if self.is_by_task_only else depth)
+            newest = newest if self.is_by_task_only else depth
+            found = map(Letter, everything_on(kafka, topics, newest=newest))
         return filter(self.holds, found)
 
 
@@ -162,6 +174,15 @@ class ListedLetter:
     def with_redrive(self, redriven: Mapping[LetterKey, str] | None) -> dict[str, Any]:
         """What is told, and whether it was sent again; None where that is not known."""
         return {**self.told, "redriven": None if redriven is None else self.key in redriven}
+
+
+def require_letters(settings: Settings, choice: LetterFilter) -> None:
+    """Raises UnknownName where no letter of any time has the names, or the task is unknown; BrokerError."""
+    tasks = frozenset({choice.task or ""} - {"", *settings.tasks})
+    named = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
+    asked = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
+    if asked and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
+        raise UnknownName(f"no dead letter of any time has the {' and the '.join(asked)}")
 
 
 def newest_letters(
@@ -180,26 +201,6 @@ def newest_letters(
     return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
 
 
-def read_letters(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Letter]:
-    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
-
-    Raises BrokerUnavailable if the rest cannot be read.
-    """
-    if not topics:
-        return
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    with contextlib.closing(consumer):
-        found = consumer.assign_from(topics, at="earliest", newest=newest)
-        unread = {tp: high for tp, (low, high) in found.items() if high > low}
-        deadline = time.monotonic() + kafka.request_timeout_s
-        for record in consumer.read_until(unread):
-            if record is not None:
-                yield Letter(record)
-                deadline = time.monotonic() + kafka.request_timeout_s
-            elif time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"{len(unread)} partitions of dead letters could not be read to their end")
-
-
 def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
     """The letters at these places of the topics, in their order; a place where none lies is passed over.
 
@@ -209,14 +210,15 @@ def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collecti
     wanted = sorted({(TopicPartition(match[1], int(match[2])), int(match[3])) for match in named})
     if not wanted:
         return
-    consumer = Consumer(kafka, group_id=f"alphaloop-reader-{uuid.uuid4().hex}", client_id="alphaloop-dlq")
-    with contextlib.closing(consumer):
+    with contextlib.closing(reader_of(kafka)) as consumer:
         found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
         for partition, offset in wanted:
             low, high = found.get(partition, (0, 0))
             if low <= offset < high:
                 consumer.assign_at({partition: offset})
-                if (record := _at(consumer, partition, offset, kafka.request_timeout_s)) is not None:
+                read = consumer.read_through({partition: offset + 1})
+                record = next((one for one in read if one.topic_partition == partition), None)
+                if record is not None and record.offset == offset:
                     yield Letter(record)
 
 
@@ -230,14 +232,3 @@ def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
 #: TOPIC:PARTITION:OFFSET.
 _PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
 _SHOWN_CHARS: Final = 200
-
-
-def _at(consumer: Consumer, partition: TopicPartition, offset: int, timeout_s: float) -> Record | None:
-    """The record at the offset from which the partition is read; None where none is."""
-    deadline = time.monotonic() + timeout_s
-    for record in consumer.read_until({partition: offset + 1}):
-        if record is not None and record.topic_partition == partition:
-            return record if record.offset == offset else None
-        if time.monotonic() >= deadline:
-            raise BrokerUnavailable("a dead letter could not be read in time")
-    return None

@@ -12,10 +12,11 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
-from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError
+from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import delete_before
@@ -23,8 +24,9 @@ from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.body import SHORTHAND
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
+from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import jobs_topic, task_of
-from alphaloop.settings import KafkaSettings
+from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import how_many
 
@@ -37,7 +39,7 @@ class Redrive:
     times, so the jobs are decoded once.
     """
 
-    kafka: KafkaSettings
+    settings: Settings
     store: RedriveStore
     corrections: Mapping[str, Any]
     _: KW_ONLY
@@ -50,13 +52,14 @@ class Redrive:
 
     def run(self, choice: LetterFilter, limit: int | None) -> None:
         """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
-        with contextlib.closing(Producer(self.kafka, client_id="alphaloop-dlq")) as producer:
-            letters = choice.letters(self.kafka)
+        kafka, workers_since = self.settings.kafka, self.store.newest_worker()
+        with contextlib.closing(Producer(kafka, client_id="alphaloop-dlq")) as producer:
+            letters = choice.letters(kafka)
             while portion := list(islice(letters, _PORTION)):
                 room = None if limit is None else limit - self.num_sent
                 if room is not None and room <= 0:
                     return
-                messages = list(self._messages(self._wanted(portion)))[:room]
+                messages = list(self._messages(self._wanted(portion), workers_since))[:room]
                 self.num_sent += len(messages)
                 if self.dry_run:
                     continue
@@ -83,14 +86,18 @@ class Redrive:
         self.num_before += len(before)
         return [letter for letter in letters if letter.key not in before]
 
-    def _messages(self, letters: Iterable[Letter]) -> Iterator[tuple[Letter, Redriven]]:
+    def _messages(self, letters: Iterable[Letter], workers_since: datetime | None) -> Iterator[tuple[Letter, Redriven]]:
         for letter in letters:
             try:
-                yield letter, redriven(letter, self.corrections)
+                message = redriven(letter, self.corrections, self.settings)
+                if not self.corrections and letter.is_refused_by(workers_since):
+                    raise MessageError(f"{letter.reason.get('message')}\nno worker has started since it was refused")
+                yield letter, message
             except MessageError as error:
                 self.num_wrong += 1
                 if len(self.problems) < _MOST_PROBLEMS:
-                    self.problems.append({"at": letter.place, "code": error.code, "message": str(error)})
+                    code = letter.code if type(error) is MessageError else error.code
+                    self.problems.append({"at": letter.place, "code": code, "message": str(error)})
 
 
 class Purge:
@@ -163,7 +170,7 @@ class Redriven:
     headers: tuple[tuple[str, bytes], ...]
 
 
-def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
+def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings) -> Redriven:
     """The letter's message, corrected, to the topic it was sent to.
 
     A message that was answered is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. So
@@ -190,8 +197,12 @@ def redriven(letter: Letter, corrections: Mapping[str, Any]) -> Redriven:
     for path, value in corrections.items():
         _set(fields, path, value)
     value = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
-    job = parse_job(value, Origin("redrive", topic, 0, 0), task=task)
     headers = tuple((name, content) for name, content in record.headers if not is_reason(name))
+    if letter.code == UnknownTask.code and task not in (settings.tasks or [task]):
+        raise UnknownTask(f"no task {task[:100]!r} in configs/tasks.toml", field="task")
+    refuse_envelope(headers)
+    limits, origin = settings.worker, Origin("redrive", topic, 0, 0)
+    job = parse_job(value, origin, task=task, max_bytes=limits.max_job_bytes, ignored=limits.ignored_body_fields)
     return Redriven(job.job_id, job.batch_id, topic, value, headers)
 
 

@@ -11,18 +11,16 @@ be older than its topic keeps it.
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from alphaloop.client.arrivals import Piece, chunk_of, key_of, read_result, reader_of
-from alphaloop.errors import BrokerUnavailable
-from alphaloop.kafka.backlog import Message, Search, Unfinished, search, unfinished
+from alphaloop.client.arrivals import Piece, chunk_of, everything_on, key_of, read_result, reader_of
+from alphaloop.kafka.backlog import Message, Unfinished, search, unfinished
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
@@ -35,6 +33,7 @@ from alphaloop.messages import (
     Status,
     StreamReader,
     StreamReaders,
+    fields_of,
     refused_result,
 )
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
@@ -66,7 +65,7 @@ def dead_letter_reason(record: Record) -> dict[str, str]:
 
 def job_id_of(record: Record) -> str | None:
     """The job_id in a message of a job, else its key; None without both."""
-    found = _fields(record).get("job_id")
+    found = (fields_of(record.value) or {}).get("job_id")
     if isinstance(found, str):
         return found
     return record.key.decode("utf-8", "replace") if record.key else None
@@ -82,22 +81,8 @@ def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[
     """The newest wanted refusal of each job_id. Raises BrokerError."""
     suffix = dlq_topic("")
     topics = [name for name in list_topics(kafka) if name.endswith(suffix) and task_of(name.removesuffix(suffix))]
-    found: dict[str, Result] = {}
-    if not topics:
-        return found
-    with contextlib.closing(reader_of(kafka)) as consumer:
-        ends = consumer.assign_from(topics, at="earliest")
-        unread = {partition: high for partition, (low, high) in ends.items() if high > low}
-        deadline = time.monotonic() + kafka.request_timeout_s
-        for record in consumer.read_until(unread):
-            if record is not None:
-                deadline = time.monotonic() + kafka.request_timeout_s
-                refusal = refusal_of(record)
-                if refusal is not None and is_wanted(refusal):
-                    found[refusal.job_id] = refusal
-            elif time.monotonic() >= deadline:
-                break
-    return found
+    found = filter(None, map(refusal_of, everything_on(kafka, topics)))
+    return {refusal.job_id: refusal for refusal in found if is_wanted(refusal)}
 
 
 def refusal_of(letter: Record) -> Result | None:
@@ -221,12 +206,11 @@ def _heading_of(function: str) -> str:
 
 
 Event = Waits | TextSoFar | Ended
-Find = Callable[[Collection[str]], Mapping[str, KnownJob]]
 
 
 def follow(
     kafka: KafkaSettings,
-    find: Find,
+    database: Database,
     job_ids: Collection[str],
     *,
     timeout_s: float,
@@ -234,13 +218,13 @@ def follow(
 ) -> Iterator[Event]:
     """What happens to the jobs, until each has ended or the time is up; the end of each comes once.
 
-    `find` asks the database. `is_watched` is asked several times a second: nothing more is read once it says no.
-    Creates missing topics. Raises BrokerError and StoreError.
+    `is_watched` is asked several times a second: nothing more is read once it says no. Creates missing topics. Raises
+    BrokerError and StoreError.
     """
-    known = find(job_ids)
+    known = known_jobs(database, job_ids)
     for job in known.values():
         if job.outcome is not None:
-            yield _recorded(Result.decode(job.outcome))
+            yield recorded(Result.decode(job.outcome))
     waiting = {job_id for job_id in job_ids if job_id not in known or known[job_id].outcome is None}
     if not waiting:
         return
@@ -250,24 +234,19 @@ def follow(
     ensure_topics(kafka, ())
     with contextlib.closing(reader_of(kafka)) as consumer:
         consumer.assign_since([TOKENS, RESULTS], began - _MARGIN)
-        yield from _events(consumer, waiting, find, time.monotonic() + timeout_s, is_watched)
+        yield from _events(consumer, waiting, database, time.monotonic() + timeout_s, is_watched)
 
 
-def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime, *, timeout_s: float) -> TextSoFar | None:
+def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime) -> TextSoFar | None:
     """The text of a running job as far as `tokens` has it now; None where it has none, or the job is not streamed.
 
-    Raises BrokerError, also where the topic cannot be read to its end within `timeout_s`.
+    Raises BrokerError, also where the topic cannot be read to its end.
     """
     reader = StreamReader()
     with contextlib.closing(reader_of(kafka)) as consumer:
         found = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
-        unread = {partition: end for partition, (begin, end) in found.items() if end > begin}
-        deadline = time.monotonic() + timeout_s
-        for record in consumer.read_until(unread):
-            if record is None:
-                if time.monotonic() >= deadline:
-                    raise BrokerUnavailable("the text so far could not be read in time")
-            elif chunk := chunk_of(record, [job_id]):
+        for record in consumer.read_through({one: end for one, (begin, end) in found.items() if end > begin}):
+            if chunk := chunk_of(record, [job_id]):
                 reader.take(chunk)
     return _so_far(job_id, reader) if reader.attempt else None
 
@@ -280,14 +259,6 @@ def _number(digits: str | None) -> int | None:
     return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
 
 
-def _fields(record: Record) -> dict[str, Any]:
-    try:
-        fields = json.loads(record.value or b"")
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
 #: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
 _LOOK_EVERY_S: Final = 2.0
 #: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.
@@ -295,7 +266,7 @@ _MARGIN: Final = timedelta(minutes=1)
 
 
 def _events(
-    consumer: Consumer, waiting: set[str], find: Find, deadline: float, is_watched: Callable[[], bool]
+    consumer: Consumer, waiting: set[str], database: Database, deadline: float, is_watched: Callable[[], bool]
 ) -> Iterator[Event]:
     readers = StreamReaders(waiting)
     look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
@@ -305,8 +276,12 @@ def _events(
             found = _told_by(record, waiting, readers)
         elif time.monotonic() >= look_due:
             look_due = time.monotonic() + _LOOK_EVERY_S
-            ended = [job.outcome for name, job in find(waiting).items() if name in waiting and job.outcome is not None]
-            found += map(_recorded, map(Result.decode, ended))
+            ended = [
+                job.outcome
+                for name, job in known_jobs(database, waiting).items()
+                if name in waiting and job.outcome is not None
+            ]
+            found += map(recorded, map(Result.decode, ended))
         for event in found:
             if isinstance(event, Ended):
                 waiting.discard(event.job_id)
@@ -318,7 +293,7 @@ def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[
     found: list[Event] = []
     if record.topic == RESULTS:
         result = read_result(record) if key_of(record) in waiting else None
-        return [_recorded(result)] if result is not None and result.job_id in waiting else found
+        return [recorded(result)] if result is not None and result.job_id in waiting else found
     if (chunk := chunk_of(record, waiting)) is None:
         return found
     reader = readers[chunk.job_id]
@@ -337,7 +312,8 @@ def _so_far(job_id: str, reader: StreamReader) -> TextSoFar:
     return TextSoFar(job_id, reader.attempt, reader.text, _more_than_text(reader.answer.messages))
 
 
-def _recorded(result: Result) -> Ended:
+def recorded(result: Result) -> Ended:
+    """The end of its job."""
     reason, messages = result.error.message if result.error else None, _more_than_text(result.messages)
     return Ended(result.job_id, result.status, result.text, reason, result.num_chunks is not None, messages)
 
@@ -370,8 +346,12 @@ class Whereabouts:
     claimed: KnownJob | None = None
     message: Message | None = None
     refusal: Result | None = None
-    is_search_complete: bool = True  #: whether all of Kafka's backlog was read, where that matters
     not_served: str | None = None  #: of one that waits, why nobody takes it
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is known and has not ended."""
+        return self.place not in (JobPlace.ENDED, JobPlace.REFUSED, JobPlace.UNKNOWN)
 
     @property
     def result(self) -> Result | None:
@@ -391,11 +371,8 @@ class Whereabouts:
                 return f"ended {result.status.value}{when}{tokens}" + _because(reason_of(result))
             case JobPlace.REFUSED if self.refusal is not None:
                 return f"refused{_because(reason_of(self.refusal))}"
-            case JobPlace.UNKNOWN if self.is_search_complete:
-                return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
             case JobPlace.UNKNOWN:
-                may_wait = "it may wait in Kafka, whose backlog is too long to be read through"
-                return f"unknown: no worker has seen it; {may_wait}"
+                return "unknown: no worker has seen it, and it waits in no topic of jobs and in none of dead letters"
         assert self.claimed is not None  # noqa: S101 - every other place is a claim's
         return _with_worker(self.place, self.claimed)
 
@@ -436,23 +413,18 @@ def unended(kafka: KafkaSettings, database: Database) -> dict[str, Unfinished]:
 def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
     """Where each of the jobs is. Reads the backlog and the dead letters for those that no worker has claimed.
 
-    Raises StoreError and BrokerError.
+    Raises StoreError and BrokerError, and BrokerUnavailable where a job may wait in what was not read.
     """
     claimed = known_jobs(database, job_ids)
     left = [job_id for job_id in job_ids if job_id not in claimed or _waits_again(claimed[job_id])]
     wanted = frozenset(left)
-    found = Search((), is_complete=True)
-    if wanted:
-        found = search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted))
-    messages = {message.job_id: message for message in found.messages}
+    found = search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted)) if wanted else []
+    messages = {message.job_id: message for message in found}
     missing = [job_id for job_id in left if job_id not in messages]
     if missing:  # a worker may have claimed them meanwhile
         claimed |= known_jobs(database, missing)
     refused = refusals_of(settings.kafka, [job_id for job_id in left if job_id not in claimed])
-    places = [
-        _place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id), found.is_complete)
-        for job_id in job_ids
-    ]
+    places = [_place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id)) for job_id in job_ids]
     if any(one.place is JobPlace.WAITING for one in places):
         workers = WorkerStore(database).seen()
         places = [_with_reason(one, settings, workers) for one in places]
@@ -466,9 +438,7 @@ def _with_reason(one: Whereabouts, settings: Settings, workers: Sequence[SeenWor
     return replace(one, not_served=not_served(settings.bindings, task, workers))
 
 
-def _place(
-    job_id: str, claimed: KnownJob | None, message: Message | None, refusal: Result | None, is_complete: bool
-) -> Whereabouts:
+def _place(job_id: str, claimed: KnownJob | None, message: Message | None, refusal: Result | None) -> Whereabouts:
     if claimed is not None and not _waits_again(claimed):
         return Whereabouts(job_id, _place_of(claimed), claimed)
     # A refused message waits no more, though its offset is committed a moment later.
@@ -478,7 +448,7 @@ def _place(
         return Whereabouts(job_id, JobPlace.WAITING, claimed, message)
     if refusal is not None:
         return Whereabouts(job_id, JobPlace.REFUSED, refusal=refusal)
-    return Whereabouts(job_id, JobPlace.UNKNOWN, is_search_complete=is_complete)
+    return Whereabouts(job_id, JobPlace.UNKNOWN)
 
 
 def _lies_at(message: Message) -> RecordPlace:

@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, Insert, Row, Update, delete, func, insert, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
-from alphaloop.errors import AlphaloopError, StoreBusy
+from alphaloop.errors import StoreBusy, UnknownName
 from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Store, columns_of, of_row, values_of
@@ -112,10 +112,6 @@ class PastState:
     evidence: Mapping[str, Any] | None
 
 
-class NoSuchEvent(AlphaloopError, LookupError):
-    """No open drift event has this number."""
-
-
 class DriftEventStore(Store):
     """Keeps drift events and the history of each."""
 
@@ -161,7 +157,7 @@ class DriftEventStore(Store):
                     _note(connection, event_id, change.state, change.content, change.sentence, SCHEDULER, now)
 
     def acknowledge(self, event_id: int, by: str, note: str, now: datetime) -> DriftEvent:
-        """Record that somebody took note of an open event; again replaces who and what. Raises NoSuchEvent."""
+        """Record that somebody took note of an open event; again replaces who and what. Raises UnknownName."""
         events = drift_events.c
         statement = (
             update(drift_events)
@@ -172,7 +168,7 @@ class DriftEventStore(Store):
         with self._database.begin() as connection:
             row = connection.execute(statement).first()
             if row is None:
-                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+                raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
             event = _event(row)
             _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, note, by, now)
         return event
@@ -180,7 +176,7 @@ class DriftEventStore(Store):
     def accept(self, event_id: int, by: str, note: str) -> list[DriftEvent]:
         """Close an open event, and all others of its drafter in its task: their new level is the norm from now on.
 
-        Returns them; raises NoSuchEvent. By the clock of the database, because jobs and probes are compared with it.
+        Returns them; raises UnknownName. By the clock of the database, because jobs and probes are compared with it.
         """
         events = drift_events.c
         about = select(events.task, events.drafter).where(events.id == event_id, events.closed_at.is_(None)).subquery()
@@ -201,7 +197,7 @@ class DriftEventStore(Store):
         with self._database.begin() as connection:
             closed = sorted((_event(row) for row in connection.execute(statement)), key=lambda event: event.id)
             if not closed:
-                raise NoSuchEvent(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+                raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
             for event in closed:
                 assert event.accepted_at is not None  # noqa: S101 - it was set just now
                 _note(connection, event.id, EventState.CLOSED, event.content, because, by, event.accepted_at)
@@ -429,10 +425,6 @@ class KnownIncident:
     closed_at: datetime | None = None
 
 
-class NoSuchIncident(AlphaloopError, LookupError):
-    """No open incident has this number."""
-
-
 class IncidentStore(Store):
     """The table of incidents."""
 
@@ -462,7 +454,7 @@ class IncidentStore(Store):
         return [_known(row) for row in self._database.rows(query)]
 
     def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> KnownIncident:
-        """Record that somebody took note of an open incident; again replaces who and what. Raises NoSuchIncident."""
+        """Record that somebody took note of an open incident; again replaces who and what. Raises UnknownName."""
         statement = (
             update(incidents)
             .where(incidents.c.id == incident_id, incidents.c.closed_at.is_(None))
@@ -471,7 +463,7 @@ class IncidentStore(Store):
         )
         row = self._database.row(statement)
         if row is None:
-            raise NoSuchIncident(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
+            raise UnknownName(f"no open incident {incident_id}", hint="the console shows the open ones under Drift")
         return _known(row)
 
     def close(self, incident_ids: Collection[int], now: datetime) -> None:

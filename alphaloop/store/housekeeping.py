@@ -184,7 +184,7 @@ _FORGET_TEXTS: Final = text("DELETE FROM stored_texts WHERE url = ANY(:urls)")
 _TOO_OLD: Final = {
     # One of a job that still runs is still to be carried out.
     "cancellations": """
-        requested_at < :before AND NOT EXISTS (
+        requested_at < :before AND ends_at < :before AND NOT EXISTS (
             SELECT FROM jobs WHERE jobs.job_id = cancellations.job_id AND jobs.status = 'running'
         )""",
     # The last choice of a subject before `before` is what was in force then, unless nothing of its target is left.
@@ -236,25 +236,25 @@ _CHUNK: Final = 500
 class Erasure:
     """Whose texts: exactly one of the three is given."""
 
-    job_id: str | None = None
+    job_ids: tuple[str, ...] | None = None  #: of one job: its own, then those that redrives have made of it
     segment: str | None = None
     before: datetime | None = None  #: of jobs that ended before it, and of prompts drawn before it
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.job_id, self.segment, self.before)) != 1:
+        if sum(one is not None for one in (self.job_ids, self.segment, self.before)) != 1:
             raise ConfigError("expected one of --job, --segment and --before, found none or several")
 
     @property
     def kind(self) -> str:
         """Which of the three it is."""
-        return "before" if self.before is not None else "job" if self.job_id is not None else "segment"
+        return "before" if self.before is not None else "job" if self.job_ids is not None else "segment"
 
     @property
     def subject(self) -> str:
         """In words, for the audit."""
         if self.before is not None:
             return f"before {self.before.isoformat()}"
-        return f"job {self.job_id}" if self.job_id is not None else f"segment {self.segment}"
+        return f"job {self.job_ids[0]}" if self.job_ids is not None else f"segment {self.segment}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +272,11 @@ class Texts:
 
 class EraseStore(Store):
     """Counts and erases."""
+
+    def knows(self, erasure: Erasure) -> bool:
+        """Whether anything names the job or the segment; a moment is always known."""
+        query = _statements(erasure, {"": _KNOWS})[""]
+        return erasure.before is not None or bool(self._database.scalar(query, self._given(erasure)))
 
     def count(self, erasure: Erasure) -> Texts:
         """What `erase` would erase now."""
@@ -307,7 +312,7 @@ class EraseStore(Store):
         return found
 
     def _given(self, erasure: Erasure) -> dict[str, Any]:
-        given = {"job_id": erasure.job_id, "segment": erasure.segment, "before": erasure.before}
+        given = {"job_ids": [*(erasure.job_ids or ())], "segment": erasure.segment, "before": erasure.before}
         return given | {"probes": self._database.scalars(_statements(erasure, {"": _PROBES})[""], given)}
 
     def _erase_results(self, query: TextClause, given: dict[str, Any], now: datetime) -> None:
@@ -334,9 +339,9 @@ def _statements(erasure: Erasure, queries: Mapping[str, str]) -> dict[str, TextC
 #: may be anybody's, and a set is drawn again in a second.
 _WHERE: Final = {
     "job": {
-        "jobs": "jobs.job_id = :job_id",
-        "remembered": "job_id = :job_id",
-        "drawn": "(prompts.job_id = :job_id OR prompts.job_id IS NULL)",
+        "jobs": "jobs.job_id = ANY(:job_ids)",
+        "remembered": "job_id = ANY(:job_ids)",
+        "drawn": "(prompts.job_id = ANY(:job_ids) OR prompts.job_id IS NULL)",
         "api_files": "false",
     },
     "segment": {
@@ -363,6 +368,10 @@ _DRAWN: Final = """
 """
 _PROBES: Final = f"SELECT job_id FROM probe_runs WHERE (task, probe_set, position) IN ({_DRAWN})"  # noqa: S608
 _OF_CHOSEN: Final = "(job_id = ANY(:probes) OR job_id IN (SELECT jobs.job_id FROM jobs WHERE {jobs}))"
+_KNOWS: Final = f"""
+    SELECT EXISTS (SELECT FROM jobs WHERE {{jobs}}) OR EXISTS (SELECT FROM remembered_results WHERE {{remembered}})
+        OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN} AND prompts.job_id IS NOT NULL)
+"""  # noqa: S608
 _COUNTS: Final = {
     "num_jobs": f"SELECT count(*) FROM jobs WHERE {_CHOSEN} AND {_HAS_TEXT}",  # noqa: S608
     "num_remembered": "SELECT count(*) FROM remembered_results WHERE forgotten_at IS NULL AND {remembered}",

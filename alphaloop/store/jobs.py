@@ -8,11 +8,12 @@ job ever share one. Two other numbers bound how often a job is tried: `num_crash
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, extract, func, select, update
+from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, exists, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import CANCELLATIONS, Store, driver_of
@@ -44,6 +45,7 @@ class ClaimRequest(NamedTuple):
     custom_id: str | None
     batch_id: str | None
     purpose: str
+    sent_at: datetime | None = None  #: by the clock of Kafka; None where its message does not say so
 
 
 class Claim(NamedTuple):
@@ -113,9 +115,10 @@ class JobStore(Store):
         by_column = zip(*requests, strict=True)
         columns = {name: list(values) for name, values in zip(ClaimRequest._fields, by_column, strict=True)}
         given = {"owner": owner, "lease_s": lease_s, "max_attempts": max_attempts, "alone": alone}
+        sent_at = {request.job_id: request.sent_at for request in requests}
         with self._database.single() as connection:
             rows = driver_of(connection).execute(_CLAIM, columns | given)
-            return {job_id: claimed(job_id, *found, max_attempts=max_attempts) for job_id, *found in rows}
+            return {row[0]: claimed(sent_at[row[0]], *row, max_attempts=max_attempts) for row in rows}
 
     def _known(self, job_ids: Collection[str]) -> dict[str, Row[Any]]:
         """Rows that could not be claimed."""
@@ -172,21 +175,24 @@ class JobStore(Store):
             )
         return held
 
-    def request_cancel(self, *job_ids: str) -> None:
-        """Ask for jobs' ends, perhaps before they are known, and tell every worker. An outcome is never changed."""
+    def request_cancel(self, *job_ids: str, until: datetime | None = None) -> None:
+        """Ask for the ends of what is sent as these jobs `until` then (24 h), and tell workers. No outcome changes."""
         if not job_ids:
             return
         with self._database.begin() as connection:
-            asked = [{"job_id": job_id} for job_id in sorted(job_ids)]
-            connection.execute(insert(cancellations).on_conflict_do_nothing(), asked)
+            asked = [{"job_id": job_id} | ({"ends_at": until} if until else {}) for job_id in sorted(job_ids)]
+            given = insert(cancellations)
+            later = {"ends_at": func.greatest(cancellations.c.ends_at, given.excluded.ends_at)}
+            connection.execute(given.on_conflict_do_update(index_elements=["job_id"], set_=later), asked)
             connection.execute(select(func.pg_notify(CANCELLATIONS, "")))
 
     def cancelled(self, job_ids: Collection[str]) -> set[str]:
         """The jobs that a request asks to cancel."""
         if not job_ids:
             return set()
-        query = select(cancellations.c.job_id).where(cancellations.c.job_id == _any(job_ids))
-        return set(self._database.scalars(query))
+        is_later = (jobs.c.job_id == cancellations.c.job_id) & (jobs.c.created_at > cancellations.c.ends_at)
+        is_asked = (cancellations.c.job_id == _any(job_ids)) & ~exists().where(is_later)
+        return set(self._database.scalars(select(cancellations.c.job_id).where(is_asked)))
 
 
 #: Times are the statement's own, so that a claim made while others are waited for has its whole lease.
@@ -214,7 +220,7 @@ _CLAIM: Final = f"""
     WHERE known.status = 'running' AND known.payload_sha256 = excluded.payload_sha256
         AND (known.owner IS NULL OR known.owner = excluded.owner OR known.lease_expires_at <= clock_timestamp())
     RETURNING job_id, attempt, num_crashes, num_failures,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = known.job_id), owner IS NULL
+        (SELECT ends_at FROM cancellations WHERE cancellations.job_id = known.job_id), owner IS NULL
 """  # noqa: S608 - no values
 #: An INSERT for the same reason as that of alphaloop.store.outcomes: its plan depends on no statistics. A row that was
 #: not there is inserted without a payload, and deleted again by the caller.
@@ -251,11 +257,12 @@ def _any(job_ids: Iterable[str]) -> Any:
 
 
 def claimed(
+    sent_at: datetime | None,
     job_id: str,
     attempt: int,
     num_crashes: int,
     num_failures: int,
-    is_cancelled: bool,
+    cancelled_until: datetime | None,
     is_suspect: bool,
     *,
     max_attempts: int,
@@ -263,7 +270,7 @@ def claimed(
     """The answer to a request whose job was claimed, or left to be claimed alone."""
     # Any job that the worker of the first crash held may have caused that one.
     state = ClaimState.CLAIMED if num_crashes <= max_attempts else ClaimState.EXHAUSTED
-    if is_cancelled:
+    if cancelled_until is not None and (sent_at is None or sent_at <= cancelled_until):
         state = ClaimState.CANCELLED
     if is_suspect:
         state = ClaimState.SUSPECT

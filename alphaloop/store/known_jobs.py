@@ -26,7 +26,8 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
-from alphaloop.tables import decode_runs, jobs, redrives
+from alphaloop.store.workers import SILENT_AFTER
+from alphaloop.tables import decode_runs, jobs, redrives, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,6 +282,12 @@ class RedriveStore(Store):
         query = select(redrives.c.job_id).where(redrives.c.job_id.in_(list(job_ids)))
         return frozenset(self._database.scalars(query))
 
+    def newest_worker(self) -> datetime | None:
+        """When the newest of the workers that were heard of lately started."""
+        is_heard = workers.c.seen_at > func.clock_timestamp() - SILENT_AFTER
+        found: datetime | None = self._database.scalar(select(func.max(workers.c.started_at)).where(is_heard))
+        return found
+
     def forget_before(self, topic: str, partition: int, offset: int) -> None:
         """Forget the letters below an offset: they were deleted."""
         statement = delete(redrives).where(
@@ -330,7 +337,7 @@ _CLAIMED: Final = text("""
         jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
         jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
         clock_timestamp() - workers.seen_at AS silence,
-        EXISTS (SELECT FROM cancellations WHERE cancellations.job_id = jobs.job_id) AS is_cancelling
+        EXISTS (SELECT FROM cancellations WHERE job_id = jobs.job_id AND ends_at >= created_at) AS is_cancelling
     FROM jobs LEFT JOIN workers ON workers.owner = jobs.owner
     WHERE jobs.job_id = ANY(:job_ids)
 """)

@@ -419,11 +419,11 @@ def _batch(settings: Settings, database: Database, plan: TaskPlan) -> None:
     lines += [_line("row-hot", {**chat, "temperature": 9}), "{half a line"]
     content, now = io.BytesIO("\n".join(lines).encode()), datetime.now(UTC)
     kept = KeptBatches(settings.console_batches).add(content)
-    noted: dict[str, str | int] = {"id": kept.batch_id, "source": "console", "by": "alphaloop", "name": "haiku.jsonl"}
+    noted: dict[str, str | int] = {"source": "console", "by": "alphaloop", "name": "haiku.jsonl"}
     noted |= {"task": plan.task, "num_bytes": content.tell(), "num_total": len(lines)}
     content.seek(0)
     found = list(BatchReader(settings, kept.batch_id, task=plan.task).read(content))
-    send(iter(found), settings, database, noted=noted)
+    send(iter(found), settings, database, kept.batch_id, noted=noted)
     jobs = [line.job for line in found if isinstance(line, BatchRequest)]
     claims = [_claim(job.job_id, plan, job.custom_id, kept.batch_id) for job in jobs[:34]]
     claimed = JobStore(database).claim(claims, owner=WORKERS[0], lease_s=3600, max_attempts=3)

@@ -11,7 +11,7 @@ from sqlalchemy import BigInteger, Boolean, CheckConstraint, Column, DateTime, I
 from sqlalchemy.dialects.postgresql import JSON
 
 revision = "0009"
-down_revision = "0007"
+down_revision = "0008"
 branch_labels = None
 depends_on = None
 

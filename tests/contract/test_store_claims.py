@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy import text
 
 from alphaloop.store.database import Database
 from alphaloop.store.jobs import Claim, ClaimState, JobStore
+from alphaloop.store.known_jobs import known_jobs
 from alphaloop.store.outcomes import OutcomeStore
 from tests.fixtures import runs
 from tests.fixtures.postgres import wait_until_blocked
@@ -108,6 +110,23 @@ def test_a_cancelled_job_is_claimed_to_be_cancelled(database: Database, jobs: Jo
     assert states(claim(database, "running", owner="w2", max_attempts=1)) == [(ClaimState.CANCELLED, 2)]
     outcomes.record([outcome("running", 2)], owner="w2")
     assert jobs.cancelled(["running", "unseen"]) == {"unseen"}
+
+
+def test_what_is_sent_after_the_end_of_a_cancellation_is_decoded(database: Database, jobs: JobStore) -> None:
+    """By when it was sent, however long it waits in Kafka. A later request moves the end, an earlier one does not."""
+    now, hour = datetime.now(UTC), timedelta(hours=1)
+    jobs.request_cancel("moved-early", "moved-late", until=now + hour)
+    jobs.request_cancel("over-early", "over-late", "moved-early", "moved-late", until=now - hour)
+    jobs.request_cancel("a-day")
+    assert database.scalar(text("SELECT ends_at - requested_at FROM cancellations WHERE job_id = 'a-day'")) == 24 * hour
+    for job_id, state in (("over-late", ClaimState.CLAIMED), ("over-early", ClaimState.CANCELLED)):
+        sent_at = {"early": now - timedelta(days=2), "late": now}
+        for name in (job_id, job_id.replace("over", "moved")):
+            asked = claim_request(name)._replace(sent_at=sent_at[name.partition("-")[2]])
+            [found] = jobs.claim([asked], owner="w1", lease_s=60.0, max_attempts=3)
+            assert found.state is (state if name == job_id else ClaimState.CANCELLED), name
+    assert jobs.cancelled(["over-late", "moved-late", "a-day"]) == {"moved-late", "a-day"}
+    assert not known_jobs(database, ["over-late"])["over-late"].is_cancelling
 
 
 def test_a_released_job_is_free_at_once_and_no_crash_is_counted(database: Database, jobs: JobStore) -> None:

@@ -10,10 +10,10 @@ from enum import StrEnum
 import pytest
 from sqlalchemy import text
 
-from alphaloop.errors import StoreError
+from alphaloop.errors import StoreError, UnknownName
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.store.database import Database
-from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState, NoSuchEvent
+from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
 from alphaloop.store.housekeeping import RetentionStore
 from scheduler.causes import Cause
 from tests.fixtures.drift import content
@@ -103,12 +103,12 @@ def test_one_open_event_a_cause_and_none_of_a_run_that_failed(store: DriftEventS
 
 
 def test_what_is_over_or_unknown_is_not_acknowledged(store: DriftEventStore) -> None:
-    with pytest.raises(NoSuchEvent):
+    with pytest.raises(UnknownName):
         store.acknowledge(1, "Ada", "", NOW)
     store.write([EventChange(None, EventState.OPENED, THIN, "It fell.")], NOW)
     change(store, EventState.CLOSED, THIN, NOW + HOUR)
     (event,) = store.since(NOW)
-    with pytest.raises(NoSuchEvent):
+    with pytest.raises(UnknownName):
         store.acknowledge(event.id, "Ada", "", NOW)
     assert store.find(event.id) == event
     assert store.find(event.id + 1) is None
@@ -130,7 +130,7 @@ def test_an_accepted_level_closes_every_open_event_of_its_drafter_in_its_task(st
     at = past.at
     assert store.accepted_levels(at) == {("code", "small"): AcceptedLevel(at, NOW)}
     assert store.accepted_levels(at - timedelta(microseconds=1)) == {}
-    with pytest.raises(NoSuchEvent):
+    with pytest.raises(UnknownName):
         store.accept(first.id, "Ada", "")
 
 

@@ -186,7 +186,7 @@ def drawn_probe(database: Database, job_id: str, segment: str) -> None:
 
 @pytest.mark.parametrize(
     "erasure",
-    [Erasure(job_id="a"), Erasure(segment="acme"), Erasure(before=NOW + timedelta(days=1))],
+    [Erasure(("a",)), Erasure(segment="acme"), Erasure(before=NOW + timedelta(days=1))],
     ids=["job", "segment", "before"],
 )
 def test_what_is_erased_is_in_no_table_and_in_no_worker(database: Database, erasure: Erasure) -> None:
@@ -219,7 +219,7 @@ def test_what_is_erased_is_in_no_table_and_in_no_worker(database: Database, eras
 def test_a_job_that_is_erased_is_still_known_and_its_result_says_so(database: Database) -> None:
     end(database, "a", [5, 6])
     end(database, "b", [5, 6], segment="acme", words='nul \x00 and "erased_at": a quote')
-    EraseStore(database).erase(Erasure(job_id="a"), DEED, None, NOW)
+    EraseStore(database).erase(Erasure(("a",)), DEED, None, NOW)
     (again,) = claim(database, "a", task="sql")
     assert again.outcome is not None
     result = Result.decode(again.outcome)
@@ -245,18 +245,18 @@ def test_texts_elsewhere_are_deleted_or_the_command_refuses(database: Database) 
     end(database, "a", [5, 6])
     database.change(text("INSERT INTO stored_texts (url, job_id, stored_at) VALUES ('file:///t/1', 'a', now())"))
     with pytest.raises(ConfigError, match="claim_check"):
-        EraseStore(database).erase(Erasure(job_id="a"), DEED, None, NOW)
+        EraseStore(database).erase(Erasure(("a",)), DEED, None, NOW)
     deleted: list[str] = []
-    EraseStore(database).erase(Erasure(job_id="a"), DEED, deleted.append, NOW)
+    EraseStore(database).erase(Erasure(("a",)), DEED, deleted.append, NOW)
     assert deleted == ["file:///t/1"]
-    assert EraseStore(database).count(Erasure(job_id="a")).num_stored_texts == 0
+    assert EraseStore(database).count(Erasure(("a",))).num_stored_texts == 0
 
 
 def test_exactly_one_selection_is_given() -> None:
     with pytest.raises(ConfigError, match="one of --job"):
         Erasure()
     with pytest.raises(ConfigError, match="one of --job"):
-        Erasure(job_id="a", segment="b")
+        Erasure(("a",), segment="b")
 
 
 @pytest.mark.roles("alphaloop_worker")

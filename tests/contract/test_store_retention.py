@@ -114,7 +114,8 @@ def test_a_cancellation_stays_while_its_job_runs(store: RetentionStore, database
     claim(database, "running")
     for job_id in ("running", "never-seen", "young"):
         claims.request_cancel(job_id)
-    database.change(text("UPDATE cancellations SET requested_at = now() - interval '40 d' WHERE job_id <> 'young'"))
+    old = "now() - interval '40 d'"
+    database.change(text(f"UPDATE cancellations SET requested_at = {old}, ends_at = {old} WHERE job_id <> 'young'"))
     assert store.drop("cancellations", NOW - 30 * DAY, never).num_rows == 1
     assert set(database.scalars(select(cancellations.c.job_id))) == {"running", "young"}
 

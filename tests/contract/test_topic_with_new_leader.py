@@ -212,12 +212,12 @@ def test_cancellations_are_read_from_a_control_topic_made_anew(world: World) -> 
     cancelled: list[str] = []
 
     class Jobs:
-        def request_cancel(self, job_id: str) -> None:
+        def request_cancel(self, job_id: str, *, until: object) -> None:
             cancelled.append(job_id)
 
     reader = world.control
     control_reader = ControlReader(
-        reader.intake, Jobs(), cancel_here=lambda _: None, refuse=lambda *_: None, retry=Retry(threading.Event())
+        reader.intake, Jobs(), check_here=lambda: None, refuse=lambda *_: None, retry=Retry(threading.Event())
     )
     reader.hold(CONTROL)
     world.cluster.delete(CONTROL)

@@ -26,6 +26,7 @@ from alphaloop.letters.reading import LetterFilter
 from alphaloop.letters.redriving import Redrive
 from alphaloop.messages import Origin, Result, Status, derived_job_id, fields_of
 from alphaloop.messages.topics import high_topic, jobs_topic
+from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import RedriveStore
 from tests.chaos.collecting import num_in_outbox
@@ -201,7 +202,7 @@ class _Run:
         """Send every dead letter again."""
         database = Database(SecretStr(self._servers.database_url))
         with closing(database):
-            done = Redrive(self._servers.kafka, RedriveStore(database), {}, again=False, dry_run=False)
+            done = Redrive(Settings(kafka=self._servers.kafka), RedriveStore(database), {}, again=False, dry_run=False)
             done.run(LetterFilter(), None)
         assert done.num_sent > 0
         self._num_redriven = done.num_sent

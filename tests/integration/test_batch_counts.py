@@ -109,9 +109,10 @@ def good(*names: str) -> list[str]:
 
 
 def test_a_batch_that_is_cancelled_while_it_is_sent(
-    screens: Screens, worker_settings: Settings, database: Database
+    screens: Screens, worker_settings: Settings, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 27 lines two are wrong and 17 were never sent: none of them vanishes."""
+    monkeypatch.setattr("alphaloop.batches.advancing.PAGE", 8)
     goes_on = threading.Event()
 
     def hold_the_second() -> None:
@@ -133,6 +134,7 @@ def test_a_batch_that_is_cancelled_while_it_is_sent(
         assert ended(screens.api, made.id).status == "cancelled"
     screens.agree(made.id, {"succeeded": 1, "cancelled": 24, "invalid": 2})
     assert count(database, "jobs") < 25, "what was not sent stays unsent"
+    assert count(database, "cancellations") == 8, "of what was never sent only a page has one, and none of what ended"
     database.change(text("DELETE FROM jobs"))  # which are not kept as long as the batch
     screens.agree(made.id, {"succeeded": 1, "cancelled": 24, "invalid": 2})
 

@@ -14,10 +14,11 @@ from sqlalchemy import text
 
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.known_jobs import RedriveStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli
 from tests.fixtures.messages import batch_line as chat
-from tests.fixtures.worker import Client, running_worker
+from tests.fixtures.worker import Client, running_worker, until
 from tests.integration.test_worker_retries import UnluckyEngine
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
@@ -104,6 +105,29 @@ def test_a_refused_request_is_in_both_views_also_when_it_was_sent_again(
     with running_worker(worker_settings, FakeEngine()):
         assert stack_cli("wait", "--batch-id", batch_id, "--timeout", "120").code == 0, "its letter was sent again"
     assert both_views(stack_cli, file, batch_id)["status"]["requests_by_status"] == {"succeeded": 2}
+
+
+def test_what_was_refused_is_not_sent_again_to_the_workers_that_refused_it(
+    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+) -> None:
+    """Neither by a second submission, which would add a dead letter, nor by a redrive, or by a look at what it does."""
+    file = tmp_path / "requests.jsonl"
+    file.write_bytes(encoded(chat("wrong", "tell", model="gpt-5"), chat("good", "tell")))
+    redrive = ("dlq", "redrive", "--task", "code", "--json")
+    with running_worker(worker_settings, FakeEngine()):
+        until(lambda: RedriveStore(database).newest_worker() is not None, "the worker is heard of")
+        for number in (2, 0):
+            ran = stack_cli("batch", "submit", file, "--task", "code", "--wait", "--timeout", "120")
+            assert (ran.code, f"{number} requests sent" in ran.err) == (1, True)
+        (letter,) = stack_cli("dlq", "list", "--task", "code", "--json").json
+        for more in (["--dry-run"], []):
+            ran = stack_cli(*redrive, *more)
+            assert (ran.code, ran.json["sent"], ran.json["wrong"]) == (1, 0, 1)
+            (problem,) = ran.json["problems"]
+            assert (problem["at"], problem["code"]) == (letter["at"], "invalid_field")
+            assert "no worker has started since" in problem["message"]
+        assert stack_cli(*redrive, "--set", "body.model=fake", "--dry-run").json["sent"] == 1
+    assert stack_cli(*redrive, "--dry-run").json["sent"] == 1, "the next worker may be another one"
 
 
 def test_a_job_that_only_looks_redriven_counts_for_itself(stack_cli: Cli, worker_settings: Settings) -> None:

@@ -43,7 +43,7 @@ def write(worker_settings: Settings, client: Client) -> Write:
 def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
     cli: Cli, client: Client, worker_settings: Settings, database: Database
 ) -> None:
-    client.send("code", [asking("bad one", job_id="order-17", custom_id="mine")])
+    client.send("code", [asking("bad one", job_id="order-17", custom_id="mine", batch_id="monday")])
     with running_worker(worker_settings, UnluckyEngine({"bad": 99})):
         (failed,) = client.results(1)
         client.read(["jobs.code.dlq"], lambda found: bool(found))
@@ -64,6 +64,17 @@ def test_a_failed_job_is_redriven_once_and_both_outcomes_stand(
     rows = dict(database.rows(text("SELECT job_id, outcome->>'status' FROM jobs")))  # type: ignore[arg-type]
     assert rows == {"order-17": "failed", "order-17~1": "succeeded"}
     assert failed.status is Status.FAILED
+    assert [job["job_id"] for job in cli("job", "order-17", "--json").json] == ["order-17", "order-17~1"]
+    for command in (("wait", "order-17"), ("wait", "--batch-id", "monday"), ("tail", "order-17")):
+        assert (ran := cli(*command, "--timeout", 60)).code == 0, "the newest of it succeeded"
+        assert ran.out == f"{result.text}\n"
+    assert "order-17~1: ended succeeded" in cli("cancel", "order-17").out
+    assert cli("explain", "--job", "order-17").code == 0
+    (letter,) = cli("dlq", "list", "--job-id", "order-17", "--json").json
+    assert (letter["job_id"], letter["redriven"]) == ("order-17", True)
+    assert cli("erase", "--job", "order-17", "--yes", "--json").json["num_jobs"] == 2
+    erased = dict(database.rows(text("SELECT job_id, outcome->>'text' FROM jobs")))  # type: ignore[arg-type]
+    assert erased == {"order-17": None, "order-17~1": None}
 
 
 def test_letters_are_chosen_corrected_and_sent_where_they_came_from(

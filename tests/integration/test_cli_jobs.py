@@ -9,13 +9,17 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alphaloop.client import Client as Sending
 from alphaloop.engine import SamplingDefaults
+from alphaloop.errors import BrokerUnavailable, UnknownName
 from alphaloop.kafka.backlog import search, unfinished
+from alphaloop.kafka.topics import CONTROL
 from alphaloop.outcomes.reading import JobPlace, find_jobs
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
@@ -23,7 +27,9 @@ from alphaloop.store.known_jobs import ended_among
 from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli, Ran
-from tests.fixtures.worker import WAIT_S, Client, running_worker, until
+from tests.fixtures.messages import batch_line
+from tests.fixtures.postgres import count
+from tests.fixtures.worker import WAIT_S, Client, everything, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -139,10 +145,9 @@ def test_a_batch_is_found_in_kafka_without_reading_further_than_asked(jobs_cli: 
     jobs_cli("enqueue", "--file", "-", "--batch-id", "monday", stdin=jobs(*range(8)))
     jobs_cli("enqueue", "--file", "-", stdin=jobs(8, 9))
     found = search(worker_settings.kafka, lambda _, batch_id: batch_id == "monday")
-    assert {message.job_id for message in found.messages} == {f"job-{n}" for n in range(8)}
-    assert found.is_complete
-    cut = search(worker_settings.kafka, lambda job_id, _: job_id == "nobody", limit_s=0.0)
-    assert not cut.is_complete, "it says that it did not read everything"
+    assert {message.job_id for message in found} == {f"job-{n}" for n in range(8)}
+    with pytest.raises(BrokerUnavailable, match="than can be read through in 0 s"):
+        search(worker_settings.kafka, lambda job_id, _: job_id == "nobody", limit_s=0.0)
 
 
 def test_cancel_says_what_it_found_and_waits_for_the_answer(
@@ -170,7 +175,37 @@ def test_cancel_says_what_it_found_and_waits_for_the_answer(
     assert "job-1: ended cancelled" in again.out
     assert "nothing to cancel" in again.err
     none = jobs_cli("cancel", "--batch-id", "nobody's")
-    assert (none.code, "no job of batch nobody's was found" in none.err) == (1, True)
+    assert (none.code, "no batch nobody's: no worker has seen a job of it" in none.err) == (1, True)
+
+
+def test_what_was_never_sent_is_cancelled_only_where_that_is_asked_for(
+    jobs_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Client(worker_settings)
+    file = tmp_path / "batch.jsonl"
+    file.write_text("".join(json.dumps(batch_line(name)) + "\n" for name in ("one", "two")), encoding="utf-8")
+    with Sending(worker_settings) as sending, pytest.raises(UnknownName, match="job-1: none waits in Kafka"):
+        sending.cancel("job-1")
+    for command in (("cancel", "job-1"), ("cancel", "job-1", "job-2", "--for", "2d"), ("batch", "cancel", file)):
+        assert jobs_cli(*command).code == 1
+    with monkeypatch.context() as cut:
+        cut.setattr("alphaloop.outcomes.reading.search", partial(search, limit_s=0.0))
+        jobs_cli("enqueue", "--file", "-", stdin=jobs(1))
+        ran = jobs_cli("cancel", "job-2", "--even-if-unknown")
+        assert (ran.code, "more messages wait in Kafka than can be read" in ran.err) == (1, True)
+    assert everything(worker_settings.kafka, CONTROL) == []
+    assert jobs_cli("cancel", "job-2", "--even-if-unknown", "--for", "1h").code == 0
+    ran = jobs_cli("batch", "cancel", file, "--even-if-unknown", "--for", "30m")
+    assert (ran.code, "2 were never sent, and are cancelled if they come until " in ran.err) == (0, True)
+    until_s = [json.loads(one.value or b"")["until"] for one in everything(worker_settings.kafka, CONTROL)]
+    assert len(until_s) == 3
+    with running_worker(worker_settings, FakeEngine()):
+        until(lambda: count(database, "cancellations") == 3, "all are written down")
+        jobs_cli("enqueue", "--file", "-", stdin=jobs(2))
+        assert jobs_cli("batch", "submit", file, "--task", "code").code == 0
+        found = {result.job_id: result.status.value for result in client.results(4)}
+    assert found.pop("job-1") == "succeeded", "its cancellation was not kept"
+    assert set(found.values()) == {"cancelled"}
 
 
 def test_a_queued_job_is_cancelled_before_a_worker_sees_it(

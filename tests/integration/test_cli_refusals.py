@@ -54,3 +54,5 @@ def test_a_refused_message_whose_offset_is_not_committed_yet_does_not_wait(
     for offset, place in ((7, "waiting"), (0, "refused")):  # of another message with this id, of this one
         write_letter(worker_settings.kafka, InvalidField("too hot", field="temperature"), value, offset=offset)
         assert stack_cli("job", "wrong", "--json").json[0]["place"] == place
+        told = stack_cli("tail", "wrong", "--timeout", 0).err, stack_cli("wait", "wrong", "--timeout", 0).err
+        assert all(("too hot" in one) == (place == "refused") for one in told), "one that was sent again waits"

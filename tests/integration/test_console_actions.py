@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import CONTROL
+from alphaloop.kafka.topics import CONTROL, ensure_topics
 from alphaloop.measurements import DriftSubject
 from alphaloop.settings import KafkaSettings
 from alphaloop.store.database import Database
@@ -18,7 +19,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Inci
 from tests.fixtures.console import Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.runs import claim
-from tests.fixtures.worker import read
+from tests.fixtures.worker import Sender, read, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
@@ -108,6 +109,24 @@ def test_a_job_is_cancelled(person: Visitor, database: Database, kafka_settings:
     assert answer.status == 303
     assert "The workers were asked to cancel it" in person.get(answer.headers["location"]).text
     assert job_id in cancelled(kafka_settings, {job_id})
+
+
+def test_what_is_unknown_is_not_cancelled(person: Visitor, database: Database, kafka_settings: KafkaSettings) -> None:
+    """A waiting job has a button, because it exists; an unknown one has none, and a form of one's own is refused."""
+    waiting, unknown = f"waits-{time.time_ns()}", f"unknown-{time.time_ns()}"
+    ensure_topics(kafka_settings, ["code"])
+    Sender(kafka_settings).send("jobs.code", [json.dumps({"job_id": waiting, "prompt": "x"}).encode()])
+    for job_id, status, told in ((waiting, 200, "Waits in Kafka"), (unknown, 404, "Unknown: no worker has seen it")):
+        until(lambda: told in person.get(f"/job?id={job_id}").text, "it was looked for")  # noqa: B023
+        page = person.get(f"/job?id={job_id}")
+        assert (page.status, "Cancel this job" in page.text) == (status, status == 200)
+    token = person.token("/batches")
+    for address in ("/job/cancel", "/batch/cancel"):
+        assert person.post(address, {"token": token, "id": unknown}).status == 404
+    assert person.get(f"/job/stream?id={unknown}").status == 404
+    assert person.post("/job/cancel", {"token": token, "id": waiting}).status == 303
+    assert unknown not in cancelled(kafka_settings, {waiting})
+    assert database.scalar(text("SELECT count(*) FROM audit WHERE subject = :it"), {"it": unknown}) == 0
 
 
 def cancelled(kafka: KafkaSettings, wanted: set[str]) -> set[str]:

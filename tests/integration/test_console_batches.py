@@ -81,6 +81,8 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert len(errors.text.splitlines()) == 3
     assert errors.headers["content-disposition"] == f'attachment; filename="{batch_id}.error.jsonl"'
     assert person.get(f"/batch/file?id={batch_id}&part=open").status == 400
+    assert person.get(f"/batch/file?id={quote('語 é')}&part=output").status == 404
+    claim(database, f"named-{batch_id}", owner="w1", batch_id="語 é")
     named = person.get(f"/batch/file?id={quote('語 é')}&part=output")
     assert (named.status, named.headers["content-disposition"]) == (200, 'attachment; filename="___.output.jsonl"')
     answer = person.post("/batch/cancel", {"token": form["token"], "id": batch_id})

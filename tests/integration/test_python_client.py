@@ -15,7 +15,7 @@ import pytest
 
 from alphaloop.client import AsyncClient, Batch, Client, Job, Piece, Result, ResultsMissing, SubmissionStopped
 from alphaloop.client import sync as client_module
-from alphaloop.errors import InvalidField, MessageTooLarge, UnknownTask
+from alphaloop.errors import InvalidField, MessageTooLarge, UnknownName, UnknownTask
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import RESULTS, ensure_topics
 from alphaloop.messages import Failure, Status
@@ -261,6 +261,9 @@ def test_a_worker_ends_every_job_and_the_client_counts_each(worker_settings: Set
                 "refused": "refused",
                 "unwanted": "cancelled",
             }
+            client.cancel(["good", "refused"])  # they have ended, and keep their outcomes
+            with pytest.raises(UnknownName, match=r"no job nosuch: none waits in Kafka, and `results` has none"):
+                client.cancel(["good", "nosuch"])
             again = client.submit(jobs[:1])
             (result,) = results(client, again)
             assert result.status is Status.SUCCEEDED, "the recorded outcome"

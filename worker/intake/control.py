@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages.job import Identifier
@@ -25,26 +25,27 @@ _IDLE_WAIT_S: Final = 0.2
 
 @dataclass(eq=False)
 class ControlReader:
-    """Stores each cancellation, which notifies all workers, and applies it in this worker at once."""
+    """Stores each cancellation, which notifies all workers, and applies them in this worker at once."""
 
     intake: Intake
     store: JobStore
     _: KW_ONLY
-    cancel_here: Callable[[str], None]
+    check_here: Callable[[], None]
     refuse: Callable[[Delivery, MessageError], None]
     retry: Retry
 
     def turn(self) -> None:
         """Read what has come. A message that is no cancellation becomes a dead letter."""
-        for delivery in self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S):
+        for delivery in (taken := self.intake.take(_MOST_AT_ONCE, _IDLE_WAIT_S)):
             try:
-                job_id = parse_cancellation(delivery.record.value).job_id
+                asked = parse_cancellation(delivery.record.value)
             except MessageError as error:
                 self.refuse(delivery, error)
                 continue
-            self.retry.until_done("cancel", partial(self.store.request_cancel, job_id))
-            self.cancel_here(job_id)
+            self.retry.until_done("cancel", partial(self.store.request_cancel, asked.job_id, until=asked.until))
             self.intake.finish([delivery])
+        if taken:
+            self.retry.until_done("cancel", self.check_here)
 
 
 class Cancellation(BaseModel):
@@ -54,6 +55,7 @@ class Cancellation(BaseModel):
 
     action: Literal["cancel"]
     job_id: Identifier
+    until: AwareDatetime | None = None  #: what is sent later is decoded; None: 24 hours from now
 
 
 def parse_cancellation(value: bytes | None) -> Cancellation:

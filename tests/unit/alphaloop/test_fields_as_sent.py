@@ -164,7 +164,7 @@ def refusal_of(fields: dict[str, Any], corrections: dict[str, Any]) -> MessageEr
     """Why the message is refused; with corrections, when it is sent again."""
     try:
         if corrections:
-            redriven(letter_of(fields, InvalidField("wrong")), corrections)
+            redriven(letter_of(fields, InvalidField("wrong")), corrections, Settings())
         else:
             read(json.dumps(fields).encode())
     except MessageError as error:
@@ -206,7 +206,7 @@ def test_a_correction_may_be_named_either_way() -> None:
     for fields in (shorthand, {"body": shorthand}):
         for path in ("temperature", "body.temperature"):
             letter = letter_of(fields, InvalidField("expected less", field=path))
-            sent = json.loads(redriven(letter, {path: 0.5}).value)
+            sent = json.loads(redriven(letter, {path: 0.5}, Settings()).value)
             assert sent.get("body", sent)["temperature"] == 0.5
             assert ("body" in sent) == ("body" in fields)
 

@@ -77,7 +77,6 @@ def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
     one.keeper.hold({"a": 1, "b": 1})
     one.store.asked_to_end = {"b", "somebody else's"}
     one.keeper.check_cancelled()
-    one.keeper.cancel("somebody else's")
     assert one.keeper.cancelled() == {"b"}
     one.keeper.let_go(["b"])
     assert one.keeper.cancelled() == set()
