@@ -73,4 +73,4 @@ def test_the_navigation_has_every_page_once() -> None:
     assert len(listed) == len(set(listed))
     below = [page for folder in settings["FOLDERS"] for page in settings["_pages"](f"{Path(folder).parent}/*")]
     pages = {str(page.relative_to(ROOT).with_suffix("")) for page in (ROOT / "docs").rglob("*.md")}
-    assert pages | {"CHANGELOG", "CONTRIBUTING", "SECURITY", "examples/README"} == {*listed, *below}
+    assert pages | {"CHANGELOG", "CONTRIBUTING", "SECURITY", "engine/README", "examples/README"} == {*listed, *below}

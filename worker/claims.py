@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
 from alphaloop.messages import Failure, Status, carried_headers
+from alphaloop.messages.codec import moment_of
 from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
@@ -186,7 +186,7 @@ def cancelled() -> Failure:
 
 
 def _request(ready: ReadyJob) -> ClaimRequest:
-    job, sent_ms = ready.job, ready.delivery.record.timestamp_ms
+    job = ready.job
     return ClaimRequest(
         job_id=job.job_id,
         payload_sha256=ready.payload_sha256,
@@ -195,7 +195,7 @@ def _request(ready: ReadyJob) -> ClaimRequest:
         custom_id=job.custom_id,
         batch_id=job.batch_id,
         purpose=job.purpose.value,
-        sent_at=None if sent_ms is None else datetime.fromtimestamp(sent_ms / 1000, UTC),
+        sent_at=moment_of(ready.delivery.record.timestamp_ms),
     )
 
 

@@ -10,7 +10,7 @@ import heapq
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, Final
@@ -20,6 +20,7 @@ from alphaloop.errors import JobConflict, UnknownName, UnknownTask
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
 from alphaloop.messages import fields_of
+from alphaloop.messages.codec import moment_of
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
 from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
@@ -63,8 +64,7 @@ class Letter:
     @property
     def written_at(self) -> datetime | None:
         """When it was written."""
-        ms = self.record.timestamp_ms
-        return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)
+        return moment_of(self.record.timestamp_ms)
 
     @property
     def is_failed_job(self) -> bool:

@@ -182,7 +182,7 @@ def refused_result(
             hint=_bounded(error.hint, MAX_REASON_CHARS),
         ),
         attempt=1,
-        recorded_at=_moment(origin.timestamp_ms),
+        recorded_at=moment_of(origin.timestamp_ms) or _EPOCH,
         **labels,
     )
 
@@ -204,11 +204,12 @@ def _bounded(text: str | None, max_chars: int) -> str | None:
     return text and text[:max_chars].encode("utf-8", "replace").decode()
 
 
-def _moment(timestamp_ms: int | None) -> datetime:
+def moment_of(timestamp_ms: int | None) -> datetime | None:
+    """A message's time; None without one, or with one that no calendar has: producers may set any number."""
     try:
-        return _EPOCH + timedelta(milliseconds=timestamp_ms or 0)
+        return None if timestamp_ms is None else _EPOCH + timedelta(milliseconds=timestamp_ms)
     except OverflowError:
-        return _EPOCH
+        return None
 
 
 def payload_digest(job: Job) -> bytes:

@@ -36,6 +36,7 @@ from alphaloop.messages import (
     fields_of,
     refused_result,
 )
+from alphaloop.messages.codec import moment_of
 from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, retry_delay_s, task_of
 from alphaloop.settings import KafkaSettings, Settings
@@ -381,7 +382,11 @@ class Whereabouts:
         found: dict[str, Any] = {"job_id": self.job_id, "place": self.place.value, "sentence": self.sentence()}
         if (message := self.message) is not None:
             found |= {"task": message.task, "topic": message.topic, "partition": message.partition}
-            found |= {"offset": message.offset, "num_before": message.num_before, "sent_at": _sent_at(message)}
+            found |= {
+                "offset": message.offset,
+                "num_before": message.num_before,
+                "sent_at": moment_of(message.timestamp_ms),
+            }
         if self.not_served is not None:
             found |= {"not_served": self.not_served}
         if (claimed := self.claimed) is not None:
@@ -472,7 +477,7 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     again = f"; it has failed {_times(claimed.num_failures)}" if claimed and claimed.num_failures else ""
     if message is None:
         return f"waits in Kafka: a worker gave it back{again}"
-    sent = f", sent at {second(at)}" if (at := _sent_at(message)) else ""
+    sent = f", sent at {second(at)}" if (at := moment_of(message.timestamp_ms)) else ""
     place = f"{message.topic}, partition {message.partition}, offset {message.offset}"
     if delay_s := retry_delay_s(message.topic):
         return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
@@ -502,8 +507,3 @@ def _because(reason: str | None) -> str:
 
 def _times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
-
-
-def _sent_at(message: Message) -> datetime | None:
-    ms = message.timestamp_ms
-    return None if ms is None else datetime.fromtimestamp(ms / 1000, UTC)

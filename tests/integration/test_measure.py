@@ -84,9 +84,9 @@ def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
 def test_mistakes_are_told_before_anything_is_loaded(
     prompts: Path, options: dict[str, Any], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from engine import engine
+    from engine import own
 
-    monkeypatch.setattr(engine, "load_engine", _must_not_run)
+    monkeypatch.setattr(own, "load_engine", _must_not_run)
     if said is None:
         with pytest.raises(Loaded):
             CarriedOut(measure_order(prompts, **options))

@@ -164,7 +164,7 @@ def run_until(
     for part in range(1, restarts + 2):
         num_before = num_sent
         with deciding(settings, part, decided) as worker:
-            engine = worker.alphaloop.engine
+            engine = worker.worker.engine
             assert isinstance(engine, MixedEngine)
             while len(decided) < num_decisions * part / (restarts + 1) or (
                 part > restarts and num_sent < MAX_JOBS and missing_in(snapshots_of(database), decided)

@@ -9,7 +9,7 @@ import os
 import sys
 
 from alphaloop.settings.models import ModelSettings
-from engine import engine
+from engine import own
 from engine.own import TransformersEngine
 from tests.stories.faults import Faults, inject
 
@@ -18,14 +18,14 @@ FAULTS = "STORIES_FAULTS"
 
 def run() -> int:
     """Run the worker; its exit code."""
-    faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), engine.load_engine
+    faults, sound_load = Faults.model_validate_json(os.environ[FAULTS]), own.load_engine
 
     def load_spoilt(models: ModelSettings, *, num_slots: int) -> TransformersEngine:
         spoilt = sound_load(models, num_slots=num_slots)
         inject(spoilt, faults)
         return spoilt
 
-    engine.load_engine = load_spoilt
+    own.load_engine = load_spoilt
     from worker.__main__ import main
 
     return main(sys.argv[1:])

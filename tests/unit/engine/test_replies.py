@@ -405,7 +405,7 @@ def test_a_call_that_has_to_be_made_is_a_grammar_in_the_targets_form(
 
 
 def test_the_guides_answer_is_read_as_it_says() -> None:
-    guide = (Path(__file__).parents[4] / "docs" / "guides" / "tools-and-reasoning.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs" / "guides" / "tools-and-reasoning.md").read_text(encoding="utf-8")
     sent, message = (json.loads(block) for block in re.findall(r"```json\n(.*?)```", guide, re.DOTALL))
     (written,) = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
     assert parse_job(json.dumps(sent).encode(), Origin("c", "jobs.f", 0, 1), task=sent["task"]).body.callable_tools

@@ -234,7 +234,7 @@ def test_a_device_that_is_no_cpu_needs_no_numba() -> None:
         import sys
         sys.modules["numba"] = sys.modules["llvmlite"] = None
         import torch, transformers
-        from engine import engine, measuring
+        from engine import measuring, own
         from engine.network.fused import FusedDecoder
         from engine.network.passes import Read, plan_pass
         from engine.network.slots import SlotCache

@@ -200,7 +200,7 @@ def test_every_refusal_is_in_the_error() -> None:
 
 
 def test_the_settings_that_the_guide_of_gpus_shows_are_settings() -> None:
-    guide = (Path(__file__).parents[5] / "docs/guides/gpus.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[4] / "docs/guides/gpus.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     read = ModelSettings.model_validate(tomllib.loads(block)["models"])
     assert (read.target.device, read.drafters["small"].device) == ("cuda:0", "cuda:1")  # type: ignore[union-attr]
