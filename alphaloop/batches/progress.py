@@ -83,9 +83,11 @@ class Progress:
 
     @property
     def state(self) -> str:
-        """As OpenAI calls it; of a batch that did not come through the API in_progress, cancelled or completed."""
+        """As OpenAI calls it; of any other batch in_progress, cancelled, completed, or failed if no line is a job."""
         if self.status is not None or self.num_open:
             return self.status or "in_progress"
+        if 0 < self.total == self.by_status.get("invalid", 0):
+            return "failed"
         return "cancelled" if self.by_status.get("cancelled") else "completed"
 
     @property

@@ -236,3 +236,4 @@ def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> Non
         nameless == "line 2: invalid, invalid_field: custom_id: expected a text that names the request, found nothing"
     )
     assert ran.code == 1
+    assert ran.err.splitlines()[-1].endswith(": failed; 2 invalid"), "no line of it is a job"
