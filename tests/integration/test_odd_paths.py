@@ -69,7 +69,7 @@ def test_both_servers_start_twice_and_keep_their_data(
                     run(command(folder, "enqueue", "--file", "-"), tmp_path, environment, JOB)
                 assert "one-that-waits" in run(command(folder, "job", "one-that-waits"), tmp_path, environment)
                 # What a person is to type is understood by a shell.
-                typed = re.search(r'^in a shell +(eval ".*)$', shown, re.MULTILINE)
+                typed = re.search(r'^in a shell\s+(eval ".*)$', shown, re.MULTILINE)
                 assert typed, shown
                 addresses = run(["bash", "-c", f"{typed[1]}; echo $DATABASE_URL"], Path("/"), environment)
                 assert addresses.startswith("postgresql://alphaloop:")
