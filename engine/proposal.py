@@ -278,7 +278,7 @@ class Drafter(Protocol):
         """
         return None
 
-    def along(
+    def teacher_forced(
         self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
     ) -> Callable[[int], Proposal] | None:
         """What it would propose after `seen`, the prompt of a greedy text, to which the caller appends `output`.

@@ -267,7 +267,7 @@ def score(
     or reads the text in tokens of its own.
     """
     seen = list(prompt)
-    if (propose := drafter.along(seen, output, constrained and constrained.beginning())) is None:
+    if (propose := drafter.teacher_forced(seen, output, constrained and constrained.beginning())) is None:
         return None
     rounds = VirtualRounds(propose, seen, num_draft_tokens, max_tokens, constrained and constrained.beginning())
     text = [*prompt, *output]

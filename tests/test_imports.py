@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import pytest
 
+import engine
+
 ROOT: Final = Path(__file__).resolve().parents[1]
 RULES: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
     "importlinter"
@@ -83,3 +85,14 @@ def test_a_command_line_is_declared_once() -> None:
     """`alphaloop.cli` declares the commands in typer; the two services alone have options of their own."""
     found = {name for name, source in modules().items() if "argparse" in imported(source)}
     assert found == {"worker.__main__", "scheduler.__main__"}
+
+
+def test_the_engine_offers_at_run_time_what_its_types_say() -> None:
+    """They are imported when they are first asked for, so a type checker reads them from a block of their own."""
+    package = ast.parse((ROOT / "engine" / "__init__.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in package.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    typed = {
+        name.name: found.module for found in block.body if isinstance(found, ast.ImportFrom) for name in found.names
+    }
+    assert typed == engine._OFFERED
+    assert all(getattr(engine, name) is not None for name in typed)

@@ -135,7 +135,7 @@ class DraftModelDrafter(Drafter):
         """Its gate, and the drafters of the same weights."""
         return self.min_probability, self.shared_weights
 
-    def along(
+    def teacher_forced(
         self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
     ) -> Callable[[int], Proposal] | None:
         """Its drafts after each beginning of the text, by one pass; None for trees and for tokens of its own."""

@@ -70,7 +70,7 @@ class LookupDrafter(Drafter):
         opened = self._searched(text, predicted, earlier and earlier.frozen())
         return lambda num_tokens: self._propose(opened, num_tokens)
 
-    def along(
+    def teacher_forced(
         self, seen: list[int], output: Sequence[int], constrained: ConstrainedText | None
     ) -> Callable[[int], Proposal]:
         """As `rereading` without a task: of this text alone."""
