@@ -119,6 +119,7 @@ def test_a_dead_letter_is_read_corrected_and_sent_again(page: Page, kafka_settin
     page.get_by_role("searchbox", name="Task").fill(task)
     page.get_by_role("button", name="Find").click()
     page.get_by_role("link", name=letter.topic).click()
+    expect(page.get_by_role("heading", name=letter.topic)).to_be_visible()
     assert overhang(page) == 0
     page.get_by_role("link", name="Show the message").click()
     expect(page.get_by_text("Write a haiku.")).to_be_visible()
