@@ -17,7 +17,7 @@ from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
 from alphaloop.batches.progress import latest_jobs
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, out, paragraph, print_json
+from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
@@ -230,7 +230,7 @@ def _show_alternatives(found: Explanation) -> None:
     columns = ("tokens/round", "ms/round", "tok/s each [95 %]", "speed-up [95 %]")
     right = [*columns[:2]]
     has_target = any(a.chance < 1 for a in found.decision.alternatives)
-    shown_table = FittedTable("", *columns, *(["on target"] if has_target else []), right=right)
+    shown_table = table("", *columns, *(["on target"] if has_target else []), right=right)
     for option in _listed(found):
         cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", _tokens_per_s(found, option))
         gain = f"{option.speedup:.2f} [{option.speedup_low:.2f} {option.speedup_high:.2f}]" if option.drafter else "1"
@@ -423,7 +423,7 @@ def _sources(its: Evidence) -> str:
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
     names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
-    shown_table = FittedTable("position", *names, right=["position", "tested", "reach"])
+    shown_table = table("position", *names, right=["position", "tested", "reach"])
     rows = range(max(len(its.acceptance) for _, its in abreast))
     for cells, alike in groupby(rows, key=lambda i: [cell for _, its in abreast for cell in _position(its, i)]):
         first, *more = alike

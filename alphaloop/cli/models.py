@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database, require_tasks
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_rows
+from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows, table
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
@@ -241,11 +242,11 @@ def _show_costs(found: Calibration) -> None:
     note(f"{len(found.points)} shapes in {found.seconds:.0f} s, the loading of the model included; {stored}")
 
 
-def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
+def _rounds_table(points: Sequence[CostPoint]) -> Table:
     """The times of rounds."""
     widths = sorted({point.width for point in points})
     columns = [f"w={width}" for width in widths]
-    made = FittedTable("what", "batch", "context", *columns, right=["batch", "context", *columns])
+    made = table("what", "batch", "context", *columns, right=["batch", "context", *columns])
     times = {(p.drafter or "", p.context, p.batch, p.width): p.ms for p in points}
     last = None
     for part, context, batch in sorted({key[:3] for key in times}):
@@ -258,8 +259,8 @@ def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
     return made
 
 
-def _prompts_table(points: Sequence[CostPoint]) -> FittedTable:
-    made = FittedTable("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
+def _prompts_table(points: Sequence[CostPoint]) -> Table:
+    made = table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
     for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
         made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")
     return made
@@ -277,7 +278,7 @@ def _show_pair(found: PairCheck) -> None:
 
 def _show_findings(findings: Iterable[CheckFinding]) -> None:
     """A row for every finding."""
-    shown = FittedTable("check", "verdict", "found")
+    shown = table("check", "verdict", "found")
     for finding in findings:
         style = _STYLES[finding.verdict]
         shown.add_row(finding.check, Text(finding.verdict, style), finding.sentence)
@@ -287,7 +288,7 @@ def _show_findings(findings: Iterable[CheckFinding]) -> None:
 def _show_card(card: DraftCard, folder: Path) -> None:
     """Print the figures by task, and the lines that serve the draft."""
     judgement = card.judgement
-    shown = FittedTable("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
+    shown = table("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
     for task, measured in judgement.by_task.items():
         _row(shown, task, measured)
     _row(shown, "all", judgement.total)
@@ -313,6 +314,6 @@ def _show_card(card: DraftCard, folder: Path) -> None:
     )
 
 
-def _row(shown: FittedTable, name: str, measured: MeasuredDraft) -> None:
+def _row(shown: Table, name: str, measured: MeasuredDraft) -> None:
     alphas = [*measured.alphas(), None, None, None, None][:4]
     shown.add_row(name, str(measured.num_texts), *map(share, alphas), share(measured.overlap()))

@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
+from rich.table import Table
 
 from alphaloop.cli.enqueue import report_wrong
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
+from alphaloop.cli.screen import note, out, print_json, show_rows, table
 from alphaloop.client.arrivals import everything_on
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
@@ -128,7 +129,7 @@ def show(
         return
     columns = ["position", "prompt", "characters", *(["in both"] if other else [])]
     title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
-    found = FittedTable(*columns, right=["position", "characters"], title=title)
+    found = table(*columns, right=["position", "characters"], title=title)
     for line in lines:
         in_both = ["yes" if line["is_shared"] else "no"] if other else []
         found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
@@ -231,10 +232,10 @@ def _version_cells(one: ProbeSetVersion) -> list[str]:
     return [one.task, one.version, in_use, *numbers, one.source.value, registered]
 
 
-def _plan_table(plan: ProbePlan) -> FittedTable:
+def _plan_table(plan: ProbePlan) -> Table:
     """The measurements in their order."""
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
-    found = FittedTable("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
+    found = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
     for one in plan.measurements:
         due = one.due
         found.add_row(

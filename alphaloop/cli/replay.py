@@ -14,7 +14,7 @@ import typer
 from alphaloop.as_decoded import percent
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import FittedTable, out, paragraph, print_json, progress
+from alphaloop.cli.screen import out, paragraph, print_json, progress, table
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given, total
 from alphaloop.deciding.snapshot import JobsAlike, Snapshot
@@ -247,7 +247,7 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
         return
     out().print()
     columns = ("jobs", "same", "measured", "replayed", "device time [95 %]")
-    made = FittedTable("ms/token", *columns, right=columns[:-1])
+    made = table("ms/token", *columns, right=columns[:-1])
     for task, its in sorted(found.tasks.items()):
         made.add_row(task, *_cells(its))
     if len(found.tasks) > 1:

@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from typing import Final
 from urllib.parse import urlsplit
 
 import typer
+from rich.table import Table
 
 from alphaloop.as_decoded import at_load, drafted_by_load, percent, setting
 from alphaloop.cli.children import LogFollower, child_log, field_of
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_address
+from alphaloop.cli.screen import note, out, paragraph, print_json, show_address, table
 from alphaloop.embedded.process import is_listening
 from alphaloop.embedded.stack import running_stack
 from alphaloop.errors import BrokerError
@@ -29,6 +31,9 @@ from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targets, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore, heard_lately
 from alphaloop.wording import counted_apart, how_many, minute, rate, share_with_interval, span, words
+
+#: Of rounds, α₁ and speed-up: `up to 12`, `[0.45 0.58]` and `1.62 [1.55 1.70]` stand on one line.
+_WIDTHS: Final = (8, 11, 16)
 
 
 @example("""\
@@ -99,19 +104,26 @@ def status(
 
 def task_table(
     tasks: Sequence[TaskFigures], waiting: dict[str, int] | None, ages: Mapping[str, float] | None = None
-) -> FittedTable:
+) -> Table:
     """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
-    shown = FittedTable("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
+    shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
+    for column, width in zip(shown.columns[2:5], _WIDTHS, strict=True):
+        column.width = width
     for now in tasks:
         shown.add_row(
             now.task if now.target is None else f"{now.task}\n{now.target}",
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
-            "\n".join(filter(None, (share_with_interval(now.alpha_1), now.alpha_drafter, now.alpha_form_bucket))),
+            _alpha(now),
             figure(its) if (its := now.measured) is None else f"{figure(its)}\n{its.drafter}, {load(its)}",
             _next(now),
         )
     return shown
+
+
+def _alpha(now: TaskFigures) -> str:
+    figure_and_interval = share_with_interval(now.alpha_1).split(" ", 1)
+    return "\n".join(filter(None, (*figure_and_interval, now.alpha_drafter, now.alpha_form_bucket)))
 
 
 def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str:
