@@ -90,8 +90,8 @@ def test_no_line_is_ever_too_long_and_nothing_is_lost(rows: list[tuple[str, ...]
         made.add_row(*cells[:3], Text(cells[3]))
     lines = rendered(made)
     assert max(map(cell_len, lines)) <= WIDTH
-    cells = "".join(["task speed-up [95 %] next job k", *map("".join, rows)])
-    assert sorted("".join("".join(lines).split())) == sorted("".join(cells.split()))
+    expected = "".join(["task speed-up [95 %] next job k", *map("".join, rows)])
+    assert sorted("".join("".join(lines).split())) == sorted("".join(expected.split()))
 
 
 def test_a_progress_bar_fits() -> None:
