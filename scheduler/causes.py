@@ -357,7 +357,7 @@ def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | 
 def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None, margin: float) -> str:
     """The measurement that would decide."""
     if newest is None:
-        return "Register a probe set for the task: `alphaloop probes add`."
+        return "Register a probe set for the task: `alphaloop probes register`."
     if probes is None:
         return "Wait for the probes that are due: they are sent at once."
     if probes.change is None or probes.num_prompts < 2:
