@@ -193,7 +193,7 @@ def is_setting(path: str) -> bool:
 def is_module(path: str) -> bool:
     where = path.replace(".", "/")
     is_own = any(name.startswith(f"{where}/") or name == f"{where}.py" for name in tracked())
-    return is_own or any(name.endswith(f"/{path}") or name.endswith(f"/{path}.j2") for name in tracked())
+    return is_own or any(name.endswith((f"/{path}", f"/{path}.j2")) for name in tracked())
 
 
 def test_every_setting_exists() -> None:
