@@ -106,7 +106,7 @@ def enqueue(
             written.writelines(json_text(row) + "\n" for row in rows)
     if target is None and prompt is not None and not (stream or as_json):
         results = [Result.model_validate(row) for row in rows if row.get("object") == "alphaloop.result"]
-        sys.stdout.writelines(f"{as_shown(as_one_text(one.messages))}\n" for one in results if one.messages)
+        sys.stdout.writelines(f"{as_shown(as_one_text(result.messages))}\n" for result in results if result.messages)
     _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
 
@@ -200,26 +200,28 @@ def _send_and_wait(
             arriving = client.stream(batch, timeout_s=timeout_s)
         with progress(is_shown=not streams) as bar:
             shown = bar.add_task("results", total=len(by_id), note="")
-            for one in arriving:
-                if isinstance(one, Piece):
-                    texts[one.job_id].add(one)
+            for arrived in arriving:
+                if isinstance(arrived, Piece):
+                    texts[arrived.job_id].add(arrived)
                     continue
-                job_id = one.sent_job_id
-                results[job_id] = _named_in_line(one, by_id[job_id])
+                job_id = arrived.sent_job_id
+                results[job_id] = _named_in_line(arrived, by_id[job_id])
                 if streams:
-                    if one.messages:
-                        texts[job_id].show(as_one_text(one.messages), is_end=True)
+                    if arrived.messages:
+                        texts[job_id].show(as_one_text(arrived.messages), is_end=True)
                     texts[job_id].end()
                 summary.wall_s = time.monotonic() - started
-                bar.update(shown, advance=1, note=counts(Counter(one.status.value for one in results.values())))
+                bar.update(shown, advance=1, note=counts(Counter(result.status.value for result in results.values())))
     except (ResultsMissing, KeyboardInterrupt) as error:  # the results so far are still written
         summary.interrupted = isinstance(error, KeyboardInterrupt)
     finally:
         for text in texts.values():
             text.end()
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in results]
-    failed = ((one, why) for one in results.values() if (why := reason_of(one)) is not None)
-    _note_first([f"{one.sent_job_id}: {one.status.value}, {why}" for one, why in failed], "jobs without a text")
+    failed = ((arrived, why) for arrived in results.values() if (why := reason_of(arrived)) is not None)
+    _note_first(
+        [f"{arrived.sent_job_id}: {arrived.status.value}, {why}" for arrived, why in failed], "jobs without a text"
+    )
     return _rows(items, results, summary)
 
 
@@ -248,18 +250,18 @@ def _named_in_line(result: Result, line: JobLine) -> Result:
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:
     """Print the place and the error of every wrong line to standard error."""
-    told = []
+    lines = []
     for item in wrong:
         where = f"{item.where}: {item.error.field}" if item.error.field else item.where
-        told.append(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
-    _note_first(told, "wrong lines")
+        lines.append(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
+    _note_first(lines, "wrong lines")
 
 
-def _note_first(told: Sequence[str], what: str) -> None:
-    for line in told[:_MAX_SHOWN]:
+def _note_first(lines: Sequence[str], what: str) -> None:
+    for line in lines[:_MAX_SHOWN]:
         note(one_line(line))
-    if len(told) > _MAX_SHOWN:
-        note(f"… and {len(told) - _MAX_SHOWN} more {what}")
+    if len(lines) > _MAX_SHOWN:
+        note(f"… and {len(lines) - _MAX_SHOWN} more {what}")
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

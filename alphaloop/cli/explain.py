@@ -84,7 +84,7 @@ def explain(
     batch: int | None = typer.Option(
         None,
         min=1,
-        help="Batch size; if not given, the usual one of the last day. With --at: a decision beside about so many.",
+        help="Batch size; if not given, the usual one of the last day. With --at: the decision at about this load.",
     ),
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
@@ -117,7 +117,7 @@ def explain(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         if job is not None:
-            found = _explain_job(database, job)
+            explanation = _explain_job(database, job)
         elif task is not None:
             check_task(database, settings, task)
             figures = figures_of(database, task, None if at is None else when)
@@ -125,24 +125,26 @@ def explain(
             request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
             if form is not None:
                 request = replace(request, form_bucket="" if form == "text" else form)
-            found = explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
+            explanation = (
+                explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
+            )
     if as_json:
-        print_json(document(found))
+        print_json(document(explanation))
     else:
-        show(found)
+        show(explanation)
 
 
 def _explain_last(database: Database, request: ExplainRequest, batch: int | None) -> Explanation:
-    """The last decision up to the moment, with a batch the last beside about so many sequences."""
+    """The last decision up to the moment, with `batch` the last beside about that many sequences."""
     store = SnapshotStore(database)
     stored = store.last(request.task, request.sampling_bucket, request.at, running=batch)
     if stored is None:
         beside = f" at a batch of about {batch}" if batch else ""
         kept = store.first_and_last(request.task)
-        found = "none of the task" if kept is None else f"those from {second(kept[0])} to {second(kept[1])}"
+        others = "none of the task" if kept is None else f"those from {second(kept[0])} to {second(kept[1])}"
         raise AlphaloopError(
             f"expected a decision of {request.task}, {request.sampling_bucket}{beside}, up to {second(request.at)}, "
-            f"found {found}",
+            f"found {others}",
             hint="decisions are kept for `scheduler.history_retention_days`; without --at: what would be decided now",
         )
     return explain_recorded(database, stored, segment=request.segment, form_bucket=request.form_bucket)
@@ -209,7 +211,7 @@ def _recorded(its: RecordedAs, at: datetime) -> str:
 def _asked(found: Explanation) -> str:
     request, context = found.request, found.context
     segment = f", segment {request.segment}" if request.segment else ""
-    prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
+    prompt = "" if context.prompt_tokens is None else f" after prompts of about {context.prompt_tokens:.0f}"
     num_known = round(context.known_output_jobs)
     known = f"from {how_many(num_known, 'job')}" if num_known else "their limit"
     sentences = (
@@ -246,9 +248,9 @@ def _listed(found: Explanation) -> list[Alternative]:
     """The best alternatives, the chosen one and vanilla."""
     decision = found.decision
     chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
-    must = [one for one in decision.alternatives if (one.drafter, one.num_draft_tokens) in chosen]
-    rest = [one for one in decision.alternatives if one not in must][: _MAX_ALTERNATIVES - len(must)]
-    return [one for one in decision.alternatives if one in must or one in rest]
+    must = [option for option in decision.alternatives if (option.drafter, option.num_draft_tokens) in chosen]
+    rest = [option for option in decision.alternatives if option not in must][: _MAX_ALTERNATIVES - len(must)]
+    return [option for option in decision.alternatives if option in must or option in rest]
 
 
 def _tokens_per_s(found: Explanation, option: Alternative) -> str:
@@ -287,23 +289,24 @@ def _costs(found: Explanation) -> str:
 
 
 def _measured(found: Explanation) -> list[str]:
-    its = found.measured
+    measured = found.measured
     sentences = [_counted(found)]
-    if its.speedup is None:
+    if measured.speedup is None:
         sentences.append("No speed-up was measured: no slice of the experiment was recorded in the day before.")
     else:
-        sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
-    sentences += [expectations(one) for one in its.expectations]
-    sentences += [told for name, of_it in found.evidence.items() if (told := _correction(name, of_it.posterior.error))]
-    if not its.all.num_jobs:
+        sentences.append(sentence(measured.speedup.subject.drafter, measured.speedup))
+    sentences += [expectations(expected) for expected in measured.expectations]
+    sentences += [
+        corrected for name, of_it in found.evidence.items() if (corrected := _correction(name, of_it.posterior.error))
+    ]
+    if not measured.all.num_jobs:
         return [*sentences, f"No job like these was decoded in the last {HISTORY.days} days."]
-    explored = (
-        "nothing was explored"
-        if not its.explored.num_jobs
-        else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
-    )
+    explored = "nothing was explored"
+    if measured.explored.num_jobs:
+        of_tokens = measured.explored.num_tokens / measured.all.num_tokens
+        explored = f"{measured.explored.num_jobs} were explored, {of_tokens:.1%} of the tokens"
     sentences.append(
-        f"Of the last {how_many(its.all.num_jobs, 'job')} like these in {HISTORY.days} days, {explored}. "
+        f"Of the last {how_many(measured.all.num_jobs, 'job')} like these in {HISTORY.days} days, {explored}. "
         f"The budget for exploration is {found.explore_share:.1%}."
     )
     return sentences
@@ -311,17 +314,17 @@ def _measured(found: Explanation) -> list[str]:
 
 def _counted(found: Explanation) -> str:
     """The figures of the task as every screen has them."""
-    its = found.figures
-    by_status = f" ({counts(its.by_status)})" if its.jobs else ""
-    apart = f", apart from {apart}" if (apart := counted_apart(its.num_probes, its.num_controls)) else ""
+    figures = found.figures
+    by_status = f" ({counts(figures.by_status)})" if figures.jobs else ""
+    apart = f", apart from {apart}" if (apart := counted_apart(figures.num_probes, figures.num_controls)) else ""
     when = "In the last day" if found.request.is_now else "In the day before"
-    sentences = f"{when} the task had {how_many(its.num_jobs, 'job')} of traffic{by_status}{apart}."
-    if its.alpha_1 is None:
+    sentences = f"{when} the task had {how_many(figures.num_jobs, 'job')} of traffic{by_status}{apart}."
+    if figures.alpha_1 is None:
         return sentences
-    lengths = draft_lengths(its.alpha_num_draft_tokens or ())
-    with_what = acceptance_of(its.alpha_drafter, None, lengths, its.alpha_form_bucket)
-    behind = how_many(its.num_alpha_jobs, "job")
-    return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
+    lengths = draft_lengths(figures.alpha_num_draft_tokens or ())
+    with_what = acceptance_of(figures.alpha_drafter, None, lengths, figures.alpha_form_bucket)
+    num_jobs = how_many(figures.num_alpha_jobs, "job")
+    return f"{sentences} α₁ was {share_with_interval(figures.alpha_1)} ({with_what}; {num_jobs})."
 
 
 def _correction(drafter: str, error: ExpectationError) -> str:
@@ -376,10 +379,10 @@ def _show_evidence(found: Explanation) -> None:
         paragraph("No drafter has been registered for this target.")
         return
     for drafter in found.drafters:
-        told = _seen(drafter, found.evidence[drafter.name])
+        sentences = _seen(drafter, found.evidence[drafter.name])
         if names := " and ".join(other.name for other in found.drafters if other.shares_weights_with(drafter)):
-            told += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
-        paragraph(told)
+            sentences += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
+        paragraph(sentences)
     if found.request.segment and found.request.segment not in found.segments:
         known = ", ".join(sorted(name for name in found.segments if name)) or "none"
         paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
@@ -424,8 +427,10 @@ def _sources(its: Evidence) -> str:
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
     names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
     shown_table = table("position", *names, right=["position", "tested", "reach"])
-    rows = range(max(len(its.acceptance) for _, its in abreast))
-    for cells, alike in groupby(rows, key=lambda i: [cell for _, its in abreast for cell in _position(its, i)]):
+    rows = range(max(len(evidence.acceptance) for _, evidence in abreast))
+    for cells, alike in groupby(
+        rows, key=lambda i: [cell for _, evidence in abreast for cell in _position(evidence, i)]
+    ):
         first, *more = alike
         shown_table.add_row(f"{first + 1}–{more[-1] + 1}" if more else str(first + 1), *cells)
     out().print(shown_table)

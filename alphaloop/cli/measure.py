@@ -62,8 +62,8 @@ def measure(
     def shown(report: Report) -> None:
         print_json(report_as_json(report)) if as_json else show(report)
 
-    told = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
-    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=told)
+    first_note = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
+    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=first_note)
 
 
 def show(report: Report) -> None:
@@ -125,8 +125,10 @@ def _speeds(report: Report) -> Table:
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
-        its, told = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
-        made.add_row(row.candidate.name, rate(its.tokens_per_s), _ratio(its.ratio), _ratio(its.median), told)
+        figures, shown = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
+        made.add_row(
+            row.candidate.name, rate(figures.tokens_per_s), _ratio(figures.ratio), _ratio(figures.median), shown
+        )
     return made
 
 
@@ -259,7 +261,7 @@ def _bytes(number: int) -> str:
 
 def report_as_json(report: Report) -> dict[str, Any]:
     """Times in seconds, sizes in bytes, counts as they were counted."""
-    found = {
+    document = {
         "setup": report.setup,
         "num_batches": report.num_turns,
         "num_batches_planned": report.num_turns_planned,
@@ -271,20 +273,20 @@ def report_as_json(report: Report) -> dict[str, Any]:
         "memory": report.footprint,
         "notes": report.notes,
     }
-    return dict(to_jsonable_python(found))
+    return dict(to_jsonable_python(document))
 
 
 def _row(row: Row) -> dict[str, Any]:
-    its = row.figures
+    figures = row.figures
     return {
-        **_figures(its),
+        **_figures(figures),
         **asdict(row.candidate),
         "verdict": row.judgement.verdict,
         "num_more_batches": row.judgement.num_more,
-        "ratio": its.ratio,
-        "median_ratio": its.median,
-        "ratios": its.ratios,
-        "exactness": its.exactness,
+        "ratio": figures.ratio,
+        "median_ratio": figures.median,
+        "ratios": figures.ratios,
+        "exactness": figures.exactness,
         "costs_in_vanilla_rounds": row.costs,
         "reasons": [{"name": name, "sentence": sentence} for name, sentence in row.reasons],
     }

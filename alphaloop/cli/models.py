@@ -93,11 +93,11 @@ def check_server(
     api_key_env: str | None = typer.Option(None, help="The environment variable with the key for an address."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check what an inference server tells about the texts that it decodes.
+    """Check what an inference server reports about the texts that it decodes.
 
     Asks for three short texts, as a worker would: whole, streamed, and ended by a stop string. Says how finely the
-    server tells what was drafted and accepted, and which option makes it tell more. Exit code 1 where the server does
-    not answer as its kind does.
+    server reports what was drafted and accepted, and which option makes it report more. Exit code 1 where the server
+    does not answer as its kind does.
     """
 
     def shown(found: ServerCheck) -> None:

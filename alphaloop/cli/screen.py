@@ -46,7 +46,7 @@ def print_json_line(value: Any) -> None:
 
 
 def show_rows(
-    found: Sequence[Row],
+    rows: Sequence[Row],
     *columns: str,
     cells: Callable[[Row], Sequence[str]],
     nothing: str,
@@ -56,13 +56,13 @@ def show_rows(
 ) -> None:
     """Print all that was found: as JSON, as a table with the cells of each row, or a note that there is nothing."""
     if as_json:
-        print_json([row_as_json(one) for one in found])
-    elif not found:
+        print_json([row_as_json(row) for row in rows])
+    elif not rows:
         note(nothing)
     else:
         shown = table(*columns, right=right)
-        for one in found:
-            shown.add_row(*cells(one))
+        for row in rows:
+            shown.add_row(*cells(row))
         out().print(shown)
 
 
