@@ -360,8 +360,16 @@ class _Turn:
         name = f"{self._batch.id}_{part}.jsonl"
         kept_s = self._batch.output_kept_s
         expires_at = self._now + (KEPT_FOR if kept_s is None else timedelta(seconds=kept_s))
-        file_id, key_name = self._file_id(part), self._batch.key_name
-        return ApiFile(file_id, key_name, name, "batch_output", num_bytes, parts, self._now, expires_at)
+        return ApiFile(
+            id=self._file_id(part),
+            key_name=self._batch.key_name,
+            filename=name,
+            purpose="batch_output",
+            num_bytes=num_bytes,
+            parts=parts,
+            created_at=self._now,
+            expires_at=expires_at,
+        )
 
     def _file_id(self, part: str) -> str:
         """The same whoever writes it, so that what is left of one that died is written over; others at each end."""

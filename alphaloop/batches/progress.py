@@ -47,12 +47,8 @@ class Progress:
     @classmethod
     def of(cls, known: ApiBatch | ListedBatch) -> Progress:
         """As it was counted last."""
-        found = cls(known.by_status, known.status)
-        by_before = known.num_completed, known.num_failed
-        if known.status is not None and (found.num_completed, found.num_failed) != by_before:
-            # A scheduler of the release before has counted it, which writes no more than these two.
-            found = cls({"succeeded": known.num_completed or 0, "failed": known.num_failed or 0}, known.status)
-        return found.filled(known.num_total, 0 if known.status else known.num_invalid)
+        num_invalid = 0 if known.status else known.num_invalid
+        return cls(known.by_status, known.status).filled(known.num_total, num_invalid)
 
     def filled(self, num_total: int, num_invalid: int) -> Progress:
         """With the lines of its file that were not counted: the wrong ones, and the others wait to be sent."""

@@ -71,12 +71,7 @@ def enqueue(
     its place, and the others are sent. A file without a job is an error. Ctrl-C ends a wait; the jobs go on, and
     `alphaloop wait` waits for them again. The exit code is 1 if a line was wrong or a job did not succeed.
     """
-    if bool(file) == (prompt is not None):
-        raise typer.BadParameter("expected either --file or --prompt")
-    if prompt is not None and task is None:
-        raise typer.BadParameter("--prompt needs --task")
-    if stream and (as_json or str(output) == STANDARD):
-        raise typer.BadParameter("--stream prints texts: expected it without --json and --output -")
+    _check_options(file, task, prompt, streams=stream, prints_json=as_json or str(output) == STANDARD)
     target = None if output is None else Destination.of(output, option="--output", inputs=file)
     body = {"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None}
     ends_by = deadline and moment_ahead(deadline, datetime.now(UTC), "--deadline").isoformat()
@@ -88,12 +83,7 @@ def enqueue(
         client = stack.enter_context(Client(settings))
         items: Iterable[JobLine | BadLine] = _with_topic(_read(reader, file, prompt, stack), settings.kafka, high=high)
         if waits or strict:
-            items = list(items)
-        if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
-            report_wrong(wrong)
-            raise AlphaloopError(
-                f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
-            )
+            items = _whole(items, strict=strict)
         summary, rows = _Summary(), list[dict[str, Any]]()
         written = None if target is None else stack.enter_context(target.writing())
         if waits:
@@ -105,10 +95,24 @@ def enqueue(
         if written is not None:
             written.writelines(json_text(row) + "\n" for row in rows)
     if target is None and prompt is not None and not (stream or as_json):
-        results = [Result.model_validate(row) for row in rows if row.get("object") == "alphaloop.result"]
-        sys.stdout.writelines(f"{as_shown(as_one_text(result.messages))}\n" for result in results if result.messages)
+        _print_texts(rows)
     _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
+
+
+def _refuse_wrong(items: Iterable[JobLine | BadLine]) -> None:
+    """Raises AlphaloopError for a wrong line among them."""
+    if wrong := [item for item in items if isinstance(item, BadLine)]:
+        report_wrong(wrong)
+        raise AlphaloopError(
+            f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
+        )
+
+
+def _print_texts(rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        if row.get("object") == "alphaloop.result" and (messages := Result.model_validate(row).messages):
+            sys.stdout.write(f"{as_shown(as_one_text(messages))}\n")
 
 
 @dataclass(slots=True)

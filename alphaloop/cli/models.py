@@ -28,7 +28,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
-from alphaloop.errors import ConfigError
+from alphaloop.errors import UnknownName
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
@@ -211,7 +211,7 @@ def _set_retired(context: typer.Context, name: str, *, is_retired: bool) -> None
     with open_database(connected_settings(context, broker=False)) as database:
         known = {draft.drafter for draft in DraftRegistry(database).all()}
         if name not in known:
-            raise ConfigError(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
+            raise UnknownName(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
         DraftRegistry(database).set_retired(name, is_retired)
     note(f"{name} is {'retired' if is_retired else 'in use'}")
 

@@ -237,19 +237,12 @@ def _plan_table(plan: ProbePlan) -> Table:
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
     shown = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
     for measurement in plan.measurements:
-        due = measurement.due
-        shown.add_row(
-            due.task,
-            due.drafter,
-            str(due.num_draft_tokens),
-            due.why.value,
-            str(measurement.num_decoded),
-            str(measurement.num_prompts - measurement.num_decoded),
-            f"{measurement.device_s:.1f}",
-            f"{due.at_stake_device_s:.1f}",
-            f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never",
-            "yes" if measurement.is_sent else "waits",
-        )
+        due, num_decoded = measurement.due, measurement.num_decoded
+        counts = due.num_draft_tokens, due.why.value, num_decoded, measurement.num_prompts - num_decoded
+        device_s = f"{measurement.device_s:.1f}", f"{due.at_stake_device_s:.1f}"
+        last = f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never"
+        sent = "yes" if measurement.is_sent else "waits"
+        shown.add_row(due.task, due.drafter, *map(str, counts), *device_s, last, sent)
     return shown
 
 

@@ -102,7 +102,7 @@ def show_error(error: AlphaloopError) -> None:
 
 def progress(*, is_shown: bool = True) -> bars.Progress:
     """A progress bar on standard error; silent where that is not a terminal, or where it is not to be shown."""
-    return bars.Progress(
+    columns = (
         bars.SpinnerColumn(),
         bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(bar_width=16),
@@ -111,10 +111,10 @@ def progress(*, is_shown: bool = True) -> bars.Progress:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
         bars.TextColumn("{task.fields[note]}", markup=False),
-        console=(console := err()),
-        transient=True,
-        disable=not (is_shown and console.is_terminal),
     )
+    console = err()
+    is_off = not (is_shown and console.is_terminal)
+    return bars.Progress(*columns, console=console, transient=True, disable=is_off)
 
 
 def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:

@@ -256,7 +256,16 @@ class OpenAIApi:
         file_id, now = new_id("file-"), self._clock.measure()
         num_bytes, parts = self._contents.write(file_id, iter(lambda: content.read(_CHUNK_BYTES), b""))
         shown = _encodable(name.replace("\x00", ""))[:200] or "file"
-        file = ApiFile(file_id, key.name, shown, "batch", num_bytes, parts, now, now + kept_for)
+        file = ApiFile(
+            id=file_id,
+            key_name=key.name,
+            filename=shown,
+            purpose="batch",
+            num_bytes=num_bytes,
+            parts=parts,
+            created_at=now,
+            expires_at=now + kept_for,
+        )
         most_bytes = self._sources.settings.console.max_stored_mb * _MB
         try:
             self._files.add(file, most_bytes=most_bytes, deed=_deed(key, request, "file_uploaded", file_id))
