@@ -73,14 +73,13 @@ def enqueue(
     """
     _check_options(file, task, prompt, streams=stream, prints_json=as_json or str(output) == STANDARD)
     target = None if output is None else Destination.of(output, option="--output", inputs=file)
-    body = {"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None}
     ends_by = deadline and moment_ahead(deadline, datetime.now(UTC), "--deadline").isoformat()
+    body = _given({"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None})
     top = {"decoding": decoding and decoding.value, "segment": segment, "batch_id": batch_id, "priority": priority}
     settings = connected_settings(context, database=False)
-    reader = JobReader(settings, task=task, overrides=Overrides(_given(body), _given({**top, "deadline": ends_by})))
+    reader = JobReader(settings, task=task, overrides=Overrides(body, _given({**top, "deadline": ends_by})))
     waits = wait or stream or output is not None
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(settings))
+    with Client(settings) as client, contextlib.ExitStack() as stack:
         items: Iterable[JobLine | BadLine] = _with_topic(_read(reader, file, prompt, stack), settings.kafka, high=high)
         if waits or strict:
             items = _whole(items, strict=strict)
@@ -90,8 +89,8 @@ def enqueue(
             rows += _send_and_wait(client, list(items), summary, timeout, high=high, streams=stream)
         else:
             sent = _send(client, items, summary, high=high)
-            if prompt is not None and not as_json:
-                sys.stdout.writelines(f"{job_id}\n" for job_id in sent.job_ids)
+            shown_ids = sent.job_ids if prompt is not None and not as_json else ()
+            sys.stdout.writelines(f"{job_id}\n" for job_id in shown_ids)
         if written is not None:
             written.writelines(json_text(row) + "\n" for row in rows)
     if target is None and prompt is not None and not (stream or as_json):
@@ -100,13 +99,23 @@ def enqueue(
     _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
 
 
-def _refuse_wrong(items: Iterable[JobLine | BadLine]) -> None:
-    """Raises AlphaloopError for a wrong line among them."""
-    if wrong := [item for item in items if isinstance(item, BadLine)]:
+def _check_options(file: list[str], task: str | None, prompt: str | None, *, streams: bool, prints_json: bool) -> None:
+    if bool(file) == (prompt is not None):
+        raise typer.BadParameter("expected either --file or --prompt")
+    if prompt is not None and task is None:
+        raise typer.BadParameter("--prompt needs --task")
+    if streams and prints_json:
+        raise typer.BadParameter("--stream prints texts: expected it without --json and --output -")
+
+
+def _whole(items: Iterable[JobLine | BadLine], *, strict: bool) -> list[JobLine | BadLine]:
+    """Every line, read. With `strict`, raises AlphaloopError for a wrong one among them."""
+    lines = list(items)
+    if strict and (wrong := [line for line in lines if isinstance(line, BadLine)]):
         report_wrong(wrong)
-        raise AlphaloopError(
-            f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
-        )
+        hint = "without --strict the correct lines are sent"
+        raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint=hint)
+    return lines
 
 
 def _print_texts(rows: Iterable[Mapping[str, Any]]) -> None:
