@@ -35,6 +35,13 @@ class RequestRow:
     job_id: str | None
     row: dict[str, Any] | None = None
 
+    def as_wrong(self) -> dict[str, Any]:
+        """A request without a text, from its row of the error file: which one, and what is wrong."""
+        row = self.row or {}
+        answered = ((row.get("response") or {}).get("body") or {}).get("error") or {}
+        named = {name: row.get(name) for name in ("line", "custom_id", "error")}
+        return {**named, "status": self.status, "job_id": self.job_id, "field": answered.get("param")}
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

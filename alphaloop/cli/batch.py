@@ -181,11 +181,10 @@ def _tell_status(
     counted = count(batch, settings, database, most_wrong=_MAX_SHOWN if says_why else 0)
     num_failed = counted.num_failed
     for row in counted.wrong if says_why else ():
-        fields = row.row or {}
-        error, names = fields.get("error") or {}, [f"line {fields['line']}"] if "line" in fields else []
-        where = ", ".join(names + ([fields["custom_id"]] if fields.get("custom_id") else [])) or row.job_id
-        answered = ((fields.get("response") or {}).get("body") or {}).get("error") or {}
-        field = f"{answered['param']}: " if answered.get("param") else ""
+        wrong = row.as_wrong()
+        error, names = wrong["error"] or {}, (wrong["line"] and f"line {wrong['line']}", wrong["custom_id"])
+        where = ", ".join(filter(None, names)) or row.job_id
+        field = f"{wrong['field']}: " if wrong["field"] else ""
         note(one_line(f"{where}: {row.status}, {error.get('code')}: {field}{error.get('message')}"))
     if says_why and num_failed > len(counted.wrong):
         note(f"… and {num_failed - len(counted.wrong)} more; `alphaloop batch errors` has them all")

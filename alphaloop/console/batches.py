@@ -68,7 +68,7 @@ def batch(sources: Sources, request: Request) -> Page:
     batch_id = named(request, "batch")
     known = BatchStore(sources.database).find(batch_id)
     reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, batch_id))
-    wrong = [] if reading.value is None else [_wrong(row) for row in reading.value.wrong]
+    wrong = [] if reading.value is None else [row.as_wrong() for row in reading.value.wrong]
     # What a scheduler has counted is shown at once, and the requests without a text once they are read.
     now = Progress.of(known) if known is not None and known.status else reading.value
     if known is None and now is not None and not now.by_status:
@@ -195,14 +195,6 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
 
 def _told(file: ApiFile) -> dict[str, Any]:
     return {"id": file.id, "name": file.filename, "num_bytes": file.num_bytes}
-
-
-def _wrong(request: RequestRow) -> dict[str, Any]:
-    """A request without a text, from its row of the error file."""
-    row = request.row or {}
-    shown = {name: row.get(name) for name in ("line", "custom_id", "error")}
-    answered = ((row.get("response") or {}).get("body") or {}).get("error") or {}
-    return {**shown, "status": request.status, "job_id": request.job_id, "field": answered.get("param")}
 
 
 def _counted(sources: Sources, batch_id: str) -> Progress:
