@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import io
 import re
+import shlex
 import subprocess
 import tokenize
 from collections.abc import Iterator
@@ -16,18 +17,14 @@ import pytest
 from pydantic import BaseModel
 
 from alphaloop.cli.app import commands
-from alphaloop.cli.options import EXAMPLES
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX, sections_of
+from tests.first_hour.pages import commands as typed_in
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 _PACKAGES: Final = ("alphaloop", "engine", "worker", "scheduler")
 _QUOTED: Final = re.compile(r"`([^`\n]+)`")
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Of a line that is typed: a quoted text, or what stands between spaces, quotes and brackets.
-_PIECE: Final = re.compile(r"""'[^']*'|"[^"]*"|[^\s'")(,;]+|[;)]""")
-#: A command at the begin of a line, after variables, in a pipe or a substitution.
-_TYPED: Final = re.compile(r"(?:^|[|&(] ?|\$ )(?:[A-Z_]+=\S+ )*(alphaloop [a-z-].*)")
 _SNAKE: Final = re.compile(r"[a-z]+(?:_[a-z0-9]+)+")
 _SETTING: Final = re.compile(
     rf"(?<![\w./:-])(?:{'|'.join(Settings.model_fields)})(?:\.(?:[a-z_]+|NAME|<[a-z]+>|\*))+(?!\w)"
@@ -118,49 +115,55 @@ def _names(tree: ast.AST) -> set[str]:
     return known
 
 
-@cache
-def options_of() -> dict[str, set[str]]:
-    """The options of every command and group, by its full name."""
-    return {
-        name: {
-            option for parameter in context.command.params for option in (*parameter.opts, *parameter.secondary_opts)
-        }
-        for name, context in commands()
-    }
-
-
-def wrong_command(typed: str) -> str | None:
-    """What of a typed command does not exist."""
-    known, command, words = options_of(), "alphaloop", iter(_PIECE.findall(typed)[1:])
+def calls(line: str) -> list[list[str]]:
+    """The arguments of each call of `alphaloop` in a line of a shell."""
+    words = shlex.shlex(line, posix=True, punctuation_chars=True)
+    words.whitespace_split = True
+    typed: list[list[str]] = []
+    arguments: list[str] | None = None  # of the program that is called; None before its name
     for word in words:
-        option = word.partition("=")[0]
-        if word in ("|", ">", "&&", ";", ")", "&", "<", "#"):
-            break
-        if option.startswith("-"):
-            if option != "-" and option not in known[command] | {"--help"}:
-                return f"{command} has no {option}"
-            if command == "alphaloop":
-                next(words, None)
-        elif f"{command} {word}" in known:
-            command = f"{command} {word}"
-        elif any(name.startswith(f"{command} ") for name in known):
-            return f"{command} has no command {word}"
+        if set(word) <= set("();<>|&$"):
+            arguments = None
+        elif arguments is not None:
+            arguments.append(word)
+        elif "=" not in word:
+            arguments = []
+            typed += [arguments] if Path(word).name == "alphaloop" else []
+    return typed
+
+
+@cache
+def options_of() -> dict[str, frozenset[str]]:
+    """The options of every command and group, by its full name."""
+    known = {name: context.command.params for name, context in commands()}
+    return {name: frozenset(option for p in known[name] for option in (*p.opts, *p.secondary_opts)) for name in known}
+
+
+def wrong_command(line: str) -> str | None:
+    """What of a typed line does not exist."""
+    known = options_of()
+    for words in calls(line):
+        command, arguments = "alphaloop", iter(words)
+        for word in arguments:
+            if word.startswith("-"):
+                if (option := word.partition("=")[0]) not in {*known[command], "-", "--help"}:
+                    return f"{command} has no {option}"
+                if command == "alphaloop":
+                    next(arguments, None)  # its value
+            elif f"{command} {word}" in known:
+                command = f"{command} {word}"
+            elif any(name.startswith(f"{command} ") for name in known):
+                return f"{command} has no command {word}"
     return None
-
-
-def shown() -> Iterator[tuple[str, str]]:
-    """The commands of the examples and of the pages' blocks."""
-    for example in EXAMPLES.values():
-        yield from (("example", line) for line in example.splitlines())
-    for name in (name for name in tracked() if name.endswith(".md")):
-        for block in re.findall(r"^ *```[^\n]*\n(.*?)^ *```", read(name), re.MULTILINE | re.DOTALL):
-            yield from ((name, line) for line in block.replace("\\\n", " ").splitlines())
 
 
 def test_every_command_exists() -> None:
     typed = [(name, text) for name, text in quoted() if re.match(r"alphaloop( |$)", text)]
-    typed += [(name, match[1]) for name, line in shown() if (match := _TYPED.search(line))]
     assert len(typed) > 200
+    for name in (name for name in tracked() if name.endswith(".md")):
+        blocks = re.findall(r"^```(\w*)\n(.*?)^```$", read(name), re.MULTILINE | re.DOTALL)
+        shown = (line for language, block in blocks if language in ("sh", "bash") for line in typed_in(block))
+        typed += [(name, line) for line in shown if re.search(r"(^|[/|] ?|bin/)alphaloop ", line)]
     wrong = [(name, text, why) for name, text in typed if (why := wrong_command(text))]
     assert not wrong, wrong
 

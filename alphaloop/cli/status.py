@@ -32,6 +32,8 @@ from alphaloop.store.task_figures import TaskFigures, begin_of, waits, with_targ
 from alphaloop.store.workers import SeenWorker, WorkerStore, heard_lately
 from alphaloop.wording import counted_apart, how_many, minute, rate, share_with_interval, span, words
 
+#: Columns: in a narrower window the table of tasks has columns of these widths.
+_WIDE: Final = 120
 #: Widths of rounds, α₁ and speed-up: `up to 12`, `[0.45 0.58]` and `1.62 [1.55 1.70]` stand on one line.
 _WIDTHS: Final = (8, 11, 16)
 
@@ -134,14 +136,15 @@ def task_table(
 ) -> Table:
     """One row a task, for a terminal of 80 columns. `ages`: seconds since the oldest unfinished job was sent."""
     shown = table("task", "jobs", "rounds drafted", "α₁ [95 %]", "speed-up [95 %]", "next job")
-    for column, width in zip(shown.columns[2:5], _WIDTHS, strict=True):
+    is_narrow = out().width < _WIDE
+    for column, width in zip(shown.columns[2:5], _WIDTHS if is_narrow else (None, None, None), strict=True):
         column.width = width
     for now in tasks:
         shown.add_row(
             now.task if now.target is None else f"{now.task}\n{now.target}",
             _jobs(now, None if waiting is None else waiting.get(now.task, 0), (ages or {}).get(now.task)),
             _drafted(now),
-            _alpha(now),
+            _alpha(now, is_narrow=is_narrow),
             _speedup(now),
             _next(now),
         )
@@ -153,8 +156,8 @@ def _speedup(now: TaskFigures) -> str:
     return figure(speedup) if speedup is None else f"{figure(speedup)}\n{speedup.drafter}, {load(speedup)}"
 
 
-def _alpha(now: TaskFigures) -> str:
-    figure_and_interval = share_with_interval(now.alpha_1).split(" ", 1)
+def _alpha(now: TaskFigures, *, is_narrow: bool) -> str:
+    figure_and_interval = share_with_interval(now.alpha_1).split(" ", 1 if is_narrow else 0)
     return "\n".join(filter(None, (*figure_and_interval, now.alpha_drafter, now.alpha_form_bucket)))
 
 
