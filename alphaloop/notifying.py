@@ -78,16 +78,18 @@ def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: s
     )
 
 
-def incident_opened_news(incident_id: int, found: Incident) -> Notification:
+def incident_opened_news(incident_id: int, incident: Incident) -> Notification:
     """An engine was proven wrong."""
-    body = f"{found.sentence}\nEngine: {found.engine}. Results of the same engine and drafter may be wrong too."
-    message = NotificationText(f"alphaloop: {found.task}: incident opened ({words(found.kind)})", body, Gravity.FAILURE)
+    body = f"{incident.sentence}\nEngine: {incident.engine}. Results of the same engine and drafter may be wrong too."
+    message = NotificationText(
+        f"alphaloop: {incident.task}: incident opened ({words(incident.kind)})", body, Gravity.FAILURE
+    )
     return Notification(NewsKind.INCIDENT_OPENED, incident_id, message)
 
 
-def incident_closed_news(incident_id: int, found: Incident) -> Notification:
+def incident_closed_news(incident_id: int, incident: Incident) -> Notification:
     """Later probes were right."""
-    title = f"alphaloop: {found.task}: incident closed ({words(found.kind)})"
+    title = f"alphaloop: {incident.task}: incident closed ({words(incident.kind)})"
     return Notification(
         NewsKind.INCIDENT_CLOSED,
         incident_id,

@@ -422,11 +422,15 @@ def _tokens_of(row: RequestRow) -> dict[str, int]:
     return {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0), "reasoning": thought}
 
 
-def _values(found: Progress, status: str | None = "open") -> dict[str, Any]:
+def _values(progress: Progress, status: str | None = "open") -> dict[str, Any]:
     """Columns of a batch of the API, or of another one, which has no `status`."""
     if status is None:
-        return {"by_status": dict(found.by_status), "is_open": found.num_open > 0}
-    return {"by_status": dict(found.by_status), "num_completed": found.num_completed, "num_failed": found.num_failed}
+        return {"by_status": dict(progress.by_status), "is_open": progress.num_open > 0}
+    return {
+        "by_status": dict(progress.by_status),
+        "num_completed": progress.num_completed,
+        "num_failed": progress.num_failed,
+    }
 
 
 @contextmanager

@@ -87,7 +87,7 @@ def carry_out(
             stopping = _Stopping(child, on_interrupt)
             with signals_to(stopping.on_signal):
                 failure = _show_events(
-                    child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)), stopping.on_stage
+                    child.stdout, lambda report: show(TypeAdapter(data).validate_python(report)), stopping.on_stage
                 )
                 code = child.wait()
                 code = INTERRUPTED if stopping.was_ended else code

@@ -376,13 +376,13 @@ def harvest(
     )
 
 
-def _deal(found: Iterable[Function], tasks: Collection[str], each: int) -> dict[str, list[str]]:
+def _deal(harvested: Iterable[Function], tasks: Collection[str], each: int) -> dict[str, list[str]]:
     """Give each function to the task with the fewest prompts among those that it makes a prompt of the right size for.
 
     Ends when every task has enough, because parsing the whole library would take seconds.
     """
     dealt: dict[str, list[str]] = {task: [] for task in tasks}
-    for function in found:
+    for function in harvested:
         for task in sorted(dealt, key=lambda task: len(dealt[task])):
             prompt = FROM_FUNCTIONS[task](function)
             if len(dealt[task]) < each and MIN_CHARS <= len(prompt) <= MAX_CHARS:

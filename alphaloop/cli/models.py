@@ -75,8 +75,8 @@ def check_pair(
     when it starts.
     """
 
-    def shown(found: PairCheck) -> None:
-        print_json({**asdict(found), "fits": not found.is_refused}) if as_json else _show_pair(found)
+    def shown(check: PairCheck) -> None:
+        print_json({**asdict(check), "fits": not check.is_refused}) if as_json else _show_pair(check)
 
     carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
 
@@ -100,8 +100,8 @@ def check_server(
     does not answer as its kind does.
     """
 
-    def shown(found: ServerCheck) -> None:
-        print_json(asdict(found)) if as_json else _show_findings(found.findings)
+    def shown(check: ServerCheck) -> None:
+        print_json(asdict(check)) if as_json else _show_findings(check.findings)
 
     carry_out(context, CheckServerOrder(**context.params), ServerCheck, shown)
 
@@ -122,9 +122,9 @@ def calibrate(
     worker measures only what is missing, and real rounds correct the costs.
     """
 
-    def shown(found: Calibration) -> None:
-        fields = asdict(found)
-        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(found)
+    def shown(calibration: Calibration) -> None:
+        fields = asdict(calibration)
+        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(calibration)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 
@@ -226,20 +226,22 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
     return [*names, share(alpha), share(cost), draft.trained_on or "-"]
 
 
-def _show_costs(found: Calibration) -> None:
+def _show_costs(calibration: Calibration) -> None:
     """Print milliseconds: a row for each batch and context, a column for each width."""
-    screen, identity = out(), found.identity
+    screen, identity = out(), calibration.identity
     paragraph(f"{identity.target} on {identity.device}, {identity.engine}\n")
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
-    screen.print(_rounds_table([point for point in found.points if point.kind is not CostKind.PREFILL]))
-    if any(point.kind is CostKind.SERVED for point in found.points):
+    screen.print(_rounds_table([point for point in calibration.points if point.kind is not CostKind.PREFILL]))
+    if any(point.kind is CostKind.SERVED for point in calibration.points):
         screen.print("of a server that drafts, the whole round; batch is the requests in flight at one server")
-    prompts = [point for point in found.points if point.kind is CostKind.PREFILL]
+    prompts = [point for point in calibration.points if point.kind is CostKind.PREFILL]
     if prompts:
         screen.print("\nreading a prompt")
         screen.print(_prompts_table(prompts))
-    stored = "stored for the workers of this device" if found.is_stored else "not stored"
-    note(f"{len(found.points)} shapes in {found.seconds:.0f} s, the loading of the model included; {stored}")
+    stored = "stored for the workers of this device" if calibration.is_stored else "not stored"
+    note(
+        f"{len(calibration.points)} shapes in {calibration.seconds:.0f} s, the loading of the model included; {stored}"
+    )
 
 
 def _rounds_table(points: Sequence[CostPoint]) -> Table:
@@ -270,10 +272,10 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _show_pair(found: PairCheck) -> None:
+def _show_pair(check: PairCheck) -> None:
     """A row for every finding, and what comes of them."""
-    _show_findings(found.findings)
-    note("the draft is refused" if found.is_refused else "the draft can serve")
+    _show_findings(check.findings)
+    note("the draft is refused" if check.is_refused else "the draft can serve")
 
 
 def _show_findings(findings: Iterable[CheckFinding]) -> None:
