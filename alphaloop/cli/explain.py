@@ -296,11 +296,8 @@ def _measured(explained: Explanation) -> list[str]:
     else:
         sentences.append(sentence(measured.speedup.subject.drafter, measured.speedup))
     sentences += [expectations(expected) for expected in measured.expectations]
-    sentences += [
-        corrected
-        for name, of_it in explained.evidence.items()
-        if (corrected := _correction(name, of_it.posterior.error))
-    ]
+    errors = {name: evidence.posterior.error for name, evidence in explained.evidence.items()}
+    sentences += filter(None, (_correction(name, error) for name, error in errors.items()))
     if not measured.all.num_jobs:
         return [*sentences, f"No job like these was decoded in the last {HISTORY.days} days."]
     explored = "nothing was explored"
@@ -399,11 +396,11 @@ def _seen(drafter: DrafterState, evidence: Evidence) -> str:
     stale = " Flagged stale." if drafter.is_stale else ""
     if evidence.seen.jobs <= 0:
         return f"{drafter.name}: no job of this task yet.{_sources(evidence)}{stale}"
+    rounds = evidence.seen.rounds
     sentences = (
         f"{drafter.name}: {evidence.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
         f"{evidence.jobs_alike:.0f} of them like these, "
-        f"{evidence.seen.rounds:.0f} rounds, {evidence.seen.offered / max(evidence.seen.rounds, 1e-9):.0%} with a proposal."
-        f"{_sources(evidence)}"
+        f"{rounds:.0f} rounds, {evidence.seen.offered / max(rounds, 1e-9):.0%} with a proposal.{_sources(evidence)}"
     )
     if posterior.design_effect > 1.05:
         sentences += (
