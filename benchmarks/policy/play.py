@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from benchmarks.policy.scenario import Device, Phase, Scenario, Task
 from benchmarks.policy.stream import (
     Block,
     Cell,
-    Costs,
     Counts,
     Floats,
     Ints,
@@ -28,8 +27,6 @@ from benchmarks.policy.stream import (
     cells_of,
     conditions,
     draw_rounds,
-    read_ms,
-    real_costs,
     replay,
 )
 
@@ -147,7 +144,6 @@ class Why(StrEnum):
     """What a batch was decoded for; all but `chosen` is the stated budget."""
 
     CHOSEN = "chosen"
-    CONTROL = "control"
     EXPLORING = "exploring"
 
 
@@ -158,12 +154,6 @@ class Batch:
     cell: Cell
     num_jobs: int
     now: datetime
-    num_sharing: int = 0  #: sequences that share a round with them, these included; 0: these alone
-
-    @property
-    def num_running(self) -> int:
-        """Sequences in a round."""
-        return self.num_sharing or self.num_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,26 +214,6 @@ class Rule(Protocol):
         """The process ends and begins anew: what it held in memory is lost."""
 
 
-@runtime_checkable
-class RoundRule(Protocol):
-    """Decides round by round, with one drafter and one length for all that run."""
-
-    drafter: str
-
-    def at_load(self, num_running: int) -> None:
-        """A batch of so many begins."""
-
-    @property
-    def steps(self) -> int:
-        """Tokens to draft in the next round."""
-
-    def accepted(self, mean: float) -> None:
-        """The round's mean of accepted tokens a sequence."""
-
-    def restart(self) -> None:
-        """As `Rule.restart`."""
-
-
 class Played:
     """A stream, and every (drafter, k) replayed on it at most once, whichever rules ask."""
 
@@ -296,14 +266,12 @@ class Trace:
     """What a rule did, batch by batch."""
 
     ms: Floats
-    is_budget: Ints  #: 1 where control or exploration
-    actions: Ints  #: number of the scenario's action; -1 where lengths changed from round to round
+    is_budget: Ints  #: 1 where exploring
+    actions: Ints  #: number of the scenario's action
 
 
-def play(played: Played, rule: Rule | RoundRule) -> Trace:
+def play(played: Played, rule: Rule) -> Trace:
     """The rule decides the stream's batches in order."""
-    if isinstance(rule, RoundRule):
-        return _play_rounds(played, rule)
     numbers = {action: number for number, action in enumerate(played.stream.scenario.actions)}
     ms: list[float] = []
     budget: list[int] = []
@@ -318,53 +286,7 @@ def play(played: Played, rule: Rule | RoundRule) -> Trace:
     return Trace(np.array(ms), np.array(budget, dtype=np.int64), np.array(actions, dtype=np.int64))
 
 
-def _play_rounds(played: Played, rule: RoundRule) -> Trace:
-    ms = []
-    stream = played.stream
-    read: dict[int, Floats] = {}
-    costs: dict[int, Costs] = {}
-    for block, index, batch in _batches(stream, rule):
-        if block.step not in read:
-            table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
-            read[block.step] = read_ms(block, table, rule.drafter)
-        rule.at_load(batch.num_jobs)
-        took = play_rounds(block, costs[block.step], index, rule)
-        ms.append(took + float(read[block.step][index]))
-    none = np.zeros(len(ms), dtype=np.int64)
-    return Trace(np.array(ms), none, none - 1)
-
-
-def play_rounds(block: Block, costs: Costs, index: int, rule: RoundRule) -> float:
-    """Decode one batch round by round; milliseconds without its prompts."""
-    num_jobs = block.shape[1]
-    drafts = block.drafts[rule.drafter]
-    accepted, offered = drafts.accepted[index].tolist(), drafts.offered[index].tolist()
-    noise = block.noise[index].tolist()
-    left = [n - 1 for n in block.needed[index].tolist()]
-    numbers = [0] * num_jobs
-    running = [j for j in range(num_jobs) if left[j] > 0]
-    total, step = 0.0, 0
-    passes, draft_ms = costs.passes[num_jobs].tolist(), costs.drafts[rule.drafter][num_jobs].tolist()
-    while running:
-        steps, num_running = rule.steps, len(running)
-        verified = [min(steps, offered[j][numbers[j]]) for j in running]
-        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
-        mean = sum(verified) / num_running
-        below = int(mean)
-        ms = passes[below]
-        if mean > below:
-            ms += (mean - below) * (passes[below + 1] - passes[below])
-        total += (ms + draft_ms[steps]) * noise[step] * num_running / num_jobs
-        step += 1
-        rule.accepted(sum(got) / num_running)
-        for j, a in zip(running, got, strict=True):
-            left[j] -= a + 1
-            numbers[j] += 1
-        running = [j for j in running if left[j] > 0]
-    return total
-
-
-def _batches(stream: Stream, rule: Rule | RoundRule) -> Iterator[tuple[Block, int, Batch]]:
+def _batches(stream: Stream, rule: Rule) -> Iterator[tuple[Block, int, Batch]]:
     for block in stream.blocks:
         if block.is_start and block.phase.restart:
             rule.restart()
