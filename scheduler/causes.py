@@ -23,6 +23,7 @@ from typing import Final
 from alphaloop.acceptance import Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.wording import minute, share
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import State, TrafficVerdict, state_of
 from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
@@ -83,7 +84,6 @@ class DrafterEvidence:
     probes: ProbeHistory
     elsewhere: tuple[ProbeHistory, ...]  #: of the same drafter in other tasks
     incidents: tuple[SeenIncident, ...]  #: of this drafter in this task
-    margin: float  #: change of α_1 that does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ def judge(
     probes: Sequence[ProbeHistory],
     incidents: Sequence[SeenIncident],
     in_use: Mapping[About, DriftSubject],
-    margin: float,
     accepted: Mapping[About, AcceptedLevel],
 ) -> dict[About, Judged]:
     """Judge everything that was decoded or probed. `traffic` is of the revisions `in_use`.
@@ -121,14 +120,13 @@ def judge(
     found = {}
     for about in sorted(histories.keys() | verdicts.keys()):
         task, drafter = about
-        history = histories.get(about) or ProbeHistory(task, drafter, (), margin, {})
+        history = histories.get(about) or ProbeHistory(task, drafter, (), {})
         evidence = DrafterEvidence(
             subject=in_use[about],
             traffic=tuple(verdicts.get(about, ())),
             probes=history,
             elsewhere=tuple(h for (other, name), h in histories.items() if name == drafter and other != task),
             incidents=tuple(i for i in incidents if i.task == task and i.drafter in ("", drafter)),
-            margin=margin,
         )
         all_steps = tuple(whole.get(about, history).steps())
         found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)), all_steps)
@@ -144,7 +142,7 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
     for step in evidence.probes.falls():
         told, began = _of_probes(step.across, evidence), (step.began_after, step.began_before)
         findings.append(DriftFinding(step.left.subject, *told, *began, None, step.across, step.left))
-    move = move_of(evidence.traffic, evidence.margin)
+    move = move_of(evidence.traffic)
     if move is not None:
         own = evidence.probes.across(move.changed_after, move.changed_before)
         explaining = [f for f in findings if _explains(f, move, own)]
@@ -209,7 +207,7 @@ def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvi
         return _finding(move, cause, sentence, _action_after(fallen[0], cause), evidence, own)
     newest = evidence.probes.newest
     sentence = _say_too_little(move, own, newest.measured_at if newest else None)
-    action = _what_would_tell(own, newest, evidence.margin)
+    action = _what_would_tell(own, newest)
     return _finding(move, Cause.TOO_LITTLE_EVIDENCE, sentence, action, evidence, own)
 
 
@@ -259,7 +257,7 @@ class Move:
         return self.told.state
 
 
-def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
+def move_of(verdicts: Sequence[TrafficVerdict]) -> Move | None:
     """The move that the verdicts about a (task, drafter) show, or None.
 
     The verdict without a segment is that of all segments together.
@@ -275,7 +273,7 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     if 2 * sum(v.trials_after for v in against) > sum(v.trials_after for v in segments):
         return _move(against[0], against)
     within = within_change(segments) if len(segments) > 1 else None
-    is_mix = _is_mix(overall, within, margin)
+    is_mix = _is_mix(overall, within)
     move = _move(overall, [] if is_mix else by_state[overall.state])
     return replace(move, mix=within) if is_mix and move is not None else move
 
@@ -295,7 +293,7 @@ def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
     return Interval(mean, mean - half, mean + half)
 
 
-def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:
+def _is_mix(overall: TrafficVerdict, within: Interval | None) -> bool:
     """Whether the shares of the segments explain the move.
 
     It is excluded that all of it happened inside segments, by the best estimate less than half of it did, and it is not
@@ -306,7 +304,7 @@ def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> 
     sign = -1 if overall.state is State.FELL else 1
     whole = sign * overall.change.mean
     is_small = max(sign * within.low, sign * within.high) < whole and sign * within.mean < whole / 2
-    return is_small and state_of(within, margin) is not overall.state
+    return is_small and state_of(within) is not overall.state
 
 
 def _move(told: TrafficVerdict, segments: Sequence[TrafficVerdict]) -> Move | None:
@@ -354,7 +352,7 @@ def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | 
     return f"{_traffic(move)} {why} Whether the jobs or the draft changed is open."
 
 
-def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None, margin: float) -> str:
+def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None) -> str:
     """The measurement that would decide."""
     if newest is None:
         return "Register a probe set for the task: `alphaloop probes add`."
@@ -363,8 +361,8 @@ def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None, margin: f
     if probes.change is None or probes.num_prompts < 2:
         return "Register a probe set whose prompts stay: the two measurements share too few."
     half = (probes.change.high - probes.change.low) / 2
-    needed = max(probes.num_prompts + 1, math.ceil(probes.num_prompts * (half / margin) ** 2))
-    return f"Register more probe prompts: about {needed} would show a change of {margin:.2f}."
+    needed = max(probes.num_prompts + 1, math.ceil(probes.num_prompts * (half / ALPHA_MARGIN) ** 2))
+    return f"Register more probe prompts: about {needed} would show a change of {ALPHA_MARGIN:.2f}."
 
 
 def _action_after(probes: ProbeVerdict, cause: Cause) -> str:

@@ -176,7 +176,7 @@ def _over(event: DriftEvent, judged: Judged | None, now: datetime, forget_after:
 def _probes_recovered(event: DriftEvent, judged: Judged) -> str | None:
     reference = event.content.evidence["probes"]["measured_before"]
     for left in (step.left for step in judged.steps if step.across.measured_before.isoformat() == reference):
-        if left.change is not None and has_recovered(left, judged.evidence.margin):
+        if left.change is not None and has_recovered(left):
             mean, low, high = astuple(left.change)
             return (
                 f"On {left.num_prompts} probe prompts, acceptance of {left.measured_after:%Y-%m-%d %H:%M} UTC is back "

@@ -48,7 +48,7 @@ from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by_revision
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
-from scheduler.drift.watching import ALPHA_MARGIN, watch_traffic
+from scheduler.drift.watching import watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
@@ -222,10 +222,9 @@ class Scheduler:
         incidents = [SeenIncident(at, found.task, found.drafter, found.kind) for at, found in known]
         return judge(
             watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
-            probe_histories(counts.probes, ALPHA_MARGIN, parents, targets_by_revision(self._workers.seen())),
+            probe_histories(counts.probes, parents, targets_by_revision(self._workers.seen())),
             incidents,
             counts.in_use(),
-            ALPHA_MARGIN,
             accepted,
         )
 

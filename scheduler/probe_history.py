@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Self
 
 from alphaloop.acceptance import Interval, t95
 from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import State, state_of
 
 #: Measurements on each side of a change of traffic that are added up.
@@ -89,13 +90,10 @@ class ProbeHistory:
     task: str
     drafter: str
     measurements: tuple[Side, ...]
-    margin: float
     parents: Mapping[str, str]  #: by draft revision, what it was trained from
 
     @classmethod
-    def of(
-        cls, task: str, drafter: str, results: Iterable[ProbeResult], margin: float, parents: Mapping[str, str]
-    ) -> Self:
+    def of(cls, task: str, drafter: str, results: Iterable[ProbeResult], parents: Mapping[str, str]) -> Self:
         """The history that these results of one task and drafter make, in any order."""
         key = attrgetter("scheduled_for", "target_revision", "draft_revision", "engine")
         measurements = [
@@ -106,7 +104,7 @@ class ProbeHistory:
             )
             for (at, *setup), group in groupby(sorted(results, key=key), key=key)
         ]
-        return cls(task, drafter, tuple(m for m in measurements if m.counts), margin, parents)
+        return cls(task, drafter, tuple(m for m in measurements if m.counts), parents)
 
     @property
     def newest(self) -> Side | None:
@@ -139,7 +137,7 @@ class ProbeHistory:
 
     def falls(self) -> list[ProbeStep]:
         """Steps that fell, and of which the newest measurement does not show that they are over."""
-        return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left, self.margin)]
+        return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left)]
 
     def across(self, after: datetime, before: datetime) -> ProbeVerdict | None:
         """What was measured since `before`, against what was measured until `after`; None where either is missing.
@@ -154,7 +152,7 @@ class ProbeHistory:
         was = _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:])
         since = [m for m in later if m.setup == later[-1].setup]
         first, last = self.compare(was, since[0]), self.compare(was, _sum(since[-_ADDED_UP:]))
-        has_healed = last.state is not State.FELL or has_recovered(self.compare(was, since[-1]), self.margin)
+        has_healed = last.state is not State.FELL or has_recovered(self.compare(was, since[-1]))
         return first if first.state is State.FELL and has_healed else last
 
     def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:
@@ -184,7 +182,7 @@ class ProbeHistory:
         change = alpha_change(pairs)
         return ProbeVerdict(
             subject=DriftSubject(self.task, self.drafter, after.setup.draft_revision, after.setup.target_revision),
-            state=state_of(change, self.margin),
+            state=state_of(change),
             change=change,
             num_prompts=len(pairs),
             measured_before=before.measured_at,
@@ -197,7 +195,6 @@ class ProbeHistory:
 
 def probe_histories(
     results: Iterable[ProbeResult],
-    margin: float,
     parents: Mapping[tuple[str, str], str],
     targets: Mapping[str, str] | None = None,
 ) -> list[ProbeHistory]:
@@ -210,7 +207,7 @@ def probe_histories(
     found = []
     for (task, drafter), its in groupby(sorted(results, key=about), key=about):
         of_drafter = {draft: parent for (name, draft), parent in parents.items() if name == drafter}
-        found.append(ProbeHistory.of(task, drafter, _of_one_target(list(its), targets or {}), margin, of_drafter))
+        found.append(ProbeHistory.of(task, drafter, _of_one_target(list(its), targets or {}), of_drafter))
     return found
 
 
@@ -244,9 +241,9 @@ def _sum(measurements: Sequence[Side]) -> Side:
 # Two sides compared
 
 
-def has_recovered(left: ProbeVerdict, margin: float) -> bool:
-    """Whether the evidence excludes that a fall of more than `margin` is left."""
-    return left.change is not None and left.change.low >= -margin
+def has_recovered(left: ProbeVerdict) -> bool:
+    """Whether the evidence excludes that a fall of more than ALPHA_MARGIN is left."""
+    return left.change is not None and left.change.low >= -ALPHA_MARGIN
 
 
 def shared_prompts(before: Side, after: Side) -> list[PromptPair]:

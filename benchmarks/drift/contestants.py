@@ -19,8 +19,7 @@ from river import drift
 
 from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
 from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
-from scheduler.drift.phases import DriftRules, Jobs
-from scheduler.drift.watching import ALPHA_MARGIN, REFERENCE_JOBS
+from scheduler.drift.phases import Jobs
 
 MIN_INSTANCES: Final = 30
 
@@ -128,8 +127,7 @@ class Ours:
 
     def _alarms(self, memory: Memory, stream: Jobs, strength: float, most: int) -> Alarms:
         found = np.zeros(MOST_ALARMS, dtype=np.int64)
-        rules = DriftRules(math.exp(strength), REFERENCE_JOBS, ALPHA_MARGIN)
-        return found[: self.compiled(memory, rules, stream, found, most)]
+        return found[: self.compiled(memory, math.exp(strength), stream, found, most)]
 
 
 def rates_of(stream: Jobs) -> Floats:

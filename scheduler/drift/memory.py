@@ -52,9 +52,11 @@ POSITIONS: Final = 16  # draft positions counted; few rounds reach deeper ones
 SEGMENTS: Final = 32  # segments told apart; all further ones share the last row
 SCALES: Final = 13  # blocks of 1, 2, 4 … 4096 jobs
 LEVELS: Final = 10  # windows of 5 to 4096 jobs: those of level j are 4·2ʲ to 8·2ʲ jobs long
-SIZES: Final = 4  # changes looked for: the margin and 2, 4 and 8 times as much
+SIZES: Final = 4  # changes looked for: ALPHA_MARGIN and 2, 4 and 8 times as much
 RING: Final = 9  # marks kept a level: a window of level j begins at most 8 marks ago
 FEATURES: Final = 4  # cosine and sine of a day and of half a day
+#: Change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it.
+ALPHA_MARGIN: Final = 0.05
 
 Floats = NDArray[np.float64]
 
@@ -156,13 +158,12 @@ def _array(found: Any, like: NDArray[Any]) -> NDArray[Any]:
 STEEPEST: Final = 1.5  # standard deviations of a job: residuals are skewed, and a steeper test would follow single jobs
 
 
-def weigh(memory: Memory, run_length: float, margin: float, residual: float, information: float, error: float) -> bool:
+def weigh(memory: Memory, run_length: float, residual: float, information: float, error: float) -> bool:
     """Add a job to the evidence. Whether that is an alarm.
 
     Args:
         memory: changed.
         run_length: jobs between two false alarms.
-        margin: the smallest size, in α.
         residual: of the job, times its weight.
         information: of the job.
         error: standard error of the α that is expected of the job.
@@ -170,7 +171,7 @@ def weigh(memory: Memory, run_length: float, margin: float, residual: float, inf
     mean = 0.0
     deviation = math.sqrt(memory.variance[0] * information)
     for step in range(SIZES):
-        size = margin * 2.0**step
+        size = ALPHA_MARGIN * 2.0**step
         # The error of the reference is the same in all jobs since the change: it counts most where a size takes long.
         doubt = 2 * math.log(run_length) * (error / size) ** 2
         if doubt < 1:  # otherwise this reference cannot show the size
@@ -189,7 +190,7 @@ def share(step: int) -> float:
     return 0.5 * 2.0 ** (SIZES - 1 - step) / (2**SIZES - 1)
 
 
-def find_noise(memory: Memory, run_length: float, margin: float) -> None:
+def find_noise(memory: Memory, run_length: float) -> None:
     """Take for each size the variance with which no stretch of jobs raises more false alarms than wanted.
 
     Sums over m jobs with information S have the variance S · V_m. They reach an alarm, the log likelihood ratio
@@ -200,7 +201,7 @@ def find_noise(memory: Memory, run_length: float, margin: float) -> None:
     information = memory.reference.mass[:, 1].sum() / memory.reference.first[JOBS]
     limit = math.log(run_length)
     for step in range(SIZES):
-        size = margin * 2.0**step
+        size = ALPHA_MARGIN * 2.0**step
         least = 0.0
         for scale in range(SCALES):
             stretch = information * 2.0**scale
@@ -484,9 +485,9 @@ CLOSING: Final = 3.0  # standard errors within which a level is taken to be know
 LONGEST_PERIOD: Final = 8192  # jobs
 
 
-def is_fine(memory: Memory, tally: JobTally, margin: float) -> bool:
+def is_fine(memory: Memory, tally: JobTally) -> bool:
     """Whether a tally's level is known far better than the margin, or never will be."""
-    is_sure = CLOSING * standard_error(memory, tally) <= margin / 2
+    is_sure = CLOSING * standard_error(memory, tally) <= ALPHA_MARGIN / 2
     return bool(is_sure or tally.first[JOBS] >= LONGEST_PERIOD)
 
 
