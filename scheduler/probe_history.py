@@ -122,18 +122,18 @@ class ProbeHistory:
 
     def steps(self) -> list[ProbeStep]:
         """Every link, in the order of the setups."""
-        found = []
+        steps = []
         for setup in dict.fromkeys(m.setup for m in self.measurements):
             own = [m for m in self.measurements if m.setup == setup]
             earlier = [m for m in self.measurements if m.measured_at < own[0].measured_at]
             if earlier:
                 was = self._predecessor(setup, earlier)
                 before = _each_prompt([m for m in earlier if m.setup == was])
-                found.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
+                steps.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
             if len(own) > 1:
                 before = _each_prompt(own[-2::-1])  # of every prompt the oldest result
-                found.append(self._step(before, own[-1], self._onset(before, own)))
-        return found
+                steps.append(self._step(before, own[-1], self._onset(before, own)))
+        return steps
 
     def falls(self) -> list[ProbeStep]:
         """Steps that fell, and of which the newest measurement does not show that they are over."""
@@ -143,7 +143,7 @@ class ProbeHistory:
         """What was measured since `before`, against what was measured until `after`; None where either is missing.
 
         The last measurements of the last setup on each side are added up, because texts differ at near-ties. A fall
-        that has healed since is one all the same: then the first measurement after the change is told.
+        that has healed since is one all the same: then the first measurement after the change counts.
         """
         earlier = [m for m in self.measurements if m.measured_at <= after]
         later = [m for m in self.measurements if m.measured_at >= before]
@@ -166,7 +166,7 @@ class ProbeHistory:
         ).setup
 
     def _onset(self, reference: Side, own: Sequence[Side]) -> tuple[datetime, datetime]:
-        """The last measurement that had not fallen, and the one behind it."""
+        """The last measurement that had not fallen, and the one after it."""
         for sound, fallen in zip(own[-2::-1], own[:0:-1], strict=True):
             if sound is own[0] or self.compare(reference, sound).state is not State.FELL:
                 return sound.measured_at, fallen.measured_at
@@ -204,23 +204,23 @@ def probe_histories(
     anew there: what the targets accept is not compared.
     """
     about = attrgetter("task", "drafter")
-    found = []
-    for (task, drafter), its in groupby(sorted(results, key=about), key=about):
+    histories = []
+    for (task, drafter), results_of in groupby(sorted(results, key=about), key=about):
         of_drafter = {draft: parent for (name, draft), parent in parents.items() if name == drafter}
-        found.append(ProbeHistory.of(task, drafter, _of_one_target(list(its), targets or {}), of_drafter))
-    return found
+        histories.append(ProbeHistory.of(task, drafter, _of_one_target(list(results_of), targets or {}), of_drafter))
+    return histories
 
 
-def _of_one_target(its: Sequence[ProbeResult], targets: Mapping[str, str]) -> list[ProbeResult]:
-    """Those of the target of the newest; a revision that nobody serves any more may be one of its own."""
-    newest = targets.get(max(its, key=attrgetter("scheduled_for")).target_revision)
-    return [one for one in its if newest is None or targets.get(one.target_revision, newest) == newest]
+def _of_one_target(results: Sequence[ProbeResult], targets: Mapping[str, str]) -> list[ProbeResult]:
+    """Those of the target of the newest; a revision that no worker serves any more may be one of its own."""
+    newest = targets.get(max(results, key=attrgetter("scheduled_for")).target_revision)
+    return [r for r in results if newest is None or targets.get(r.target_revision, newest) == newest]
 
 
 def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:
     """What changed between two setups: of target, draft and engine."""
     parts = zip(("target", "draft", "engine"), astuple(before), astuple(after), strict=True)
-    return tuple(name for name, one, other in parts if one != other)
+    return tuple(name for name, was, now in parts if was != now)
 
 
 def _each_prompt(own: Sequence[Side]) -> Side:

@@ -1,7 +1,8 @@
 """The memory of a stream's test, and the mathematics of the test; docs/concepts/drift.md explains them.
 
-A memory is arrays of fixed size, so no history of jobs makes it larger. The functions of this room that read and change
-one are plain loops over arrays. The benchmark compiles these same functions.
+A memory is arrays of fixed size, so no history of jobs makes it larger. The functions that read and change it are loops
+over arrays and call each other alone, because `benchmarks.drift` compiles them as they stand: to measure one false
+alarm in 50,000 jobs takes tens of millions of jobs.
 
 The test: evidence for a fall and for a rise, of several sizes at once (Shiryaev-Roberts, a mixture over sizes). For a
 size Δ, R says how much likelier a change is than none, summed over all jobs with which it may have begun (Shiryaev
@@ -47,9 +48,9 @@ from numpy.typing import NDArray
 #: Stored memories of another version are not read: the stream is learned anew.
 VERSION: Final = 2
 
-ROWS: Final = 16  # draft lengths told apart; all further ones share the last row
+ROWS: Final = 16  # draft lengths with a row of their own; all further ones share the last row
 POSITIONS: Final = 16  # draft positions counted; few rounds reach deeper ones
-SEGMENTS: Final = 32  # segments told apart; all further ones share the last row
+SEGMENTS: Final = 32  # likewise
 SCALES: Final = 13  # blocks of 1, 2, 4 … 4096 jobs
 LEVELS: Final = 10  # windows of 5 to 4096 jobs: those of level j are 4·2ʲ to 8·2ʲ jobs long
 SIZES: Final = 4  # changes looked for: ALPHA_MARGIN and 2, 4 and 8 times as much
@@ -146,11 +147,11 @@ def from_document(document: Any) -> Memory:
     )
 
 
-def _array(found: Any, like: NDArray[Any]) -> NDArray[Any]:
-    made = np.array(found, dtype=like.dtype)
-    if made.shape != like.shape or not np.isfinite(made).all():
-        raise ValueError(f"expected {like.shape} finite numbers, found {made.shape}")
-    return made
+def _array(numbers: Any, like: NDArray[Any]) -> NDArray[Any]:
+    array = np.array(numbers, dtype=like.dtype)
+    if array.shape != like.shape or not np.isfinite(array).all():
+        raise ValueError(f"expected {like.shape} finite numbers, found {array.shape}")
+    return array
 
 
 # The test
@@ -492,14 +493,14 @@ def is_fine(memory: Memory, tally: JobTally) -> bool:
 
 
 def standard_error(memory: Memory, tally: JobTally) -> float:
-    """Of the mean residual of position 1 over a tally's jobs, in α."""
+    """Standard error of the mean residual of position 1 over a tally's jobs, in α."""
     first = tally.first
     scale = min(SCALES - 1, int(math.log2(first[JOBS])))
     return math.sqrt(first[SQUARES] * inflation(memory, scale)) / float(first[TRIALS])
 
 
 def reference_error(memory: Memory, before: JobTally, tally: JobTally) -> float:
-    """Of the α_1 of the jobs `before`, from the variance of the tally's jobs."""
+    """Standard error of the α_1 of the jobs `before`, from the variance of the tally's jobs."""
     first = tally.first
     own = first[SQUARES] * inflation(memory, SCALES - 1) / first[TRIALS] ** 2
     return math.sqrt(own * first[JOBS] / before.first[JOBS])

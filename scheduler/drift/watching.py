@@ -134,11 +134,11 @@ def watch_traffic(
     oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
     store.forget(oldest)
-    found: list[TrafficVerdict] = []
+    current: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
         norms = {drafter: level.at for (name, drafter), level in (accepted or {}).items() if name == task}
-        found += _of_current(_follow(store, task, oldest, until, false_alarm_jobs, norms))
-    return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
+        current += _of_current(_follow(store, task, oldest, until, false_alarm_jobs, norms))
+    return sorted(current, key=lambda verdict: (verdict.subject, verdict.segment))
 
 
 def run_length(jobs_a_month: float, false_alarms_per_month: float) -> float:
@@ -206,12 +206,12 @@ def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]]) -> list
         subject = subject_of(stream)
         if newest[stream.drafter] != subject:
             continue
-        found = watched.verdicts(subject)
-        has_moved = any(verdict.state in _MOVED for verdict in found)
-        rank = (has_moved, found[0].state is State.STEADY, watched.num_jobs)
+        of_stream = watched.verdicts(subject)
+        has_moved = any(verdict.state in _MOVED for verdict in of_stream)
+        rank = (has_moved, of_stream[0].state is State.STEADY, watched.num_jobs)
         if subject not in clearest or rank > clearest[subject][0]:
-            clearest[subject] = rank, found
-    return [verdict for _, found in clearest.values() for verdict in found]
+            clearest[subject] = rank, of_stream
+    return [verdict for _, of_stream in clearest.values() for verdict in of_stream]
 
 
 # The memory of a stream
@@ -240,12 +240,12 @@ class WatchedStream:
         """The inverse of `document`. Raises StoreError for anything else."""
         try:
             lengths, segments = document["draft_lengths"], document["segments"]
-            found = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
+            stream = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"memory of a drift test: expected draft_lengths, segments and memory: {error}") from error
-        if len(found.draft_lengths) > ROWS or len(found.segments) > SEGMENTS:
+        if len(stream.draft_lengths) > ROWS or len(stream.segments) > SEGMENTS:
             raise StoreError(f"memory of a drift test: expected at most {ROWS} draft lengths and {SEGMENTS} segments")
-        return found
+        return stream
 
     def _page(self, jobs: Sequence[WatchedJob]) -> Jobs:
         trials, accepts = np.zeros((len(jobs), POSITIONS)), np.zeros((len(jobs), POSITIONS))
@@ -299,23 +299,23 @@ class SegmentedStream:
                 self.parts.setdefault(segment, WatchedStream()).add(part, 2 * run_length)
 
     def verdicts(self, subject: DriftSubject) -> list[TrafficVerdict]:
-        """Of all segments together first; then of each, where there are two or more.
+        """The verdict of all segments together first; then of each, where there are two or more.
 
-        A segment whose own test is in alarm is told by that test, the others by what the alarm of all shows of them.
+        A segment whose own test is in alarm has the verdict of that test, the others that of the alarm of all.
         """
         overall, *segments = verdicts(subject, self.whole)
         own = {name or WITHOUT_SEGMENT: verdicts(subject, part)[0] for name, part in self.parts.items()}
-        found = [overall]
+        by_segment = [overall]
         for verdict in segments:
             alone = own.get(verdict.segment)
             if alone is not None and alone.state in _MOVED:
-                found.append(replace(alone, segment=verdict.segment))
+                by_segment.append(replace(alone, segment=verdict.segment))
             elif {verdict.state, overall.state} == {State.FELL, State.ROSE}:
                 # Alone, an interval of the alarm of all does not show that a segment moved against all.
-                found.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
+                by_segment.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
             else:
-                found.append(verdict)
-        return found
+                by_segment.append(verdict)
+        return by_segment
 
     def document(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -338,20 +338,18 @@ class SegmentedStream:
 
 
 def verdicts(subject: DriftSubject, stream: WatchedStream) -> list[TrafficVerdict]:
-    """Of all segments together first; then of each, where there are two or more.
+    """The verdict of all segments together first; then of each, where there are two or more.
 
     The change is estimated on jobs that were decoded after the alarm. Jobs that raised an alarm look worse than the
     change is, because the alarm chose them.
     """
     memory = stream.memory
     before, later = _sides(memory)
-    found = [_overall(subject, memory, before, later)]
-    if len(stream.segments) > 1:
-        found += [
-            _segment(subject, name or WITHOUT_SEGMENT, memory, row, (before, later))
-            for row, name in enumerate(stream.segments)
-        ]
-    return found
+    overall = _overall(subject, memory, before, later)
+    if len(stream.segments) < 2:
+        return [overall]
+    names = enumerate(name or WITHOUT_SEGMENT for name in stream.segments)
+    return [overall, *(_segment(subject, name, memory, row, (before, later)) for row, name in names)]
 
 
 def _sides(memory: Memory) -> tuple[JobTally, JobTally]:
@@ -405,7 +403,7 @@ def _segment(
 
 
 def _mean_error(memory: Memory, reference: JobTally, later: JobTally, segment: Floats) -> float:
-    """Of a segment's mean residual: a binomial variance, times the dispersion that all segments share."""
+    """Standard error of a segment's mean residual: a binomial variance, times the dispersion of all segments."""
     scale = min(SCALES - 1, int(math.log2(segment[0])))
     sum_of_squares = _dispersion(reference, later) * float(_binomial(reference, segment[None])[0])
     return math.sqrt(sum_of_squares * inflation(memory, scale)) / float(segment[1])

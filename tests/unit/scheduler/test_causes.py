@@ -150,14 +150,14 @@ def test_thin_segments_are_steady_together() -> None:
 
 def test_one_segment_that_fell_is_named() -> None:
     move = move_of([FELL, steady("a"), jobs(change=(-0.4, -0.5, -0.3), segment="b")])
-    assert (move.mix, [v.segment for v in move.segments], move.told.segment) == (None, ["b"], "")
+    assert (move.mix, [v.segment for v in move.segments], move.verdict.segment) == (None, ["b"], "")
 
 
 @pytest.mark.parametrize("overall", [steady(""), jobs(State.ROSE, (0.1, 0.06, 0.14))])
 def test_every_segment_falls_while_the_mean_does_not(overall: TrafficVerdict) -> None:
     parts = [jobs(segment="a"), jobs(segment="b", when=(8.0, 8.4))]
     move = move_of([overall, *parts])
-    assert (move.state, bool(move.told.segment), len(move.segments)) == (State.FELL, True, 2)
+    assert (move.state, bool(move.verdict.segment), len(move.segments)) == (State.FELL, True, 2)
     assert (move.changed_after, move.changed_before) == (day(8.0), day(8.6))
 
 
