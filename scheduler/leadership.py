@@ -94,7 +94,8 @@ def stay(
             notifier = Notifier(guarded, sinks, dials, metrics) if sinks else None
             return Scheduler(guarded, producer, settings, tasks_file, owner=owner, metrics=metrics), notifier
 
-        _lead_in_turn(dials, stop, died, liveness, metrics, DatabaseClock(database).measure, lease, parts)
+        clock = DatabaseClock(database).measure
+        _lead_in_turn(lease, parts, dials, clock=clock, stop=stop, died=died, liveness=liveness, metrics=metrics)
     log.info("stopped", extra={"action": "scheduler_stopped"})
     return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
@@ -112,14 +113,15 @@ def _console(settings: Settings, tasks_file: TasksFile, exits: ExitStack) -> str
 
 
 def _lead_in_turn(
+    lease: LeaderLease,
+    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
     dials: SchedulerSettings,
+    *,
+    clock: Callable[[], datetime],
     stop: threading.Event,
     died: threading.Event,
     liveness: Liveness,
     metrics: SchedulerMetrics,
-    clock: Callable[[], datetime],
-    lease: LeaderLease,
-    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
 ) -> None:
     """Lead whenever the lease is free, until `stop`, or until the Kafka client has `died`.
 
@@ -143,17 +145,10 @@ def _lead_in_turn(
         if notifier is not None:
             # Before the first run, so that what it finds counts as new.
             running.append(NotifyingThread(notifier, clock, NOTIFY_CHECK_S))
-        running.append(
-            Ticker(
-                scheduler.run_once,
-                table=table,
-                clock=clock,
-                metrics=metrics,
-                fatal=fatal,
-                run_pulse=runs,
-                tick_pulse=ticks,
-            )
+        ticker = Ticker(
+            scheduler.run_once, table=table, clock=clock, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks
         )
+        running.append(ticker)
         for part in running:
             part.start()
 

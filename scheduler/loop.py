@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import datetime, timedelta
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore, drop_prompts
 from alphaloop.errors import AlphaloopError, BrokerError, ContentError, StoreBusy, StoreError
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
@@ -53,8 +52,8 @@ from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, 
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
-from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
-from scheduler.report.data import DriftReport, TaskLine
+from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
+from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
     MAX_ENTRIES,
     drop_reports,
@@ -304,27 +303,29 @@ class Scheduler:
     ) -> DriftReport:
         """The report of a run, with what changed since the last one."""
         now = counts.now
-        measured = self._switchback.shown(now)
-        report = build_report(
-            counts,
-            figures,
-            choices,
-            self._drafts.all(),
-            self._events.open_events(),
-            sent,
-            measured,
-            self._incidents.open_incidents(),
-            watched,
-            flagged,
-        )
         before_day = begin_of(now) - timedelta.resolution
+        report = build_report(
+            RunFindings(
+                counts=counts,
+                figures=figures,
+                choices=choices,
+                drafts=self._drafts.all(),
+                events=self._events.open_events(),
+                sent=sent,
+                measured=self._switchback.shown(now),
+                incidents=self._incidents.open_incidents(),
+                watched=watched,
+                flagged=flagged,
+                spent=self._drift.spent(before_day, now),
+                prices=self._settings.report,
+            )
+        )
         # Longer than this is a gap: one run may be skipped, because another one took too long.
         longest_pause = 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
         report = report.model_copy(
             update={
                 "device_s": round(self._probes.device_s(before_day, now), 3),
                 "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
-                "tasks": self._with_costs(report.tasks, measured, before_day, now),
                 "device_cost_per_hour": self._settings.report.device_cost_per_hour,
                 "currency": self._settings.report.currency,
                 "expectations": expectation_lines(self._expectations.shown(now)),
@@ -339,19 +340,6 @@ class Scheduler:
         states, closed = self._events.states_since(since), self._incidents.closed_since(since)
         changes = changes_between(before, report, states, closed, self._servers.changed_since(since))
         return report.model_copy(update={"changes": changes})
-
-    def _with_costs(
-        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
-    ) -> tuple[TaskLine, ...]:
-        spent = self._drift.spent(before_day, now)
-        lines = []
-        for line in tasks:
-            update: dict[str, object] = {"saved_device_s": (saved := saved_device_s(measured.get(line.task)))}
-            if (cost := spent.get(line.task)) is not None:
-                update |= {"num_saved_passes": cost.num_saved_passes}
-                update |= {"cost": cost_line(cost, saved, self._settings.report)}
-            lines.append(line.model_copy(update=update))
-        return tuple(lines)
 
     def _publish(self, report: DriftReport) -> Path:
         """Put the report where people look: Postgres, the folder and the topic. Returns the page's path."""

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drift.world import WITHIN_JOB, Condition, Nature, Shift, decoded, draw, nature
-from scheduler.drift.memory import Floats
-from scheduler.drift.phases import Jobs
+from scheduler.drift.memory import Floats, Jobs
 
 Alarms = NDArray[np.int64]  #: the jobs with which alarms are raised
 

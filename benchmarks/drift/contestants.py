@@ -18,8 +18,7 @@ import numpy as np
 from river import drift
 
 from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
-from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
-from scheduler.drift.phases import Jobs
+from scheduler.drift.memory import Floats, Jobs, JobTally, Memory, empty_memory
 
 MIN_INSTANCES: Final = 30
 

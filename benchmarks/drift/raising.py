@@ -5,8 +5,8 @@ from __future__ import annotations
 from numpy import int64
 from numpy.typing import NDArray
 
-from scheduler.drift.memory import NUM_ALARMS, Memory
-from scheduler.drift.phases import LEAST_TRIALS, Jobs, follow
+from scheduler.drift.memory import NUM_ALARMS, Jobs, Memory
+from scheduler.drift.phases import LEAST_TRIALS, follow
 
 
 def alarms(memory: Memory, run_length: float, jobs: Jobs, found: NDArray[int64], most: int) -> int:

@@ -10,8 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.drift.memory import POSITIONS, Floats
-from scheduler.drift.phases import Jobs
+from scheduler.drift.memory import POSITIONS, Floats, Jobs
 
 JOBS_A_DAY: Final = 2_000
 DAY_S: Final = 86_400.0

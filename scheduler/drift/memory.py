@@ -71,6 +71,17 @@ JOBS, TRIALS, ACCEPTS, RESIDUALS, SQUARES = 0, 1, 2, 3, 4
 DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE, MOVED_AFTER, MOVED_BEFORE = 0, 1, 2, 3, 4, 5
 
 
+class Jobs(NamedTuple):
+    """A page of a stream's jobs in their order, a row a job."""
+
+    rows: NDArray[np.int64]  #: draft length, as a row of the tables
+    trials: Floats  #: [num_jobs, POSITIONS]
+    accepts: Floats  #: [num_jobs, POSITIONS]
+    tokens: Floats
+    at: Floats  #: seconds since 1970, UTC
+    segments: NDArray[np.int64]  #: segment, as a row of the tallies
+
+
 class JobTally(NamedTuple):
     """Counts of a stretch of jobs."""
 
@@ -201,14 +212,11 @@ def find_noise(memory: Memory, run_length: float) -> None:
     """
     information = memory.reference.mass[:, 1].sum() / memory.reference.first[JOBS]
     limit = math.log(run_length)
+    stretches = information * 2.0 ** np.arange(SCALES)
+    needed = math.sqrt(2 * limit) * np.sqrt(stretches * memory.variance)
     for step in range(SIZES):
         size = ALPHA_MARGIN * 2.0**step
-        least = 0.0
-        for scale in range(SCALES):
-            stretch = information * 2.0**scale
-            deviation = math.sqrt(stretch * memory.variance[scale])
-            least = max(least, size / limit * (math.sqrt(2 * limit) * deviation - size * stretch / 2))
-        memory.noise[step] = max(least, memory.variance[0] / 2)
+        memory.noise[step] = max((size / limit * (needed - size * stretches / 2)).max(), memory.variance[0] / 2)
 
 
 # Scales
@@ -257,10 +265,9 @@ def measure_block(memory: Memory, scale: int, begin: int) -> None:
 
 def join_blocks(memory: Memory) -> None:
     """End a period: the blocks of the period before it join those of the reference."""
+    memory.spread[:] += memory.pending_spread
     for scale in range(SCALES):
-        memory.spread[scale] += memory.pending_spread[scale]
-        fading = min(1.0, MOST_BLOCKS / max(memory.spread[scale, 0], 1.0))
-        memory.spread[scale] *= fading
+        memory.spread[scale] *= min(1.0, MOST_BLOCKS / max(memory.spread[scale, 0], 1.0))
     memory.pending_spread[:] = memory.current_spread
     memory.current_spread[:] = 0.0
     estimate_variances(memory)
@@ -360,28 +367,23 @@ def weight(trials: float) -> float:
     return 1 / (1 + WITHIN * trials)
 
 
-def count(
-    tally: JobTally, row: int, trials: Floats, accepts: Floats, tokens: float, information: float, waves: Floats
-) -> None:
-    """Add a job's counts."""
+def count(tally: JobTally, jobs: Jobs, index: int, information: float, waves: Floats, residual: float) -> None:
+    """Add a job: all its counts by draft length, and those of position 1 with the `residual` there."""
+    row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     tally.trials[row, :] += trials
     tally.accepts[row, :] += accepts
-    tally.mass[row, 0] += tokens
+    tally.mass[row, 0] += jobs.tokens[index]
     tally.mass[row, 1] += information
     tally.features[:] += information * waves
-
-
-def count_first(tally: JobTally, segment: int, trials: float, accepts: float, residual: float) -> None:
-    """Add a job's position 1."""
     first = tally.first
     first[JOBS] += 1
-    first[TRIALS] += trials
-    first[ACCEPTS] += accepts
+    first[TRIALS] += trials[0]
+    first[ACCEPTS] += accepts[0]
     first[RESIDUALS] += residual
     first[SQUARES] += residual * residual
-    counts = tally.segments[segment]
+    counts = tally.segments[jobs.segments[index]]
     counts[0] += 1
-    counts[1] += trials
+    counts[1] += trials[0]
     counts[2] += residual
 
 

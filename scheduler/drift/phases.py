@@ -12,10 +12,7 @@ The jobs of an open event are compared with the norm, which is the level before 
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
-
-from numpy import int64
-from numpy.typing import NDArray
+from typing import Final
 
 from scheduler.drift.memory import (
     ACCEPTS,
@@ -29,7 +26,7 @@ from scheduler.drift.memory import (
     RESIDUALS,
     TRIALS,
     WATCHING,
-    Floats,
+    Jobs,
     JobTally,
     Memory,
     advance,
@@ -37,7 +34,6 @@ from scheduler.drift.memory import (
     clear,
     clear_windows,
     count,
-    count_first,
     estimate_variances,
     features,
     find_noise,
@@ -62,17 +58,6 @@ WINSOR: Final = 3.5  # residuals of short jobs are skewed; one job alone must no
 BETWEEN_LOOKS: Final = 32  # jobs between two fits of the rhythm, and two looks at a period
 SHORTEST_PERIOD: Final = 64  # jobs
 LEAST_TRIALS: Final = 1.0
-
-
-class Jobs(NamedTuple):
-    """A page of a stream's jobs in their order, a row a job."""
-
-    rows: NDArray[int64]  #: draft length, as a row of the tables
-    trials: Floats  #: [num_jobs, POSITIONS]
-    accepts: Floats  #: [num_jobs, POSITIONS]
-    tokens: Floats
-    at: Floats  #: seconds since 1970, UTC
-    segments: NDArray[int64]  #: segment, as a row of the tallies
 
 
 def fold(memory: Memory, run_length: float, jobs: Jobs) -> None:
@@ -120,11 +105,9 @@ def look_back(memory: Memory, run_length: float, at: float) -> None:
 
 def study(tally: JobTally, jobs: Jobs, index: int, expected: float) -> None:
     """Count a job beside the α_1 that is expected of it: 0 in the first reference, in an event that of the norm."""
-    row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
-    tested = trials.sum()
-    information = tested * weight(tested)
-    count(tally, row, trials, accepts, jobs.tokens[index], information, features(jobs.at[index]))
-    count_first(tally, jobs.segments[index], trials[0], accepts[0], accepts[0] - trials[0] * expected)
+    tested = jobs.trials[index].sum()
+    residual = jobs.accepts[index, 0] - jobs.trials[index, 0] * expected
+    count(tally, jobs, index, tested * weight(tested), features(jobs.at[index]), residual)
 
 
 def begin(memory: Memory, run_length: float, at: float) -> None:
@@ -175,8 +158,7 @@ def compare(memory: Memory, run_length: float, jobs: Jobs, index: int) -> bool:
     shift, doubt = wave(memory, off)
     residual = (accepts - trials * memory.alpha[row]).sum() * weight(mass)
     first = accepts[0] - trials[0] * (memory.alpha[row, 0] + shift)
-    count(memory.current, row, trials, accepts, jobs.tokens[index], information, waves)
-    count_first(memory.current, jobs.segments[index], trials[0], accepts[0], first)
+    count(memory.current, jobs, index, information, waves, first)
     limit = WINSOR * math.sqrt(memory.variance[0] * information)
     rest = min(max(residual - information * shift, -limit), limit)
     learn(memory, off, rest + information * shift, information)

@@ -49,6 +49,7 @@ from scheduler.drift.memory import (
     TRIALS,
     VERSION,
     Floats,
+    Jobs,
     JobTally,
     Memory,
     empty_memory,
@@ -61,7 +62,7 @@ from scheduler.drift.memory import (
     standard_error,
     to_document,
 )
-from scheduler.drift.phases import Jobs, fold
+from scheduler.drift.phases import fold
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)

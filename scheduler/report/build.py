@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
@@ -48,29 +49,35 @@ MAX_POINTS: Final = 24
 _HOUR_S: Final = 3600.0
 
 
-def build_report(
-    counts: RunCounts,
-    figures: Mapping[str, TaskFigures],
-    choices: Mapping[str, NextJob],
-    drafts: Sequence[DraftRevision],
-    events: Sequence[DriftEvent],
-    sent: SentProbes,
-    measured: Mapping[str, TaskSpeedup],
-    incidents: Sequence[KnownIncident],
-    watched: Watched,
-    flagged: Flagged,
-) -> DriftReport:
-    """The report of one run.
+@dataclass(frozen=True, slots=True)
+class RunFindings:
+    """What a run found and did, of which its report is made."""
 
-    `figures` are those of the last day, which every screen shows; `events` is the drift that is open after the run,
-    `measured` the speed-ups by task.
-    """
-    tasks = tuple(
-        _task_line(counts, figures.get(task) or TaskFigures(task), choices.get(task), measured.get(task))
-        for task in sorted({*counts.tasks, *choices, *figures})
-    )
-    drift = tuple(DriftLine.of(line, line.content, line.subject) for line in events)
-    draft_lines = tuple(map(DraftLine.of, drafts))
+    counts: RunCounts
+    figures: Mapping[str, TaskFigures]  #: of the last day, which every screen shows
+    choices: Mapping[str, NextJob]
+    drafts: Sequence[DraftRevision]
+    events: Sequence[DriftEvent]  #: the drift that is open after the run
+    sent: SentProbes
+    measured: Mapping[str, TaskSpeedup]
+    incidents: Sequence[KnownIncident]
+    watched: Watched
+    flagged: Flagged
+    spent: Mapping[str, TaskSpend]  #: by task, in the last day
+    prices: ReportSettings
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task that was decoded, probed or chosen for, sorted."""
+        return sorted({*self.counts.tasks, *self.choices, *self.figures})
+
+
+def build_report(run: RunFindings) -> DriftReport:
+    """The report of one run."""
+    counts, plan, incidents = run.counts, run.sent.plan, run.incidents
+    tasks = tuple(_task_line(run, task) for task in run.tasks)
+    drift = tuple(DriftLine.of(event, event.content, event.subject) for event in run.events)
+    draft_lines = tuple(map(DraftLine.of, run.drafts))
     return DriftReport(
         created_at=counts.now,
         covers_from=counts.since,
@@ -78,15 +85,15 @@ def build_report(
         headline=_headline(tasks, drift, draft_lines, incidents),
         tasks=tasks,
         drift=drift,
-        opened=flagged.num_opened,
-        closed=flagged.num_closed,
-        probes=tuple(_probe_line(line) for line in sent.plan.measurements if line.is_sent),
-        probes_waiting=tuple(_probe_line(line) for line in sent.plan.waiting),
-        probe_budget_device_s=round(sent.plan.budget_device_s, 3),
-        num_due=len(sent.plan.measurements),
-        num_probe_sets=sent.plan.num_probe_sets,
+        opened=run.flagged.num_opened,
+        closed=run.flagged.num_closed,
+        probes=tuple(_probe_line(line) for line in plan.measurements if line.is_sent),
+        probes_waiting=tuple(_probe_line(line) for line in plan.waiting),
+        probe_budget_device_s=round(plan.budget_device_s, 3),
+        num_due=len(plan.measurements),
+        num_probe_sets=plan.num_probe_sets,
         incidents=tuple(IncidentLine.of(line, line.found, num_jobs=len(line.found.job_ids)) for line in incidents),
-        exactness=watched,
+        exactness=run.watched,
         drafts=draft_lines,
         history=_history(counts),
     )
@@ -102,10 +109,9 @@ def _probe_line(measurement: Measurement) -> ProbeLine:
     )
 
 
-def _task_line(
-    counts: RunCounts, figures: TaskFigures, choice: NextJob | None, measured: TaskSpeedup | None
-) -> TaskLine:
-    task = figures.task
+def _task_line(run: RunFindings, task: str) -> TaskLine:
+    counts, figures = run.counts, run.figures.get(task) or TaskFigures(task)
+    choice, measured = run.choices.get(task), run.measured.get(task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     seen: dict[str, object] = {"num_speculative_jobs": 0, "alpha_num_draft_tokens": ()}
     if figures.alpha_1 is not None:
@@ -128,6 +134,9 @@ def _task_line(
             "next_revisions": choice.revisions,
             "next_expected_low": choice.expected_low,
         }
+    seen["saved_device_s"] = saved = saved_device_s(measured)
+    if (spent := run.spent.get(task)) is not None:
+        seen |= {"num_saved_passes": spent.num_saved_passes, "cost": cost_line(spent, saved, run.prices)}
     return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
 
