@@ -145,7 +145,7 @@ class Counts:
 
 
 def count(detect: Callable[[Floats, float], Alarms], streams: Sequence[Floats], strengths: Sequence[float]) -> Counts:
-    """Of a rival on the rates of steady streams: at the strengths around the wanted run lengths, found by bisection."""
+    """A rival's alarms on steady streams: at the strengths around the wanted run lengths, found by bisection."""
     num_jobs = sum(len(rates) - WARM_UP_JOBS for rates in streams)
     found: dict[int, int] = {}
 

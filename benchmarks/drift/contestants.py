@@ -46,7 +46,7 @@ def hddm_w(values: Any, confidence: float, fading: float) -> Any:
     """Two-sided: a moving average since a cut beside the one up to it, by McDiarmid's bound."""
     found = []
     log = math.log(1 / confidence)
-    # Of all values, and for rises and falls up to the cut and since: number, moving average, bound.
+    # For all values, and for rises and falls up to the cut and since: number, moving average, bound.
     total, its = np.zeros(3), np.zeros((2, 2, 3))
     cuts = np.array([math.inf, math.inf])
     total[2] = 1.0
@@ -107,7 +107,7 @@ class Detector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """The product's test; its strength is the logarithm of the run length that it is told to keep."""
+    """The product's test; its strength is the logarithm of the run length that it has to keep."""
 
     compiled: Callable[..., int]
     name: str = OURS

@@ -72,7 +72,7 @@ def draw(
 
 
 def nature(condition: Condition, alpha: float, num_jobs: int, rng: np.random.Generator) -> Nature:
-    """Of a steady stream."""
+    """The nature of a steady stream."""
     own = rng.standard_normal(num_jobs)
     if condition.cluster > 1:
         common = np.repeat(rng.standard_normal(-(-num_jobs // condition.cluster)), condition.cluster)[:num_jobs]

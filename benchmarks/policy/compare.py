@@ -12,7 +12,7 @@ from benchmarks.policy.play import Oracle, Played, Trace, play
 from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.stream import Floats, draw_stream
 
-#: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
+#: Share of the throughput that control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02
 #: Jobs after which a new task's choice is judged, and how near to the best it has to be.
 COLD_JOBS, COLD_WITHIN = 50, 1.03

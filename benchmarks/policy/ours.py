@@ -33,8 +33,8 @@ ENGINE: Final = "simulated"
 #: How long posteriors stay without new evidence: a worker's minute would take most of the simulator's time.
 POSTERIOR_LASTS: Final = timedelta(hours=6)
 PAIR_LASTS: Final = timedelta(hours=3)
-#: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most so many. A worker adds
-#: after every job.
+#: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most MAX_WAITING. A worker
+#: adds after every job.
 WAITING_SHARE: Final = 0.05
 MAX_WAITING: Final = 8.0
 

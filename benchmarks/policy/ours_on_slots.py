@@ -52,7 +52,7 @@ class Truth:
 
 
 def step_of(done: SlotRound) -> Step:
-    """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
+    """The round as an engine reports it. Prompts are reported, so the costs leave the round out as a worker's do."""
     num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
     widest = max(one.setting.num_draft_tokens for one in done.running)
     return Step(
@@ -183,7 +183,7 @@ class OursOnSlots:
         self._control: frozenset[int] = frozenset()
         self.measured = MeasuredBesideTruth()
         self._expected: dict[str, Expected | None] = {}  # by subject
-        #: Of every job in order of its start: the setting at the number running then, and why.
+        #: By job in order of its start: the setting at the number running then, and why.
         self.choices: list[tuple[int, DraftSetting, Reason]] = []
 
     def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
@@ -248,7 +248,7 @@ class OursOnSlots:
         self._expected = {subject: mean_expected(each) for subject, each in found.items()}
 
     def decision_of(self, one: Running) -> Decision:
-        """Of a running job."""
+        """The decision of a running job."""
         return self._decided[one.job.number].decision
 
     def is_control(self) -> frozenset[int]:

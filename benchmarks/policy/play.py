@@ -42,7 +42,7 @@ class Oracle:
     expected_ms: tuple[Floats, ...]  #: a block each: [cells, actions]
 
     def best(self, step: int) -> Ints:
-        """Of each cell in this block, the number of the best action."""
+        """By cell of this block, the number of the best action."""
         return np.asarray(self.expected_ms[step].argmin(axis=1), dtype=np.int64)
 
     def over_best(self, step: int) -> Floats:
@@ -131,7 +131,7 @@ class BlockEvidence:
         )
 
     def batch(self, index: int, now: datetime) -> EvidenceSums:
-        """Of one batch, decoded now."""
+        """The evidence of one batch, decoded now."""
         sums: dict[str, Any] = {name: values[index] for name, values in self.numbers.items()}
         sums |= {name: tuple(values[index]) for name, values in self.by_position.items()}
         return EvidenceSums(now, jobs=float(self.num_jobs), jobs_w2=float(self.num_jobs), **sums)

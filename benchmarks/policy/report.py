@@ -140,7 +140,7 @@ class Measured:
 
     @classmethod
     def of(cls, scores: Scores) -> Measured:
-        """Of all seeds that ours played."""
+        """Over all seeds that ours played."""
         ours = [seed["ours"] for seed in scores if "ours" in seed]
         found = [one for score in ours for one in score.speedups]
         back = [score.jobs_until_back for score in ours if score.jobs_until_back is not None]
