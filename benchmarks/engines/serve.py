@@ -180,14 +180,6 @@ def is_ready(url: str) -> bool:
         return False
 
 
-def read_json(url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0) -> Any:
-    """GET, or POST with a body. Raises OSError where the server does not answer, or is silent for so long."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return json.load(answer)
-
-
 PROPOSER: Final = "alphaloop.inside_vllm.proposer.LookupProposer"
 NUM_DRAFT_TOKENS: Final = 4  #: as vllm-ngram's
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,6 +28,9 @@ from benchmarks.policy.stream import (
     draw_rounds,
     replay,
 )
+
+if TYPE_CHECKING:
+    from benchmarks.policy.ours import Ours
 
 #: Jobs that an expected time rests on. All alternatives decode the same ones, so differences are known far better.
 NUM_JOBS = 960
@@ -140,13 +142,6 @@ class BlockEvidence:
 BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
 
 
-class Why(StrEnum):
-    """What a batch was decoded for; all but `chosen` is the stated budget."""
-
-    CHOSEN = "chosen"
-    EXPLORING = "exploring"
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """What a rule sees before it decides."""
@@ -162,7 +157,7 @@ class Choice:
 
     drafter: str | None = None
     num_draft_tokens: int = 0
-    why: Why = Why.CHOSEN
+    is_budget: bool = False  #: explored, which is the stated budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,19 +194,6 @@ class Decoded:
         for rounds, empty, cropped, *positions in zip(*(row[self.index].tolist() for row in rows), strict=True):
             proposed, trials, accepts = map(tuple, positions)
             yield AcceptanceCounts(rounds + 1, empty + 1, cropped, proposed, trials, accepts)
-
-
-class Rule(Protocol):
-    """Decides batch by batch."""
-
-    def choose(self, batch: Batch) -> Choice:
-        """How to decode it."""
-
-    def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
-        """What came of it."""
-
-    def restart(self) -> None:
-        """The process ends and begins anew: what it held in memory is lost."""
 
 
 class Played:
@@ -270,7 +252,7 @@ class Trace:
     actions: Ints  #: number of the scenario's action
 
 
-def play(played: Played, rule: Rule) -> Trace:
+def play(played: Played, rule: Ours) -> Trace:
     """The rule decides the stream's batches in order."""
     numbers = {action: number for number, action in enumerate(played.stream.scenario.actions)}
     ms: list[float] = []
@@ -281,12 +263,12 @@ def play(played: Played, rule: Rule) -> Trace:
         decoded = played.decoded(block, index, choice)
         rule.observe(batch, choice, decoded)
         ms.append(decoded.ms)
-        budget.append(choice.why is not Why.CHOSEN)
+        budget.append(choice.is_budget)
         actions.append(numbers[choice.drafter, choice.num_draft_tokens])
     return Trace(np.array(ms), np.array(budget, dtype=np.int64), np.array(actions, dtype=np.int64))
 
 
-def _batches(stream: Stream, rule: Rule) -> Iterator[tuple[Block, int, Batch]]:
+def _batches(stream: Stream, rule: Ours) -> Iterator[tuple[Block, int, Batch]]:
     for block in stream.blocks:
         if block.is_start and block.phase.restart:
             rule.restart()

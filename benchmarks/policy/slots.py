@@ -206,7 +206,6 @@ class Running:
     left: int = 0  #: tokens
     num_rounds: int = 0
     has_read: set[str] = field(default_factory=set)  #: drafters that know its text
-    device_ms: float = 0.0  #: its share: each round's time over the sequences in it
     is_budget: bool = False  #: decoded for exploration
 
 
