@@ -28,7 +28,7 @@ CLOSE_S: Final = 30.0
 
 
 class WorkerOrder(BaseModel):
-    """What the contestant is told."""
+    """What the contestant is to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
