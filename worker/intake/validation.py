@@ -9,10 +9,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from alphaloop.acceptance import form_bucket
 from alphaloop.claim_check.store import ContentStore
@@ -28,6 +28,7 @@ from alphaloop.errors import (
     reason_of,
 )
 from alphaloop.messages import (
+    Body,
     ContentReference,
     Failure,
     Job,
@@ -49,7 +50,6 @@ from worker.intake.target_tasks import TargetTasks
 
 log = logging.getLogger(__name__)
 
-Value = TypeVar("Value", int, float)
 Found = TypeVar("Found")
 Refusal: TypeAlias = tuple[Delivery, MessageError]
 
@@ -219,60 +219,45 @@ class Validation:
         return self.tasks[task]
 
 
+#: Settings that a body gives under the name that they have in Sampling, and those of them that its task has too.
+OF_BODY: Final = Body.model_fields.keys() & {setting.name for setting in fields(Sampling)}
+_OF_TASK: Final = OF_BODY & TaskSettings.model_fields.keys()
+
+
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
     """The job's own settings, and its task's settings for the others.
 
     Raises InvalidField for a job that contradicts what its task sets.
     """
     body, constraint = job.body, job.body.constraint
-    max_tokens, temperature = _given(body.max_tokens, task.max_tokens), _given(body.temperature, task.temperature)
-    if body.n > 1 and temperature == 0:
+    settings: dict[str, Any] = {name: getattr(task, name) for name in _OF_TASK}
+    for name in OF_BODY & body.model_fields_set:
+        if (value := getattr(body, name)) is not None:
+            settings[name] = value
+    if body.n > 1 and settings["temperature"] == 0:
         raise InvalidField(
             f"expected 1 at the temperature 0, where all texts are the same, found {body.n}",
             field="body.n",
             hint="set a temperature above 0",
         )
-    if body.min_tokens > max_tokens:
+    if body.min_tokens > (max_tokens := settings["max_tokens"]):
         raise InvalidField(
             f"expected at most {max_tokens}, the task's max_tokens, found {body.min_tokens}",
             field="body.min_tokens",
             hint="set max_tokens too",
         )
+    settings["top_k"] = max(0, settings["top_k"])
+    if body.logit_bias is not None:
+        settings["logit_bias"] = tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items()))
     kind = None if constraint is None else constraint.kind
+    form = form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None)
     # A large one is kept no longer than its job.
     make = Sampling if constraint is not None or body.allowed_token_ids else _sampling
-    return make(
-        max_tokens,
-        temperature,
-        _given(body.top_p, task.top_p),
-        max(0, _given(body.top_k, task.top_k)),
-        _given(body.min_p, task.min_p),
-        _given(body.repetition_penalty, task.repetition_penalty),
-        body.frequency_penalty or 0.0,
-        body.presence_penalty or 0.0,
-        tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items())) if body.logit_bias else (),
-        body.seed,
-        body.stop,
-        body.stop_token_ids,
-        body.n,
-        body.min_tokens,
-        body.ignore_eos,
-        body.bad_words,
-        body.allowed_token_ids or (),
-        body.include_stop_str_in_output,
-        body.skip_special_tokens,
-        body.num_logprobs,
-        constraint,
-        form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None),
-    )
+    return make(**settings, num_logprobs=body.num_logprobs, constraint=constraint, form_bucket=form)
 
 
 #: Most jobs of a task have the same settings, so these are made once.
 _sampling: Final = lru_cache(maxsize=1024)(Sampling)
-
-
-def _given(value: Value | None, default: Value) -> Value:
-    return default if value is None else value
 
 
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
