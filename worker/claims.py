@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
 from alphaloop.messages import Failure, Status, carried_headers
@@ -21,6 +21,9 @@ from alphaloop.store.jobs import Claim, ClaimRequest, ClaimState, JobStore
 from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
 from worker.sending import JobStream
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -178,6 +181,15 @@ class Claiming:
                 end(Status.FAILED, ready.failure)
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
+
+
+def open_claiming(base: Foundation) -> Claiming:
+    """What claims jobs for this worker. Its leases are left to run out while a thread of the worker hangs."""
+    jobs, limits = JobStore(base.database), base.settings.worker
+    leases = LeaseKeeper(jobs, owner=base.owner, lease_s=limits.lease_s, may_renew=lambda: base.liveness.hung() is None)
+    return Claiming(
+        jobs, leases, owner=base.owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=base.retry
+    )
 
 
 def cancelled() -> Failure:

@@ -31,11 +31,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable, FatalBrokerError, MessageError, MessageRefused
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import RESULTS, ensure_topic
 from alphaloop.messages import (
     DeadLetter,
     Failure,
@@ -49,7 +50,8 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.dead_letter import shortened
 from alphaloop.messages.headers import RetryHeaders, encoded_result_headers
-from alphaloop.messages.topics import retry_topic, task_read_from
+from alphaloop.messages.topics import dlq_topic, jobs_topic, retry_topic, task_read_from
+from alphaloop.store.jobs import JobStore
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.intake.partitions import JITTER, Delivery
@@ -57,6 +59,9 @@ from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.metrics import WorkerMetrics
 from worker.sending import KafkaMessage, UnavailableTopics, deliver
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -360,6 +365,40 @@ class Forwarder:
         for intake, topic in {(one.intake, one.delivery.record.topic) for one in moved}:
             is_full = num_waiting[topic] >= MOST_WAITING or num_bytes[topic] >= MOST_WAITING_BYTES
             (intake.hold if is_full else intake.release)(topic)
+
+
+def open_forwarder(base: Foundation, validation: Validation) -> Forwarder:
+    """What publishes dead letters and retries, with a producer of its own."""
+    kafka = base.settings.kafka
+    topics = UnavailableTopics(
+        lambda topic: ensure_topic(kafka, topic, validation.tasks), base.metrics.topic_unavailable
+    )
+    return Forwarder(
+        lambda: Producer(kafka, client_id="alphaloop-forwarding"),
+        topics,
+        base.metrics,
+        letter_of=partial(letter_of, validation=validation, group=kafka.named(kafka.group_id)),
+        is_hurried=base.retry.hurry.is_set,
+    )
+
+
+def open_retries(
+    base: Foundation, leases: LeaseKeeper, forwarder: Forwarder, intake: Intake, fail: Callable[[FailedTry], object]
+) -> JobRetries:
+    """What sends failed jobs to their retry topics; `fail` ends those that cannot wait there."""
+    kafka = base.settings.kafka
+    return JobRetries(
+        kafka.retry_delays_s,
+        leases,
+        forwarder,
+        intake,
+        count=partial(JobStore(base.database).fail, owner=base.owner),
+        fail=fail,
+        ensure_topics=lambda task: ensure_topic(kafka, dlq_topic(jobs_topic(task)), [task]),
+        retry=base.retry,
+        rng=base.rng,
+        max_bytes=base.max_bytes,
+    )
 
 
 def _shortened(one: Forwarded) -> Forwarded | None:

@@ -8,6 +8,7 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -17,20 +18,25 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from heapq import heapify, heappop, heapreplace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import MessageError
 from alphaloop.messages.topics import task_of
+from alphaloop.settings import settings_of_segment
 from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
-from worker.intake.polling import Intake
+from worker.intake.polling import MAX_BUFFERED, Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
+
+if TYPE_CHECKING:
+    from worker.deciding.decider import Deciding
+    from worker.foundation import Foundation
 
 #: Inside a text a quotation mark is escaped, so this finds the name of a field.
 _SEGMENT: Final = re.compile(rb'"segment"\s*:\s*("(?:[^"\\]|\\.){1,1000}")')
@@ -415,3 +421,40 @@ class UndecodedJobs:
             self.recorder.put([ended(one.claimed, one.status, one.failure, now=now) for one in claims.ended])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
         return [job.line for job in (*gone, *(one.claimed.ready for one in claims.ended))]
+
+
+def open_feed(
+    base: Foundation,
+    reader: Fetching,
+    claiming: Claiming,
+    undecoded: UndecodedJobs,
+    deciding: Deciding,
+) -> JobFeed:
+    """What orders and claims this worker's jobs."""
+    limits, engine, validation = base.settings.worker, base.engine, reader.validation
+    num_slots, segments = engine.load().num_slots, base.settings.segments
+    queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
+        num_slots=num_slots,
+        quantum_s=limits.task_quantum_s,
+        weight_of=lambda task: validation.tasks[task].weight,
+        weight_of_segment=lambda segment: settings_of_segment(segments, segment).weight,
+        read_s=deciding.costs.read_s,
+    )
+    ready = ClaimedAhead(
+        max(LEAST_AHEAD, num_slots),
+        base.max_bytes,
+        is_ending=lambda: base.stop.is_set() or base.died.is_set(),
+        wake_engine=engine.wake,
+    )
+    return JobFeed(
+        undecoded.intake,
+        reader,
+        queue,
+        claiming,
+        Suspects(claiming.leases, random.Random(base.rng.random())),
+        undecoded,
+        ready,
+        max_jobs=MAX_BUFFERED,
+        max_bytes=base.max_bytes,
+        prepare_decisions=deciding.first_reads.prepare,
+    )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.engine import AsksServers, Engine, Generation
+from alphaloop.engine import AsksServers, Generation
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
 from alphaloop.experiment.observe import Slice
 from alphaloop.kafka.topics import RESULTS
@@ -28,15 +27,14 @@ from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import Line
-from worker.background import BackgroundWrites, Retry, Threads
-from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
-from worker.costs.learning import KnownCosts
+from worker.background import Threads
+from worker.claims import ClaimedJob, Claiming, cancelled
 from worker.dead_letters import Forwarder, JobRetries
-from worker.deciding.decider import Decider
+from worker.deciding.decider import Deciding
 from worker.feed import JobFeed
+from worker.foundation import Foundation
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publisher
 from worker.recording import OUTCOME_REFUSED, EndedJob, Recorder
@@ -56,38 +54,34 @@ _WAIT_S: Final = 0.05
 class Worker:
     """One GPU process. Threads of their own feed it, record what ended and publish the results."""
 
-    engine: Engine
-    stop: threading.Event  #: take nothing new, finish what runs
-    hurry: threading.Event  #: give back what runs, between two rounds
-    drain_s: float  #: most time for what is left to do at the end
-    now: Callable[[], datetime]  #: the time of day by the database
-    retry: Retry
+    base: Foundation
     threads: Threads
     # On a job's way to the engine.
     intake: Intake
     validation: Validation
     feed: JobFeed
-    leases: LeaseKeeper
     claiming: Claiming
     # How it is decoded.
-    decider: Decider
-    costs: KnownCosts
+    deciding: Deciding
     steering: Steering
     # On its way from there.
     recorder: Recorder
     retries: JobRetries
     publisher: Publisher
     forwarder: Forwarder
-    # What is told of it.
-    metrics: WorkerMetrics
+    # What other processes read of it.
     presence: Presence
     slices: SliceRecorder
-    store_decisions: Callable[[], object]
-    background: BackgroundWrites
 
     end_reason: str | None = field(init=False, default=None)  #: why the worker ends by itself
 
     def __post_init__(self) -> None:
+        base, deciding = self.base, self.deciding
+        self.engine, self.stop, self.retry, self.hurry = base.engine, base.stop, base.retry, base.retry.hurry
+        self.now, self.metrics, self.background = base.now, base.metrics, base.background
+        self.drain_s = base.settings.worker.drain_s  # most time for what is left to do at the end
+        self.leases = self.claiming.leases
+        self.decider, self.costs = deciding.decider, deciding.costs
         self.running = RunningJobs(self.engine)
         self._blame = Blame(self.engine, self.running, self.retries, gone=self.feed.ended, now=self.now)
         self._assignment = -1  # the number of the last one that was looked at
@@ -489,7 +483,7 @@ class Worker:
         """Write down what the worker learnt: costs, budgets, decisions."""
         self.costs.save()
         self.decider.session.save()
-        self.background.put("decisions", self.store_decisions)
+        self.background.put("decisions", self.deciding.journal.write)
         self.presence.leave()
         self.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 

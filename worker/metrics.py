@@ -40,8 +40,16 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # when the process started, its memory and its processor time
+        self._open_jobs()
+        self._open_decoding()
+        self._open_steps()
+        self._build = Gauge(
+            "alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=self.registry
+        )
+
+    def _open_jobs(self) -> None:
+        """What becomes of messages and jobs."""
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
         self._jobs = counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"])
         self.dead_letters = counter("alphaloop_dead_letters", "Refused messages", ["code"])
         self._results_refused = counter(
@@ -57,6 +65,11 @@ class WorkerMetrics:
         self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
         self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
         self.decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
+
+    def _open_decoding(self) -> None:
+        """Tokens, device time and latency of jobs, and how their drafts fared."""
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self._prompt_tokens = counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"])
         by_mode = ["task", "mode"]
         self._tokens = counter("alphaloop_generation_tokens", "Tokens generated", by_mode)
@@ -80,6 +93,11 @@ class WorkerMetrics:
         self._whole = latency(
             "alphaloop_e2e_request_latency_seconds", "From a job's arrival at the worker to its last token", by_mode
         )
+
+    def _open_steps(self) -> None:
+        """What steps of the engine took."""
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self._steps = histogram("alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3))
         self._parts = {
             name: histogram(f"alphaloop_step_{name}_seconds", help_text, buckets=STEP_S)
@@ -103,7 +121,6 @@ class WorkerMetrics:
         self._drafter_failures = counter(
             "alphaloop_drafter_failures", "Times that a drafter raised; its texts went on vanilla", ["drafter"]
         )
-        self._build = gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"])
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
         """Read these gauges at every scrape."""

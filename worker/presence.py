@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from alphaloop.deciding.snapshot import SessionFacts
 from alphaloop.engine import Step
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.database import Listener
-from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
+from alphaloop.store.workers import Capabilities, WorkerLoad, WorkerSetup, WorkerStore
 from worker.background import BackgroundThread, Write
+from worker.claims import LeaseKeeper
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -105,6 +110,32 @@ class Presence:
     def leave(self) -> None:
         """Have the row deleted."""
         self.write("the worker's end", partial(self.store.leave, self.owner))
+
+
+def open_presence(
+    base: Foundation,
+    leases: LeaseKeeper,
+    facts: SessionFacts,
+    default_model: Callable[[], str | None],
+) -> Presence:
+    """What tells the database of this worker; `default_model` is asked each time, because the file may change."""
+    engine, claim_check = base.engine, base.settings.claim_check
+    can = Capabilities(
+        engine.identity.context_length,
+        base.settings.worker.max_job_bytes,
+        tuple(sorted(engine.features)),
+        (claim_check.url, *claim_check.read_urls) if claim_check.url else (),
+    )
+    return Presence(
+        WorkerStore(base.database),
+        base.background.put,
+        engine.identity,
+        owner=base.owner,
+        sampling_defaults=engine.sampling_defaults.sentence(),
+        num_held=lambda: leases.num_held,
+        setup=lambda: WorkerSetup(facts, tuple(engine.drafters), engine.unserved(()), default_model(), can),
+        clock=time.monotonic,
+    )
 
 
 #: How soon the thread notices that it has to end, and its pause while the database is away.

@@ -39,11 +39,13 @@ from worker.metrics import WorkerMetrics
 from worker.sending import ChunkSender, KafkaMessage, deliver, final_message
 
 if TYPE_CHECKING:
+    from worker.foundation import Foundation
     from worker.tracing import JobTrace
 
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 1024
+MOST_QUEUED: Final = 8192  #: publications that wait before the recorder waits
 RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
 _IDLE_WAIT_S: Final = 0.2
 #: Between two looks for the acknowledgements of chunks, because the outcome of their job waits for these.
@@ -206,6 +208,29 @@ class Publisher:
         if len(rows) >= RELAY_LIMIT:
             self._relay_due = self.clock()  # there may be more
         self.metrics.set_aside.set(self.retry.until_done("relay", self.outbox.num_set_aside))
+
+
+def open_publisher(
+    base: Foundation, producer: Producer, forwarder: Forwarder, contents: ContentStore | None
+) -> Publisher:
+    """What publishes this worker's results, and texts that are streamed."""
+    queue: BoundedQueue[Publication] = BoundedQueue(
+        max_items=MOST_QUEUED,
+        max_bytes=base.max_bytes,
+        num_bytes_of=lambda publication: publication.num_bytes,
+        give_up=base.retry.gives_up,
+    )
+    return Publisher(
+        queue,
+        producer,
+        Outbox(base.database),
+        RefusedResults(RefusedResultStore(base.database), base.metrics.result_refused, contents),
+        forwarder,
+        base.metrics,
+        model=base.engine.identity.target,
+        retry=base.retry,
+        relay_after_s=2 * base.settings.worker.lease_s,
+    )
 
 
 class OnRefusal(StrEnum):

@@ -26,23 +26,25 @@ from pydantic_core import to_jsonable_python
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
 from alphaloop.deciding.decision import Decision, Reason, reason_said
 from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
-from alphaloop.errors import AlphaloopError, StoreValueRefused
+from alphaloop.errors import AlphaloopError, StoreValueRefused, package_missing
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import choices_to_write, encode_fields
 from alphaloop.probes import ProbeText
+from alphaloop.settings import Settings
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outcomes import OutboxMessage, Outcome
 from alphaloop.store.task_memory import ResultToRemember
 from alphaloop.wording import named, words
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
-from worker.dead_letters import failed_job
+from worker.dead_letters import FailedTry, failed_job
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
 
 if TYPE_CHECKING:
+    from worker.foundation import Foundation
     from worker.tracing import Tracing
 
 OUTCOME_REFUSED: Final = "outcome_refused"
@@ -125,6 +127,10 @@ class Recorder:
     def put(self, ended: Sequence[EndedJob]) -> None:
         """Hand over outcomes; waits for room unless the worker is told to hurry."""
         self._waiting.put(ended)
+
+    def fail(self, failed: FailedTry) -> None:
+        """Hand over the outcome of a job that cannot be tried again."""
+        self.put([ended(failed.claimed, Status.FAILED, failed.failure, now=failed.failed_at)])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
@@ -214,6 +220,44 @@ class Recorder:
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
         return [self._recorded.popleft() for _ in range(len(self._recorded))]
+
+
+def open_recorder(
+    base: Foundation,
+    record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
+    intake: Intake,
+    leases: LeaseKeeper,
+    publishing: BoundedQueue[Publication],
+) -> Recorder:
+    """What records this worker's outcomes with `record`, traced where the settings want traces."""
+    return Recorder(
+        record,
+        intake,
+        leases,
+        publishing,
+        base.metrics,
+        retry=base.retry,
+        max_bytes=base.max_bytes,
+        now=base.now,
+        tracing=open_tracing(base.settings, base.engine.identity, owner=base.owner, now=base.now),
+    )
+
+
+def open_tracing(
+    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
+) -> Tracing | None:
+    """What takes the traces of jobs; None for no traces, the default.
+
+    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return None
+    try:
+        from worker.tracing import Tracing
+    except ImportError as error:
+        raise package_missing(error, "tracing.endpoint") from None
+    group_id = settings.kafka.named(settings.kafka.group_id)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=group_id, now=now)
 
 
 def succeeded(

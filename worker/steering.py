@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.engine import EngineIdentity, Generation, Served, Step
-from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
+from alphaloop.engine import AsksServers, EngineIdentity, Generation, Served, Step
+from alphaloop.experiment.assign import Arm, RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
 from alphaloop.experiment.observe import (
     Expected,
@@ -37,6 +37,11 @@ from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from worker.admission import LaneKey
 from worker.running import RunningJob, RunningJobs
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+    from worker.intake.validation import Validation
+    from worker.presence import Presence
 
 log = logging.getLogger(__name__)
 
@@ -287,6 +292,29 @@ class RequestSteering:
 Steering: TypeAlias = RoundSteering | RequestSteering
 
 
+def open_steering(
+    base: Foundation,
+    lengths: LengthsTogether,
+    presence: Presence,
+    validation: Validation,
+) -> Steering:
+    """What assigns the arms of the experiment.
+
+    It draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+    """
+    engine, share = base.engine, base.settings.policy.control_share
+    if engine.can_redraft:
+        schedule = RoundSchedule(RoundDesign(control_share=share), base.rng)
+        return RoundSteering(schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens)
+    endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
+    return RequestSteering(
+        RequestSchedule(RequestDesign(control_share=share), base.rng),
+        base.now,
+        lambda: presence.num_peers,
+        lambda: all(endpoint.is_whole_load_known for endpoint in endpoints()),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Assigned:
     """A request on trial that runs."""
@@ -349,3 +377,10 @@ class SliceRecorder:
             draft_revision=self.revisions[drafter],
         )
         return SliceRow(subject, replace(one, task=task), self.owner)
+
+
+def open_slice_recorder(base: Foundation) -> SliceRecorder:
+    """What stores the slices of this worker."""
+    engine = base.engine
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    return SliceRecorder(SwitchbackStore(base.database), engine.identity, revisions, owner=base.owner, now=base.now)

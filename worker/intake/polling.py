@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
@@ -22,6 +22,9 @@ from alphaloop.kafka.topics import WORKER_CLIENT, ensure_topics
 from alphaloop.settings import Settings
 from worker.background import BackgroundThread, BoundedQueue
 from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +57,10 @@ def make_topics(settings: Settings) -> None:
         log.error("topics are missing: %s", error.message, extra={"action": "topics_missing", "hint": error.hint or ""})
 
 
-def open_intake(
-    settings: Settings, database_id: str, group_id: str, topics: Sequence[str], name: str, now: Callable[[], datetime]
-) -> Intake:
-    """A consumer of that group, with the limits of the settings. `name` is for logs, `now` the time of day."""
-    consumer = Consumer(settings.kafka, group_id=group_id, client_id=WORKER_CLIENT + database_id)
+def open_intake(base: Foundation, group_id: str, topics: Sequence[str], name: str) -> Intake:
+    """A consumer of that group, with the limits of the settings. `name` is for logs."""
+    settings = base.settings
+    consumer = Consumer(settings.kafka, group_id=group_id, client_id=WORKER_CLIENT + base.database_id)
     return Intake(
         consumer,
         topics,
@@ -66,7 +68,7 @@ def open_intake(
         most_message_bytes=settings.kafka.max_message_bytes,
         hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
         name=name,
-        now=now,
+        now=base.now,
     )
 
 

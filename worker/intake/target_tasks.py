@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError
+from alphaloop.kafka.topics import topic_lister
 from alphaloop.settings import Bindings, TasksFile
 from worker.background import BackgroundThread
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+    from worker.intake.polling import Intake
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +89,19 @@ class TargetTasks:
         told = "%d topics are read; new: %s; left: %s"
         before = self._listed or frozenset()
         log.info(told, len(listed), _names(listed - before), _names(before - listed), extra={"action": "topics_listed"})
+
+
+def open_target_tasks(base: Foundation, file: TasksFile | None, intake: Intake) -> TargetTasks:
+    """The bindings as they are now; `intake` has its first list of topics. Without a `file` they stay."""
+    bound = TargetTasks(
+        base.engine.identity.target,
+        base.settings.bindings,
+        file=file,
+        topics_now=topic_lister(base.settings.kafka),
+        read_topics=intake.read_topics,
+    )
+    bound.look()
+    return bound
 
 
 def _names(topics: Collection[str]) -> str:

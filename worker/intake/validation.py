@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from alphaloop.acceptance import form_bucket
 from alphaloop.claim_check.store import ContentStore
@@ -43,10 +43,14 @@ from alphaloop.messages import (
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
+from alphaloop.store.probes import ProbeStore
 from worker.admission import LaneKey, Line, lane_of
 from worker.background import Retry
 from worker.intake.partitions import Delivery
 from worker.intake.target_tasks import TargetTasks
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -222,6 +226,22 @@ class Validation:
 #: Settings that a body gives under the name that they have in Sampling, and those of them that its task has too.
 OF_BODY: Final = Body.model_fields.keys() & {setting.name for setting in fields(Sampling)}
 _OF_TASK: Final = OF_BODY & TaskSettings.model_fields.keys()
+
+
+def open_validation(
+    base: Foundation, bound: TargetTasks, contents: ContentStore | None, keeps_apart: Callable[[str, str], bool]
+) -> Validation:
+    """What reads this worker's messages. Whether the scheduler recorded a probe, the database says."""
+    probes = ProbeStore(base.database)
+    return Validation(
+        base.engine,
+        bound,
+        limits=base.settings.worker,
+        cluster=base.cluster,
+        keeps_apart=keeps_apart,
+        is_probe=lambda job_id, digest: base.retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+        check_reference=contents.check if contents else no_references,
+    )
 
 
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
