@@ -302,10 +302,10 @@ class Worker:
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self.running) and not self.running.has_room(claimed):
                 return number
-            setting = decision.setting
-            if not alone:
-                setting = self.steering.begin(claimed.job_id, claimed.ready.lane, decision, self.running)
-            is_control = setting != decision.setting and not self.engine.can_redraft
+            decided = decision.setting
+            lane = claimed.ready.lane
+            setting = decided if alone else self.steering.begin(claimed.job_id, lane, decision, self.running)
+            is_control = setting != decided and not self.engine.can_redraft
             job = RunningJob(claimed, decision, decided_together, started_at, setting, is_control)
             try:
                 self.running.start(job, alone=alone)

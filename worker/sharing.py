@@ -57,7 +57,7 @@ class FairShares:
     def admit(self, name: str) -> None:
         """A job of this one begins to run."""
         share = self._of(name)
-        share.admit(self.expected_job_s(name))
+        share.admit(self._expected_s(share))
         self._finish_s[name] = share.finish_s
         self._running.add(name)
 
@@ -81,7 +81,10 @@ class FairShares:
 
     def expected_job_s(self, name: str) -> float:
         """Device seconds that a job of this one is expected to need."""
-        mean_s = self._of(name).mean_job_s
+        return self._expected_s(self._of(name))
+
+    def _expected_s(self, share: DeviceShare) -> float:
+        mean_s = share.mean_job_s
         return self._unknown_job_s() if mean_s is None else max(SHORTEST_JOB_S, mean_s)
 
     def known_job_s(self) -> list[float]:

@@ -308,7 +308,7 @@ class Body(BaseModel):
         if self.prompt is not None:
             if _is_blank(self.prompt):
                 raise wrong_within("prompt", "expected a prompt with text, found only white space")
-        elif all(_is_blank(one.text) and not one.num_images and not one.tool_calls for one in self.messages or ()):
+        elif all(_is_blank(said.text) and not said.num_images and not said.tool_calls for said in self.messages or ()):
             raise wrong_within("messages", "expected at least one message with text, found only empty ones")
 
     @property
@@ -340,7 +340,8 @@ class Body(BaseModel):
     @property
     def num_images(self) -> int:
         """Images of all messages."""
-        return sum(message.num_images for message in self.messages or ())
+        parts = [said for said in self.messages or () if isinstance(said.content, tuple)]
+        return sum(said.num_images for said in parts) if parts else 0
 
 
 def _without_neutral(value: dict[str, Any]) -> dict[str, Any]:

@@ -218,9 +218,14 @@ def payload_digest(job: Job) -> bytes:
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
     in the order of the model, whatever order the sender wrote them in.
     """
-    left_out = {"job_id": True, "ignored_fields": True} | _elsewhere(job)
-    content = job.model_dump_json(exclude=left_out, exclude_none=True, exclude_defaults=True)
-    return hashlib.sha256(content.encode()).digest()
+    left_out: Any = _NOT_ASKED if job.body_ref is None else {**dict.fromkeys(_NOT_ASKED, True), **_elsewhere(job)}
+    # The model's own method decodes these bytes, only to have them encoded again.
+    content = job.__pydantic_serializer__.to_json(job, exclude=left_out, exclude_none=True, exclude_defaults=True)
+    return hashlib.sha256(content).digest()
+
+
+#: Fields of a job that its sender does not ask anything with.
+_NOT_ASKED: Final = {"job_id", "ignored_fields"}
 
 
 def encode_job(job: Job) -> bytes:

@@ -251,8 +251,8 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
     """
     body, constraint = job.body, job.body.constraint
     settings: dict[str, Any] = {name: getattr(task, name) for name in _OF_TASK}
-    for name in OF_BODY & body.model_fields_set:
-        if (value := getattr(body, name)) is not None:
+    for name in body.model_fields_set:
+        if name in OF_BODY and (value := getattr(body, name)) is not None:
             settings[name] = value
     if body.n > 1 and settings["temperature"] == 0:
         raise InvalidField(
@@ -266,14 +266,20 @@ def sampling_of(job: Job, task: TaskSettings) -> Sampling:
             field="body.min_tokens",
             hint="set max_tokens too",
         )
-    settings["top_k"] = max(0, settings["top_k"])
+    if settings["top_k"] < 0:
+        settings["top_k"] = 0
     if body.logit_bias is not None:
         settings["logit_bias"] = tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items()))
+    if body.logprobs is not None:
+        settings["num_logprobs"] = body.num_logprobs
     kind = None if constraint is None else constraint.kind
     form = form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None)
+    if form:
+        settings["form_bucket"] = form
     # A large one is kept no longer than its job.
-    make = Sampling if constraint is not None or body.allowed_token_ids else _sampling
-    return make(**settings, num_logprobs=body.num_logprobs, constraint=constraint, form_bucket=form)
+    if constraint is not None or body.allowed_token_ids:
+        return Sampling(**settings, constraint=constraint)
+    return _sampling(**settings)
 
 
 #: Most jobs of a task have the same settings, so these are made once.
