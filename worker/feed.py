@@ -62,7 +62,7 @@ class Unread:
         return self._max_bytes - self._num_bytes
 
     def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these wait behind those of their tasks and segments."""
+        """Let these wait after those of their tasks and segments."""
         for delivery in deliveries:
             line = task_of(delivery.record.topic) or "", segment_in(delivery.record.value)
             self._lines.setdefault(line, deque()).append(delivery)
@@ -89,7 +89,7 @@ class Unread:
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop those for which `unwanted` holds (their partition went to another worker)."""
-        left = [one for waiting in self._lines.values() for one in waiting if not unwanted(one)]
+        left = [delivery for waiting in self._lines.values() for delivery in waiting if not unwanted(delivery)]
         self._lines, self._num_bytes = {}, 0
         self.put(left)
 
@@ -100,11 +100,11 @@ def segment_in(value: bytes | None) -> str:
     Reading the whole message for it would take a hundred times as long. A field of that name deeper in the message may
     be taken for it: the job still runs as its own segment's.
     """
-    found = _SEGMENT.search(value or b"")
-    if found is None:
+    match = _SEGMENT.search(value or b"")
+    if match is None:
         return ""
     try:
-        return str(json.loads(found[1].decode()))
+        return str(json.loads(match[1].decode()))
     except ValueError:
         return ""
 
@@ -117,7 +117,7 @@ HELD_WAIT_S: Final = 0.02
 MOST_READING_S: Final = 0.05
 MOST_TAKEN: Final = 1024  #: messages that are put in line at once, unread
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
-#: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
+#: Jobs claimed ahead last for this time where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
 LEAST_AHEAD: Final = 8
@@ -157,7 +157,7 @@ class JobFeed:
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
         self._taken: Counter[Line] = Counter()  # jobs taken out of the queue that have not ended
-        self._aside: Counter[Line] = Counter()  # of these, jobs that nobody has to wait for
+        self._aside: Counter[Line] = Counter()  # of these, jobs that no other has to wait for
 
     @property
     def num_waiting(self) -> int:
@@ -166,7 +166,7 @@ class JobFeed:
 
     @property
     def num_in_turn(self) -> int:
-        """Of these, jobs that wait for their turn alone."""
+        """Those that wait for nothing but their turn."""
         return len(self.reader) + len(self.queue) + len(self.ready)
 
     def turn(self) -> None:
@@ -237,7 +237,9 @@ class JobFeed:
                     break
             self._add(ready)
             # What no job was made of while its topic was dropped is for another target to judge.
-            self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
+            self.undecoded.refuse(
+                [(delivery, error) for delivery, error in refused if self.intake.is_current(delivery)]
+            )
 
     def _room(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of that lane, and their bytes, that may wait beside those that do. The lanes share no room."""
@@ -269,7 +271,7 @@ class JobFeed:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
         ready, refused = self.reader.take(self._room(is_high=False)[1])
         self._add(job for job in ready if self.intake.is_current(job.delivery))
-        self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
+        self.undecoded.refuse([(delivery, error) for delivery, error in refused if self.intake.is_current(delivery)])
 
     def _due_again(self) -> list[ReadyJob]:
         """Take out the held jobs whose time has come. One that is ours runs here and goes on waiting."""
@@ -330,7 +332,7 @@ class JobFeed:
         now = self.clock()
         self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        owed = [*claims.to_decode, *(one.claimed for one in claims.ended)]
+        owed = [*claims.to_decode, *(job.claimed for job in claims.ended)]
         self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
@@ -414,13 +416,13 @@ class UndecodedJobs:
         """Pass on the jobs that need no decoding; the lines of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
-            told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
-            self.publishing.put([answer_again(*told, self.intake)])
+            answer = job.delivery, job.job.job_id, known.outcome or b"", known.headers
+            self.publishing.put([answer_again(*answer, self.intake)])
         if claims.ended:
             now = self.now()
-            self.recorder.put([ended(one.claimed, one.status, one.failure, now=now) for one in claims.ended])
+            self.recorder.put([ended(job.claimed, job.status, job.failure, now=now) for job in claims.ended])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.line for job in (*gone, *(one.claimed.ready for one in claims.ended))]
+        return [job.line for job in (*gone, *(job.claimed.ready for job in claims.ended))]
 
 
 def open_feed(
@@ -447,13 +449,13 @@ def open_feed(
         wake_engine=engine.wake,
     )
     return JobFeed(
-        undecoded.intake,
-        reader,
-        queue,
-        claiming,
-        Suspects(claiming.leases, random.Random(base.rng.random())),
-        undecoded,
-        ready,
+        intake=undecoded.intake,
+        reader=reader,
+        queue=queue,
+        claiming=claiming,
+        suspects=Suspects(claiming.leases, random.Random(base.rng.random())),
+        undecoded=undecoded,
+        ready=ready,
         max_jobs=MAX_BUFFERED,
         max_bytes=base.max_bytes,
         prepare_decisions=deciding.first_reads.prepare,

@@ -1,7 +1,7 @@
 """The worker, top to bottom: what happens to a job between Kafka and Kafka.
 
 `Worker.run_once` is one turn of the loop; its steps are the methods after it, in their order. How a worker ends, and
-what `/healthz` and `/readyz` say of it, stand behind them.
+what `/healthz` and `/readyz` say of it, follow.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Worker:
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
         4. set aside jobs whose servers are all away, so that no other job waits for their end
-        5. tell      every two seconds, what this worker decodes and holds
+        5. report    every two seconds, what this worker decodes and holds
         6. start     claimed jobs that fit, decided lane by lane
         7. costs     what rounds and requests took is fitted, and stored when it is time: no job waits for it here
         8. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
@@ -188,7 +188,7 @@ class Worker:
             extra = {"action": "jobs_moved", "num_jobs": len(moved)}
             log.info("jobs of partitions that another worker takes over are given back", extra=extra)
             self.release(moved)
-            self.feed.ended([one.ready.line for one in moved])
+            self.feed.ended([claimed.ready.line for claimed in moved])
 
     def _split(self, claimed: Iterable[ClaimedJob]) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
         """Jobs of partitions that stay, and jobs of partitions that leave.
@@ -198,14 +198,14 @@ class Worker:
         """
         staying: list[ClaimedJob] = []
         moved: list[ClaimedJob] = []
-        for one in claimed:
-            (staying if self.intake.is_current(one.ready.delivery) else moved).append(one)
+        for job in claimed:
+            (staying if self.intake.is_current(job.ready.delivery) else moved).append(job)
         return staying, moved
 
     # 3. Drop.
 
     def _drop_unwanted(self) -> None:
-        """End the jobs that nobody waits for any more, without a text."""
+        """End the jobs that were cancelled or are past their deadline, without a text."""
         asked = self.leases.cancelled()
         unwanted = self.running.drop(asked) if asked else []
         self._end_unwanted(unwanted, self.running.drop(self.running.overdue(self.now())))
@@ -225,8 +225,8 @@ class Worker:
         left = self.running.drop([job.job_id for job in absent])
         self.feed.set_aside({})
         self.release(left)
-        self.feed.put_back([one.ready for one in left if self.intake.is_current(one.ready.delivery)])
-        self.feed.ended([one.ready.line for one in left])
+        self.feed.put_back([job.ready for job in left if self.intake.is_current(job.ready.delivery)])
+        self.feed.ended([job.ready.line for job in left])
 
     # 6. Start.
 
@@ -254,7 +254,7 @@ class Worker:
                 num_started += num_begun
                 if num_begun < len(lane):
                     break
-        # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
+        # No job overtakes one for which memory is short, because that job could wait for ever while smaller ones start.
         self.feed.ready.put_back(startable[num_started:])
         self.feed.started()
 
@@ -278,11 +278,11 @@ class Worker:
         """Sequences that will run beside jobs of one lane, these included.
 
         A sequence that can draft in another way later is decided for what runs at its start. A request stays where it
-        began, so jobs that start right behind it count too: the other startable ones, and those in line. A job of
+        began, so jobs that start right after it count too: the other startable ones, and those in line. A job of
         several texts is as many sequences, as far as there are slots.
         """
         if self.engine.can_redraft:
-            load, num_texts = self.engine.load(), sum(one.ready.prepared.sampling.n for one in jobs)
+            load, num_texts = self.engine.load(), sum(job.ready.prepared.sampling.n for job in jobs)
             return min(load.num_decoding + num_texts, load.num_slots)
         num_running = self.running.num_decoding + len(jobs)
         num_soon = self.running.num_decoding + num_startable + self.feed.num_in_turn
@@ -395,11 +395,11 @@ class Worker:
     def _end(self, ended: Sequence[EndedJob]) -> None:
         if ended:
             self.recorder.put(ended)
-            self.feed.ended([one.claimed.ready.line for one in ended])
+            self.feed.ended([job.claimed.ready.line for job in ended])
 
     def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in unwanted])
-        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
+        self._end([self._undecoded(job, Status.CANCELLED, cancelled()) for job in unwanted])
+        self._end([self._undecoded(job, Status.EXPIRED, recording.expired(job)) for job in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
         identity, together = self.engine.identity, job.decided_together
@@ -421,8 +421,8 @@ class Worker:
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give claims back, none of them counted as tried."""
-        self._release_attempts({one.job_id: one.attempt for one in claimed})
-        self.intake.handing_over.settle(one.ready.delivery for one in claimed)
+        self._release_attempts({job.job_id: job.attempt for job in claimed})
+        self.intake.handing_over.settle(job.ready.delivery for job in claimed)
 
     def _release_attempts(self, attempts: Mapping[str, int]) -> None:
         """Give claims back, attempt by job_id; if the database stays away, their leases run out instead."""

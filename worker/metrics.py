@@ -27,7 +27,7 @@ from alphaloop.store.outcomes import Outcome
 from worker.costs.learning import KnownCosts
 from worker.intake.polling import Intake
 
-#: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
+#: A step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 #: Between two tokens: fractions of a millisecond on a fast device, a second on a slow one.
 TOKEN_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 3)
@@ -204,11 +204,11 @@ class WorkerMetrics:
                 per_token.observe((run.wall_s - run.time_to_first_token_s) / (run.num_tokens - 1))
 
     def _drafted(self, labels: tuple[str, str, str], counts: Sequence[AcceptanceCounts]) -> None:
-        self._rounds.labels(*labels).inc(sum(one.rounds for one in counts))
+        self._rounds.labels(*labels).inc(sum(drafted.rounds for drafted in counts))
         for metric, of_jobs in (
-            (self._proposed, [one.proposed for one in counts]),
-            (self._trials, [one.trials for one in counts]),
-            (self._accepts, [one.accepts for one in counts]),
+            (self._proposed, [drafted.proposed for drafted in counts]),
+            (self._trials, [drafted.trials for drafted in counts]),
+            (self._accepts, [drafted.accepts for drafted in counts]),
         ):
             for position, numbers in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
                 metric.labels(*labels, str(position)).inc(sum(numbers))
@@ -266,8 +266,8 @@ class EndpointMetrics(Collector):
         failed = CounterMetricFamily("alphaloop_endpoint_failures", help_text, labels=[*labels, "code"])
         for status in statuses:
             names = [status.name, status.drafter or ""]
-            for one in _STATES:
-                state.add_metric([*names, one], float(one == status.state))
+            for known_state in _STATES:
+                state.add_metric([*names, known_state], float(known_state == status.state))
             for code in _FAILURES:
                 failed.add_metric([*names, code], status.num_failed.get(code, 0))
             num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
@@ -275,7 +275,7 @@ class EndpointMetrics(Collector):
         yield from (state, failed)
 
 
-#: Gauges of each server: name, help text, and what reads it; None where the server does not tell.
+#: Gauges of each server: name, help text, and what reads it; None where the server does not report it.
 _OF_EACH: Final[tuple[tuple[str, str, Callable[[EndpointStatus], float | None]], ...]] = (
     ("in_flight", "Requests at an inference server", lambda status: status.num_in_flight),
     ("limit", "Requests that the server may have now; 0 where it gets none", lambda status: status.limit),

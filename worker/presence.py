@@ -91,16 +91,16 @@ class Presence:
 
     def _load(self, num_slots: int, num_waiting: int, tokens_per_s: float | None) -> WorkerLoad:
         return WorkerLoad(
-            self.owner,
-            self.identity.device,
-            self.identity.target,
-            num_slots,
-            num_waiting,
-            self.num_held(),
-            dict(self._tokens),  # a copy, because another thread writes it
-            tokens_per_s,
-            self.sampling_defaults,
-            self.setup(),
+            owner=self.owner,
+            device=self.identity.device,
+            target=self.identity.target,
+            num_slots=num_slots,
+            num_waiting=num_waiting,
+            num_held=self.num_held(),
+            tokens=dict(self._tokens),  # a copy, because another thread writes it
+            tokens_per_s=tokens_per_s,
+            sampling_defaults=self.sampling_defaults,
+            setup=self.setup(),
         )
 
     def _say(self, load: WorkerLoad) -> None:
@@ -118,7 +118,7 @@ def open_presence(
     facts: SessionFacts,
     default_model: Callable[[], str | None],
 ) -> Presence:
-    """What tells the database of this worker; `default_model` is asked each time, because the file may change."""
+    """What reports this worker to the database; `default_model` is asked each time, because the file may change."""
     engine, claim_check = base.engine, base.settings.claim_check
     can = Capabilities(
         engine.identity.context_length,
@@ -158,7 +158,7 @@ class Watch:
         self.thread = BackgroundThread("watch", self._turn, at_end=notices.close)
 
     def _turn(self) -> None:
-        if not self._is_told(max(0.0, min(self._due - time.monotonic(), _SLICE_S))) and time.monotonic() < self._due:
+        if not self._has_notice(max(0.0, min(self._due - time.monotonic(), _SLICE_S))) and time.monotonic() < self._due:
             return
         try:
             self._refresh()
@@ -166,17 +166,17 @@ class Watch:
             log.warning("changes not read: %s", error.message, extra={"action": "refresh_failed"})
         self._due = time.monotonic() + self._every_s
 
-    def _is_told(self, wait_s: float) -> bool:
-        """Whether a notice came within so long."""
+    def _has_notice(self, wait_s: float) -> bool:
+        """Whether a notice came within `wait_s`."""
         try:
-            is_told = self._notices.wait(wait_s)
+            has_notice = self._notices.wait(wait_s)
         except StoreUnavailable as error:
             if not self._is_deaf:
-                log.warning("not told of changes: %s", error.message, extra={"action": "notices_lost"})
+                log.warning("no notices of changes: %s", error.message, extra={"action": "notices_lost"})
             self._is_deaf = True
             time.sleep(wait_s)
             return False
         if self._is_deaf:
-            log.info("told of changes again", extra={"action": "notices_back"})
+            log.info("notices of changes come again", extra={"action": "notices_back"})
         self._is_deaf = False
-        return is_told
+        return has_notice

@@ -83,7 +83,7 @@ _ROWS: Final[Mapping[EngineKind, frozenset[Feature]]] = {
         }
     ),
 }
-#: What a server cannot do while it drafts. Of vLLM: vllm/sampling_params.py, _validate_spec_decode.
+#: What a server cannot do while it drafts. vLLM: vllm/sampling_params.py, _validate_spec_decode.
 _NOT_WITH_DRAFTS: Final[Mapping[EngineKind, frozenset[Feature]]] = {"vllm": frozenset({F.MIN_P, F.LOGIT_BIAS})}
 _NAMES: Final[Mapping[EngineKind, str]] = {
     "own": "the own engine",
@@ -124,9 +124,9 @@ def features_of(body: Body, sampling: Sampling) -> frozenset[Feature]:
 def refusal_of(body: Body, features: Collection[Feature], among: Sequence[EngineFeatures]) -> InvalidField | None:
     """Why none of these engines can serve all that the body asks for; None where one can."""
     asked = frozenset(features)
-    if any(asked <= one.features for one in among):
+    if any(asked <= engine.features for engine in among):
         return None
-    nearest = min(among, key=lambda one: len(asked - one.features))
+    nearest = min(among, key=lambda engine: len(asked - engine.features))
     lacks = next(feature for feature in Feature if feature in asked - nearest.features)
     able = [name for kind, name in _NAMES.items() if asked <= served_by(kind).features] or [
         name for kind, name in _NAMES.items() if lacks in served_by(kind).features

@@ -2,7 +2,7 @@
 
 Deliveries go into a bounded queue, one for each lane, so that a backlog of jobs keeps out none of the high lane.
 Completions come back through a queue and move the low watermark. A partition is paused when its lane is full, when its
-watermark lags too far behind, and while the head of a retry topic is not due; it is resumed when there is room again.
+watermark lags too far, and while the head of a retry topic is not due; it is resumed when there is room again.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ COMMIT_INTERVAL_S: Final = 1.0
 MAX_WATERMARK_DISTANCE: Final = 10_000
 #: How soon a topic is noticed that was deleted and made again.
 TOPIC_CHECK_S: Final = 30.0
-#: The next list of topics waits so long, at most, for the group to take this member in with the one before, and for
-#: the broker to tell of new topics.
+#: The next list of topics waits at most this long for the group to take this member in with the one before, and for
+#: the broker to know new topics.
 MAX_LIST_S: Final = 60.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
@@ -96,8 +96,8 @@ class Intake:
 
     def __post_init__(self) -> None:
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
-        #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
-        #: member's assignment, until one joins again.
+        #: Topics of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in
+        #: every member's assignment, until a member joins again.
         self.topics: frozenset[str] = frozenset()
         self._lists: SimpleQueue[frozenset[str]] = SimpleQueue()
         self.listed: frozenset[str] = frozenset()  #: what is subscribed
@@ -211,7 +211,7 @@ class Intake:
 
     @property
     def distance(self) -> int:
-        """The largest distance of a watermark behind its newest delivery."""
+        """The largest distance from a watermark to its newest delivery."""
         return max((held.watermark.distance for held in list(self._partitions.values())), default=0)
 
     def _leave(self) -> None:
@@ -232,7 +232,7 @@ class Intake:
             if self._lists.empty():
                 return
             self._next, self._next_at = self._lists.get_nowait(), self.clock()
-        if any(one.topic in self._dropped for one in self._partitions):
+        if any(partition.topic in self._dropped for partition in self._partitions):
             return
         if self.listed and self.clock() < self._next_at + MAX_LIST_S and not self._may_subscribe(self._next):
             return
@@ -273,19 +273,19 @@ class Intake:
 
     def _hand_out(self, records: Sequence[Record]) -> None:
         """Put those of the messages, and of earlier ones of retry topics, that are due into their lanes."""
-        found, at_s = [], self.clock()
+        due, at_s = [], self.clock()
         for record in records:
             held = self._partitions.get(record.topic_partition)
             if held is not None and (delivery := held.deliver(record, self.now, at_s)) is not None:
-                found.append(delivery)
+                due.append(delivery)
         for held in self._partitions.values():
             if held.not_due:
-                found += held.take_due(at_s)
-        if high := [delivery for delivery in found if delivery.is_high]:
+                due += held.take_due(at_s)
+        if high := [delivery for delivery in due if delivery.is_high]:
             self._lanes[True].put(high)
             self.wake()
-            found = [delivery for delivery in found if not delivery.is_high]
-        self._lanes[False].put(found)
+            due = [delivery for delivery in due if not delivery.is_high]
+        self._lanes[False].put(due)
 
     def _pause_and_resume(self) -> None:
         """Pause each partition whose messages have no room or have to wait, and resume it later.
@@ -348,7 +348,9 @@ class Intake:
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
         self._drain_finished()
-        self._commit_finished([self._partitions[one] for one in partitions if one in self._partitions])
+        self._commit_finished(
+            [self._partitions[partition] for partition in partitions if partition in self._partitions]
+        )
         self._forget(partitions)
 
     def _may_wait(self) -> bool:
@@ -370,7 +372,7 @@ class Intake:
 
 @dataclass(eq=False)
 class TopicWatch:
-    """Asks the broker for the ids of the topics that intakes read, and tells the intakes. One thread uses it.
+    """Asks the broker for the ids of the topics that intakes read, and passes them on. One thread uses it.
 
     Offsets alone do not always show that a topic was deleted and made again. `ask` gives ids by topic and raises
     BrokerError.

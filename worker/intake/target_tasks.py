@@ -55,13 +55,13 @@ class TargetTasks:
     def look(self) -> None:
         """Follow the file and the broker's topics. While no broker answers, the topics known stay."""
         try:
-            found = frozenset(self._topics_now())
+            topics = frozenset(self._topics_now())
         except BrokerError as error:
             log.debug("topics: %s", error.message)  # the poll says that the broker is away
-            found = self._found
+            topics = self._found
         with self._lock:
-            # A broker that lags behind the others does not name every topic: one is gone when two looks lack it.
-            self._topics, self._found = found | self._found, found
+            # A broker that lags does not name every topic: one is gone when two looks lack it.
+            self._topics, self._found = topics | self._found, topics
             self._follow()
 
     def reread(self) -> None:
@@ -77,18 +77,23 @@ class TargetTasks:
         bindings = self.bindings if self._file is None else self._file.newest(self.bindings)
         listed = bindings.topics_of(self.target, self._topics)
         if listed != self._listed:
-            self._tell(listed)
+            self._log(listed)
             self._listed = listed
             self._read_topics(listed)
         self.bindings = bindings
 
-    def _tell(self, listed: frozenset[str]) -> None:
+    def _log(self, listed: frozenset[str]) -> None:
         if not listed:
             log.warning("no topic of a task of %s: nothing is read", self.target, extra={"action": "nothing_to_read"})
             return
-        told = "%d topics are read; new: %s; left: %s"
         before = self._listed or frozenset()
-        log.info(told, len(listed), _names(listed - before), _names(before - listed), extra={"action": "topics_listed"})
+        log.info(
+            "%d topics are read; new: %s; left: %s",
+            len(listed),
+            _names(listed - before),
+            _names(before - listed),
+            extra={"action": "topics_listed"},
+        )
 
 
 def open_target_tasks(base: Foundation, file: TasksFile | None, intake: Intake) -> TargetTasks:

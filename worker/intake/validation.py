@@ -211,7 +211,7 @@ class Validation:
             return ""
         given = [body.prompt] if body.prompt is not None else [message.text for message in body.messages or ()]
         texts = [text.casefold() for text in given]
-        return next((one for one in patterns if any(covers(one, text) for text in texts)), "")
+        return next((pattern for pattern in patterns if any(covers(pattern, text) for text in texts)), "")
 
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self.tasks:
@@ -338,25 +338,25 @@ class Fetching:
         None where its prompt is read later, where another target decodes its task, and where it is no job, and then in
         `refused`.
         """
-        found = _read(delivery, partial(self.validation.read, delivery), refused)
-        if not isinstance(found, PromptElsewhere):
-            return found
-        self._waiting.append(found)
+        job = _read(delivery, partial(self.validation.read, delivery), refused)
+        if not isinstance(job, PromptElsewhere):
+            return job
+        self._waiting.append(job)
         return None
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the jobs for which `unwanted` holds and whose prompts are not being read yet."""
-        self._waiting = deque(one for one in self._waiting if not unwanted(one.delivery))
+        self._waiting = deque(waiting for waiting in self._waiting if not unwanted(waiting.delivery))
 
     def take(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
         """The jobs whose prompts have come, and what was refused; begins to read the next ones while there is room."""
         ready: list[ReadyJob] = []
         refused: list[Refusal] = []
         for waiting, content in self._arrived():
-            found = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
-            if found is not None:
-                ready.append(found)
-                room_bytes -= found.num_bytes
+            job = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
+            if job is not None:
+                ready.append(job)
+                room_bytes -= job.num_bytes
         while self._waiting and self._num_running < NUM_AT_ONCE and room_bytes > 0:
             waiting = self._waiting.popleft()
             self._num_running += 1
@@ -366,15 +366,15 @@ class Fetching:
         return ready, refused
 
     def _arrived(self) -> list[tuple[PromptElsewhere, bytes | Failure]]:
-        found: list[tuple[PromptElsewhere, bytes | Failure]] = []
+        arrived: list[tuple[PromptElsewhere, bytes | Failure]] = []
         try:
             while True:
                 waiting, content = self._done.get_nowait()
                 self._num_running -= 1
                 if content is not None:
-                    found.append((waiting, content))
+                    arrived.append((waiting, content))
         except Empty:
-            return found
+            return arrived
 
     def _fetch(self, waiting: PromptElsewhere) -> None:
         """Read one prompt; of a worker that ends meanwhile there is none, and Kafka delivers the job again."""
@@ -407,9 +407,9 @@ def covers(pattern: str, folded: str) -> bool:
     place, end = len(first), len(folded) - len(last)
     if place > end or not folded.startswith(first) or not folded.endswith(last):
         return False
-    # The earliest place of each literal leaves the most room for those behind it.
+    # The earliest place of each literal leaves the most room for those after it.
     for literal in between:
-        if (found := folded.find(literal, place, end)) < 0:
+        if (at := folded.find(literal, place, end)) < 0:
             return False
-        place = found + len(literal)
+        place = at + len(literal)
     return True
