@@ -55,9 +55,8 @@ def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer)
 
     Without a `tasks_file` its tasks stay as they are in the settings. Costs never measured here are measured now.
     """
-    settings, owner = base.settings, base.owner
-    deciding = open_deciding(settings, base.engine, base.database, base.clock, owner=owner, write=base.background.put)
-    base.metrics.watch_costs(deciding.costs)
+    settings = base.settings
+    deciding = _open_deciding(base)
     segments = SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=base.now)
     contents = ContentStore.of(settings.claim_check)
 
@@ -111,6 +110,15 @@ def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer)
         presence=presence,
         slices=open_slice_recorder(base),
     )
+
+
+def _open_deciding(base: Foundation) -> Deciding:
+    """What decides for this worker, with its costs in the metrics."""
+    deciding = open_deciding(
+        base.settings, base.engine, base.database, base.clock, owner=base.owner, write=base.background.put
+    )
+    base.metrics.watch_costs(deciding.costs)
+    return deciding
 
 
 def _recording(
