@@ -118,7 +118,7 @@ class StageEvent(_Event):
 
     event: Literal["stage"] = "stage"
     name: str
-    total: int | None = None  #: things to do; None where nobody knows
+    total: int | None = None  #: things to do; None where that is unknown
     done: int = 0  #: of them, by an earlier run
 
 
@@ -162,7 +162,7 @@ def line_of(said: BaseModel) -> bytes:
     return json.dumps(said.model_dump(mode="json")).encode() + b"\n"
 
 
-#: How work tells its events.
+#: How work reports its events.
 Tell = Callable[[CommandEvent], None]
 
 

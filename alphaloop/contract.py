@@ -53,8 +53,8 @@ def settings_reference() -> str:
     parts.append("\n## General\n" + _table({name: (field, comments.get(name, "")) for name, field in free}, ENV_PREFIX))
     for name, field in Settings.model_fields.items():
         for section in sections_of(field.annotation):
-            one = f".<{name.removesuffix('s')}>" if _is_mapping(field.annotation) else ""
-            parts += _sections(name + one, section)
+            chosen = f".<{name.removesuffix('s')}>" if _is_mapping(field.annotation) else ""
+            parts += _sections(name + chosen, section)
     return "".join(parts)
 
 
@@ -139,25 +139,25 @@ def _default(field: FieldInfo) -> str:
 
 def _comments(model: type[BaseModel]) -> dict[str, str]:
     """The `#:` comments of a model's fields, by field; those that it has of another section are said there."""
-    found: dict[str, str] = {}
-    for one in reversed(model.__mro__):
-        if issubclass(one, BaseModel) and "__annotations__" in vars(one) and one is not BaseModel:
-            found |= _own_comments(one)
-    return found
+    comments: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if issubclass(base, BaseModel) and "__annotations__" in vars(base) and base is not BaseModel:
+            comments |= _own_comments(base)
+    return comments
 
 
 def _own_comments(model: type[BaseModel]) -> dict[str, str]:
     source = textwrap.dedent(inspect.getsource(model))
     lines = source.splitlines()
-    found = {}
+    comments = {}
     (tree,) = ast.parse(source).body
     assert isinstance(tree, ast.ClassDef)  # noqa: S101 - the source of a class is a class
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             if match := re.search(r"#: ?(.+)$", text, re.MULTILINE):
-                found[node.target.id] = match[1].strip().replace("|", r"\|")
-    return found
+                comments[node.target.id] = match[1].strip().replace("|", r"\|")
+    return comments
 
 
 def job_schema() -> dict[str, Any]:
@@ -272,12 +272,12 @@ def _has(name: str) -> dict[str, Any]:
 
 def _or(field: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """The schema of a field that may also be another one."""
-    told: dict[str, Any] = {key: field[key] for key in ("default", "description", "title") if key in field}
-    rest = {key: part for key, part in field.items() if key not in told}
+    described: dict[str, Any] = {key: field[key] for key in ("default", "description", "title") if key in field}
+    rest = {key: part for key, part in field.items() if key not in described}
     if other == _NULL and _NULL["type"] in rest.get("type", ()):
         return field
     kinds = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
-    return {"anyOf": [*kinds, other], **told} if other not in kinds else field
+    return {"anyOf": [*kinds, other], **described} if other not in kinds else field
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What people are told without asking, how it is worded, and the services that carry it to them.
+"""Notifications: what they are about, how they are worded, and the services that carry them.
 
 Names, counts and sentences of the scheduler: no text of a job. The only module that imports apprise, when it is used.
 """
@@ -59,7 +59,7 @@ class NotificationText:
 
 @dataclass(frozen=True, slots=True)
 class Notification:
-    """A notification with the row that it tells of."""
+    """A notification with the row that it is about."""
 
     kind: NewsKind
     source_id: int
@@ -71,23 +71,25 @@ def drift_news(state_id: int, subject: DriftSubject, state: PastState, action: s
     """An event has a new state; `action` is what may be done now."""
     is_over = state.state is EventState.CLOSED
     title = f"alphaloop: {subject.task}, {subject.drafter}: drift {state.state.value} ({words(state.cause)})"
-    told = [state.sentence] if is_over else [state.sentence, action]
-    body = "\n".join((*told, f"alphaloop drift show {state.event_id}"))
+    lines = [state.sentence] if is_over else [state.sentence, action]
+    body = "\n".join((*lines, f"alphaloop drift show {state.event_id}"))
     return Notification(
         NewsKind.DRIFT, state_id, NotificationText(title, body, Gravity.SUCCESS if is_over else Gravity.WARNING)
     )
 
 
-def incident_opened_news(incident_id: int, found: Incident) -> Notification:
+def incident_opened_news(incident_id: int, incident: Incident) -> Notification:
     """An engine was proven wrong."""
-    body = f"{found.sentence}\nEngine: {found.engine}. Results of the same engine and drafter may be wrong too."
-    message = NotificationText(f"alphaloop: {found.task}: incident opened ({words(found.kind)})", body, Gravity.FAILURE)
+    body = f"{incident.sentence}\nEngine: {incident.engine}. Results of the same engine and drafter may be wrong too."
+    message = NotificationText(
+        f"alphaloop: {incident.task}: incident opened ({words(incident.kind)})", body, Gravity.FAILURE
+    )
     return Notification(NewsKind.INCIDENT_OPENED, incident_id, message)
 
 
-def incident_closed_news(incident_id: int, found: Incident) -> Notification:
+def incident_closed_news(incident_id: int, incident: Incident) -> Notification:
     """Later probes were right."""
-    title = f"alphaloop: {found.task}: incident closed ({words(found.kind)})"
+    title = f"alphaloop: {incident.task}: incident closed ({words(incident.kind)})"
     return Notification(
         NewsKind.INCIDENT_CLOSED,
         incident_id,
@@ -111,7 +113,7 @@ _HTTP_STATUS: Final = re.compile(r"\berror=(\d{3})\b")
 
 
 class Sink:
-    """One address of one service, behind apprise, which knows the services."""
+    """One address of one service, through apprise, which knows the services."""
 
     def __init__(self, url: SecretStr, setting: str) -> None:
         """`setting` is named where the address is none. Raises ConfigError, and ImportError without apprise."""
@@ -161,13 +163,13 @@ def open_sinks(urls: Sequence[SecretStr]) -> tuple[Sink, ...]:
 
 
 def _reason(result: AppriseResult) -> str:
-    """Why it failed. Of what apprise logged only the status of HTTP: the rest may quote the address."""
+    """Why it failed: from apprise's log only the status of HTTP, since the rest may quote the address."""
     from apprise.result import AppriseResultStatus
 
     if result.status is AppriseResultStatus.TIMEOUT:
         return f"no answer within {_LONGEST_S:.0f} s"
-    found = [match[1] for entry in result.logs() if (match := _HTTP_STATUS.search(entry.message))]
-    return f"HTTP status {found[-1]}" if found else "refused, or not reachable"
+    statuses = [match[1] for entry in result.logs() if (match := _HTTP_STATUS.search(entry.message))]
+    return f"HTTP status {statuses[-1]}" if statuses else "refused, or not reachable"
 
 
 def _fingerprint(url: SecretStr) -> str:

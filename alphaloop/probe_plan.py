@@ -4,7 +4,7 @@ A drafter of a task is due because of an alarm, because of something new (a prob
 was never measured with), or because its newest measurement is old. Alarms come first, new things second.
 
 Within each of these groups the expected loss decides. A task that was decoded for D device seconds since its drafter
-was measured, in N jobs, is expected to have been decoded for D · P device seconds with a setting that nobody checked
+was measured, in N jobs, is expected to have been decoded for D · P device seconds with a setting that was not checked
 after the task had changed. P = 1 - exp(-N / change_jobs) is the policy's prior for a change within N jobs.
 
 A drafter is measured on a prompt by decoding it, or by scoring the control's text. Both give the same counts. A score
@@ -85,7 +85,7 @@ class Measurement:
     due: DueProbe
     num_prompts: int
     num_decoded: int  #: of them decoded with the drafter; it is scored on the others
-    device_s: float  #: what it is expected to take; of a task's measurements the first one sent pays for the controls
+    device_s: float  #: what it is expected to take; the first one sent of a task pays for the controls
     is_sent: bool
 
 
@@ -100,12 +100,12 @@ class ProbePlan:
     @property
     def chosen(self) -> tuple[DueProbe, ...]:
         """Those that are sent."""
-        return tuple(one.due for one in self.measurements if one.is_sent)
+        return tuple(measurement.due for measurement in self.measurements if measurement.is_sent)
 
     @property
     def waiting(self) -> tuple[Measurement, ...]:
         """Those that the budget holds back."""
-        return tuple(one for one in self.measurements if not one.is_sent)
+        return tuple(measurement for measurement in self.measurements if not measurement.is_sent)
 
 
 class ProbePlanner:
@@ -122,7 +122,7 @@ class ProbePlanner:
 
     def sets(self) -> dict[str, ProbeSet]:
         """The probe sets in use, of tasks that workers know."""
-        return {task: found for task, found in self._sets.active().items() if task in self._tasks}
+        return {task: probe_set for task, probe_set in self._sets.active().items() if task in self._tasks}
 
     def plan(self, sets: Mapping[str, ProbeSet], now: datetime) -> ProbePlan:
         """What a run at `now` would send of these sets."""
@@ -138,10 +138,10 @@ class ProbePlanner:
             traffic=self._probes.traffic(now - WINDOW, now),
             change_jobs=self._change_jobs,
             scorable=_scorable(drafts),
-            incidents={(one.found.task, one.found.drafter) for one in self._incidents.open_incidents()},
+            incidents={(incident.found.task, incident.found.drafter) for incident in self._incidents.open_incidents()},
         )
         due = drafted(due, self._bindings, self._workers.seen())
-        num_prompts = {task: min(settings.probe_prompts, len(found.prompts)) for task, found in sets.items()}
+        num_prompts = {task: min(settings.probe_prompts, len(probe_set.prompts)) for task, probe_set in sets.items()}
         job_device_s = self._probes.mean_device_s(now - _TIMED, now)
         return make_plan(due, job_device_s, num_prompts, self._budget_device_s(now))
 
@@ -153,11 +153,11 @@ class ProbePlanner:
 
     def _alarms(self) -> dict[tuple[str, str], datetime]:
         """When drift was raised last, of what is open: its probes tell the cause, or confirm it."""
-        found: dict[tuple[str, str], datetime] = {}
+        raised: dict[tuple[str, str], datetime] = {}
         for event in self._drift.open_events():
             about = event.subject.task, event.subject.drafter
-            found[about] = max(found.get(about, event.raised_at), event.raised_at)
-        return found
+            raised[about] = max(raised.get(about, event.raised_at), event.raised_at)
+        return raised
 
     def _max_age(self, task: str) -> timedelta:
         own = self._tasks[task].probe_max_age_s
@@ -169,12 +169,12 @@ def _new_since(drafts: Sequence[DraftRevision], engine_since: datetime | None, n
 
     Stale drafts are measured too, so that they can become active again.
     """
-    found: dict[str, datetime] = {}
+    newest: dict[str, datetime] = {}
     for draft in drafts:
         if draft.status in _MEASURED:
             seen = draft.registered_at if draft.registered_at <= now else _NEVER
-            found[draft.drafter] = max(found.get(draft.drafter, seen), seen, engine_since or seen)
-    return found
+            newest[draft.drafter] = max(newest.get(draft.drafter, seen), seen, engine_since or seen)
+    return newest
 
 
 def _scorable(drafts: Sequence[DraftRevision]) -> set[str]:
@@ -228,7 +228,11 @@ def find_due(
 def drafted(due: Iterable[DueProbe], bindings: Bindings, workers: Sequence[SeenWorker]) -> list[DueProbe]:
     """Those of drafters that a live worker of the task's target asks; without several targets, any live worker."""
     is_one = len(bindings.targets) <= 1
-    return [one for one in due if one.drafter in drafters_of(workers, None if is_one else bindings.target_of(one.task))]
+    return [
+        probe
+        for probe in due
+        if probe.drafter in drafters_of(workers, None if is_one else bindings.target_of(probe.task))
+    ]
 
 
 def _why(
@@ -242,11 +246,11 @@ def _why(
 
 
 def _at_stake(traffic: Sequence[TaskTraffic], task: str, last: datetime | None, change_jobs: float) -> float:
-    since = [one for one in traffic if one.task == task and (last is None or one.start >= last)]
-    device_s = sum(one.device_s for one in since)
+    since = [hour for hour in traffic if hour.task == task and (last is None or hour.start >= last)]
+    device_s = sum(hour.device_s for hour in since)
     if last is None:
         return device_s
-    return device_s * (1 - math.exp(-sum(one.num_jobs for one in since) / change_jobs))
+    return device_s * (1 - math.exp(-sum(hour.num_jobs for hour in since) / change_jobs))
 
 
 def decoded_positions(due: DueProbe, positions: Collection[int], scheduled_for: datetime) -> frozenset[int]:
@@ -269,23 +273,23 @@ def make_plan(
     num_prompts: Mapping[str, int],
     budget_device_s: float,
 ) -> ProbePlan:
-    """Choose in order; what does not fit the rest of the budget is left out, and smaller ones behind it may fit.
+    """Choose in order; what does not fit the rest of the budget is left out, and smaller ones after it may fit.
 
     `job_device_s` is what a probe of a task took on average, `num_prompts` how many are sent. Each task pays for its
-    controls once. Of a drafter that is scored, `DECODED_SHARE` of the prompts are decoded.
+    controls once. Where a drafter is scored, `DECODED_SHARE` of the prompts are decoded.
     """
     measurements: list[Measurement] = []
     left = budget_device_s
     with_controls: set[str] = set()
-    for one in due:
-        per_job = job_device_s.get(one.task, PRIOR_JOB_DEVICE_S)
-        prompts = num_prompts[one.task]
-        decoded = _num_decoded(one, prompts)
-        controls = 0 if one.task in with_controls else prompts
+    for probe in due:
+        per_job = job_device_s.get(probe.task, PRIOR_JOB_DEVICE_S)
+        prompts = num_prompts[probe.task]
+        decoded = _num_decoded(probe, prompts)
+        controls = 0 if probe.task in with_controls else prompts
         cost = per_job * (controls + decoded + SCORE_SHARE * (prompts - decoded))
         fits = cost <= left
         if fits:
             left -= cost
-            with_controls.add(one.task)
-        measurements.append(Measurement(one, prompts, decoded, cost, fits))
+            with_controls.add(probe.task)
+        measurements.append(Measurement(probe, prompts, decoded, cost, fits))
     return ProbePlan(tuple(measurements), budget_device_s, len(num_prompts))

@@ -1,7 +1,7 @@
 """Probes: the fixed prompts of a task, how long an answer they ask for, the k of their measurement, and their texts.
 
 A probe set is never changed. Other prompts, another output limit or another k make another version. Runs of two
-versions are compared over the prompts that both have, which `prompt_id` tells, as far as they were measured at the
+versions are compared over the prompts that both have, by `prompt_id`, as far as they were measured at the
 same k."""
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def draw_prompts(jobs: Sequence[Job], num_prompts: int, seed: int) -> list[Job]:
     rng = random.Random(seed)
     for stratum in strata:
         rng.shuffle(stratum)
-    return [bodies[one] for one in _take_turns(strata)[:num_prompts]]
+    return [bodies[body] for body in _take_turns(strata)[:num_prompts]]
 
 
 def _quarters(ordered: Sequence[str]) -> list[list[str]]:
@@ -109,7 +109,7 @@ def _quarters(ordered: Sequence[str]) -> list[list[str]]:
 
 def _take_turns(parts: Sequence[Sequence[str]]) -> list[str]:
     """The first of each part, then the second of each, until all are taken."""
-    return [one for turn in zip_longest(*parts) for one in turn if one is not None]
+    return [member for turn in zip_longest(*parts) for member in turn if member is not None]
 
 
 def _hash(value: object) -> str:
@@ -124,8 +124,8 @@ def _canonical(value: object) -> str:
 class ProbeText:
     """The tokens that a probe or control generated greedily.
 
-    `second_ids` and `gaps` are the target's second choice at each token and how far its logit lies behind; empty where
-    the engine does not tell. Rounding may swap two choices whose gap is at most `near_tie`.
+    `second_ids` and `gaps` are the target's second choice at each token and how far its logit lies below the first;
+    empty where the engine does not report it. Rounding may swap two choices whose gap is at most `near_tie`.
     """
 
     token_ids: tuple[int, ...]

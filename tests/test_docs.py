@@ -17,7 +17,6 @@ import pytest
 from pydantic import BaseModel, SecretStr
 
 import alphaloop
-from alphaloop.cli.app import app
 from alphaloop.deciding.posterior import tokens_per_round
 from alphaloop.kafka.offsets import Record
 from alphaloop.kafka.topics import ensure_topics
@@ -35,7 +34,7 @@ from alphaloop.messages import (
     Usage,
     parse_job,
 )
-from alphaloop.settings import KafkaSettings, Settings, TaskSettings
+from alphaloop.settings import KafkaSettings
 from tests.fixtures.sql_questions import Question, all_questions
 from tests.fixtures.worker import read
 
@@ -103,15 +102,6 @@ def test_every_make_command_of_the_documents_exists() -> None:
             r"(?:^|`)make ([a-z-]+(?: test)?)(?= +#|`|$)", page.read_text(encoding="utf-8"), re.MULTILINE
         ):
             assert set(command.split()) <= targets, f"{page.name}: make {command}"
-
-
-def test_every_alphaloop_command_of_the_documents_exists() -> None:
-    from typer.main import get_command
-
-    commands = set(getattr(get_command(app), "commands", {}))
-    for page in PAGES:
-        for command in re.findall(r"(?:`|/bin/)alphaloop ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8")):
-            assert command in commands, f"{page.name}: alphaloop {command}"
 
 
 def test_the_tests_own_command_is_the_one_ci_runs() -> None:
@@ -217,19 +207,6 @@ def test_every_page_that_an_error_names_comes_with_the_package() -> None:
     assert len(named) >= 5
     assert all((ROOT / "docs" / name).is_file() for name in named), named
     assert "docs/" not in hints, "page() says where it lies on the reader's machine"
-
-
-def test_every_setting_that_is_named_exists() -> None:
-    pattern = rf"`((?:{'|'.join(Settings.model_fields)})\.[a-z_.]+)`"
-    named = [(page.name, name) for page in PAGES for name in re.findall(pattern, page.read_text(encoding="utf-8"))]
-    assert named
-    for page, name in named:
-        section, *path = name.split(".")
-        node: object = TaskSettings() if section == "tasks" else getattr(Settings(), section)
-        is_module = (ROOT / section / path[0]).is_dir() or (ROOT / section / f"{path[0]}.py").is_file()
-        for part in path:
-            assert is_module or hasattr(node, part), f"{page}: {name}"
-            node = getattr(node, part, None)
 
 
 def numbers(row: str) -> list[float]:

@@ -58,7 +58,7 @@ KEPT_FOR: Final = timedelta(days=30)
 #: A scheduler that died is followed after it.
 LEASE_S: Final = 30.0
 _LOOK_EVERY: Final = timedelta(seconds=1)
-#: Between two counts, which read every dead letter: at least so long, and so many times as one took.
+#: Between two counts, which read every dead letter: at least this long, and this multiple of the last count's time.
 _COUNT_EVERY_S: Final = 2.0
 _PAUSE_OVER_COUNTING: Final = 5.0
 #: After a failure that passes by itself, and after any other.
@@ -119,16 +119,16 @@ class Advancing:
                 thread.join(timeout_s)
 
     def _run(self, turn: Callable[[], object]) -> None:
-        told: str | None = None  # why the last turn failed
+        logged: str | None = None  # why the last turn failed
         while not self._stop.is_set():
             pause, why = _LOOK_EVERY, None
             try:
                 turn()
             except Exception as error:
                 pause, why = _RETRY, reason_of(error)
-            if why not in (None, told):
+            if why not in (None, logged):
                 log.warning("batches wait: %s", why, extra={"action": "batches_not_read"})
-            told = why
+            logged = why
             self._news.wait(pause.total_seconds())
             if not self._stop.is_set():
                 self._news.clear()
@@ -153,9 +153,9 @@ class Advancing:
         if (began := self._clock()) < self._count_due:
             return
         now = DatabaseClock(self._database).measure()
-        if found := self._all.open(_MOST_COUNTED, self._looked_at):
-            counts = count_each(found, self._settings, self._database)
-            self._all.keep({one: _values(counts[one], found[one].status) for one in found})
+        if batches := self._all.open(_MOST_COUNTED, self._looked_at):
+            counts = count_each(batches, self._settings, self._database)
+            self._all.keep({batch_id: _values(counts[batch_id], batches[batch_id].status) for batch_id in batches})
         ended = self._clock()
         self._looked_at = now
         self._count_due = ended + max(_COUNT_EVERY_S, _PAUSE_OVER_COUNTING * (ended - began))
@@ -167,8 +167,8 @@ class Advancing:
             return
         pause = _LOOK_EVERY
         try:
-            if (found := self._batches.with_files(batch_id)) is not None and found[0].status in OPEN:
-                (batch, files, now), began = found, self._clock()
+            if (known := self._batches.with_files(batch_id)) is not None and known[0].status in OPEN:
+                (batch, files, now), began = known, self._clock()
                 _Turn(self, lease, batch, files.get(batch.input_file_id), now).take()
                 if batch.status == "finalizing":  # it waits for redriven jobs, and was read whole
                     pause = max(pause, timedelta(seconds=_PAUSE_OVER_COUNTING * (self._clock() - began)))
@@ -177,8 +177,8 @@ class Advancing:
         except Exception as error:
             passes = isinstance(error, (StoreUnavailable, BrokerError, ContentStoreUnavailable))
             pause = _RETRY if passes else _LATER
-            told = {"action": "batch_waits", "hint": getattr(error, "hint", None) or ""}
-            log.warning("batch %s waits: %s", batch_id, reason_of(error), extra=told)
+            fields = {"action": "batch_waits", "hint": getattr(error, "hint", None) or ""}
+            log.warning("batch %s waits: %s", batch_id, reason_of(error), extra=fields)
         try:
             if pause:
                 self._batches.postpone(batch_id, pause)
@@ -272,7 +272,7 @@ class _Turn:
         if len(bad) == num_lines:
             counts: dict[str, Any] = dict.fromkeys(("num_total", "num_invalid", "num_failed"), num_lines)
             counts["by_status"] = {"invalid": num_lines}
-            self._end("failed", [], errors=[one.as_json() for one in bad[:_MOST_ERRORS]], **counts)
+            self._end("failed", [], errors=[request.as_json() for request in bad[:_MOST_ERRORS]], **counts)
         self._changed("in_progress", num_total=num_lines)
 
     def _send(self) -> None:
@@ -316,16 +316,16 @@ class _Turn:
         What no worker has claimed when the cancellations are written down will be cancelled by whoever claims it.
         """
         # A scheduler that died may have sent one page more than it wrote down.
-        found = self._read(num_lines=self._batch.num_sent + PAGE)
+        counted = self._read(num_lines=self._batch.num_sent + PAGE)
         asked = self._around._cancelled_at
         if self._batch.id not in asked:
             jobs = JobStore(self._database)
-            for start in range(0, len(found.open), PAGE):
-                jobs.request_cancel(*found.open[start : start + PAGE])
+            for start in range(0, len(counted.open), PAGE):
+                jobs.request_cancel(*counted.open[start : start + PAGE])
                 self._keep_lease()
             asked[self._batch.id] = self._around._clock()
         is_settled = self._around._clock() >= asked[self._batch.id] + _CLAIMS_SETTLED_S
-        if is_over or (is_settled and not found.by_status["held"]):
+        if is_over or (is_settled and not counted.by_status["held"]):
             self._write(Status.CANCELLED)
 
     def _finish(self, end: Status | None) -> None:
@@ -360,8 +360,16 @@ class _Turn:
         name = f"{self._batch.id}_{part}.jsonl"
         kept_s = self._batch.output_kept_s
         expires_at = self._now + (KEPT_FOR if kept_s is None else timedelta(seconds=kept_s))
-        file_id, key_name = self._file_id(part), self._batch.key_name
-        return ApiFile(file_id, key_name, name, "batch_output", num_bytes, parts, self._now, expires_at)
+        return ApiFile(
+            id=self._file_id(part),
+            key_name=self._batch.key_name,
+            filename=name,
+            purpose="batch_output",
+            num_bytes=num_bytes,
+            parts=parts,
+            created_at=self._now,
+            expires_at=expires_at,
+        )
 
     def _file_id(self, part: str) -> str:
         """The same whoever writes it, so that what is left of one that died is written over; others at each end."""
@@ -370,13 +378,13 @@ class _Turn:
 
     def _read(self, end: Status | None = None, num_lines: int | None = None) -> _Found:
         """Read what became of each request, or of those of the first lines, and write down how many."""
-        found = _Found()
+        counted = _Found()
         for row in self._rows(None, end, num_lines):
-            found.by_status[row.status] += 1
+            counted.by_status[row.status] += 1
             if row.part == "open" and row.job_id:
-                found.open.append(row.job_id)
-        self._changed(None, **_values(Progress(found.by_status)))
-        return found
+                counted.open.append(row.job_id)
+        self._changed(None, **_values(Progress(counted.by_status)))
+        return counted
 
     def _rows(
         self, contents: ContentStore | None, end: Status | None, num_lines: int | None = None
@@ -408,17 +416,21 @@ class _Turn:
 
 
 def _tokens_of(row: RequestRow) -> dict[str, int]:
-    """Of a request that has a text."""
-    told = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
-    thought = told.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
-    return {"input": told.get("prompt_tokens", 0), "output": told.get("completion_tokens", 0), "reasoning": thought}
+    """The tokens of a request that has a text."""
+    usage = (((row.row or {}).get("response") or {}).get("body") or {}).get("usage") or {}
+    thought = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
+    return {"input": usage.get("prompt_tokens", 0), "output": usage.get("completion_tokens", 0), "reasoning": thought}
 
 
-def _values(found: Progress, status: str | None = "open") -> dict[str, Any]:
+def _values(progress: Progress, status: str | None = "open") -> dict[str, Any]:
     """Columns of a batch of the API, or of another one, which has no `status`."""
     if status is None:
-        return {"by_status": dict(found.by_status), "is_open": found.num_open > 0}
-    return {"by_status": dict(found.by_status), "num_completed": found.num_completed, "num_failed": found.num_failed}
+        return {"by_status": dict(progress.by_status), "is_open": progress.num_open > 0}
+    return {
+        "by_status": dict(progress.by_status),
+        "num_completed": progress.num_completed,
+        "num_failed": progress.num_failed,
+    }
 
 
 @contextmanager
@@ -487,7 +499,7 @@ def ask_to_cancel(
     settings: Settings, database: Database, job_ids: Sequence[str], until: datetime | None
 ) -> list[Whereabouts]:
     """Ask for the ends of jobs that have not ended, of unknown ones too where `until` is given; where each was."""
-    found = find_jobs(settings, database, job_ids)
-    asked = [job.job_id for job in found if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
+    places = find_jobs(settings, database, job_ids)
+    asked = [job.job_id for job in places if job.is_open or (until and job.place is JobPlace.UNKNOWN)]
     request_cancellation(settings.kafka, asked, until=until)
-    return found
+    return places

@@ -166,5 +166,5 @@ class Writer:
         try:
             yield
         except OSError as error:
-            told = f"{self._path.parent}: {error.strerror or error}"
-            raise ConfigError(told, hint="data_dir must be writable and have room") from None
+            problem = f"{self._path.parent}: {error.strerror or error}"
+            raise ConfigError(problem, hint="data_dir must be writable and have room") from None

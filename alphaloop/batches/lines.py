@@ -108,8 +108,10 @@ class BatchReader:
         if isinstance(item, BadLine):
             return BadRequest(number, custom_id, item.error)
         if self._rules.tasks and item.job.task not in self._rules.tasks:
-            told = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {item.job.task}"
-            return BadRequest(number, custom_id, InvalidField(told, field="task"))
+            problem = (
+                f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {item.job.task}"
+            )
+            return BadRequest(number, custom_id, InvalidField(problem, field="task"))
         return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
@@ -120,15 +122,15 @@ class BatchReader:
         if needed is None:
             raise InvalidField(f"expected one of {', '.join(ENDPOINTS)}, found {_shown(url)}", field="url")
         if self._rules.endpoint not in (None, url):
-            told = f"expected {self._rules.endpoint}, the endpoint of the batch, found {url}"
-            raise InvalidField(told, field="url")
+            problem = f"expected {self._rules.endpoint}, the endpoint of the batch, found {url}"
+            raise InvalidField(problem, field="url")
         body = fields.get("body")
         if not isinstance(body, dict) or body.get(needed) is None:
-            told = f"expected an object with {needed}, which {url} needs, found {_shown(body)}"
-            raise InvalidField(told, field="body")
+            problem = f"expected an object with {needed}, which {url} needs, found {_shown(body)}"
+            raise InvalidField(problem, field="body")
         if body.get("stream"):
-            told = "expected false in a batch, whose answers are the rows of a file, found true"
-            raise InvalidField(told, field="body.stream")
+            problem = "expected false in a batch, whose answers are the rows of a file, found true"
+            raise InvalidField(problem, field="body.stream")
         if self._ignores_model:
             body = {name: value for name, value in body.items() if name != "model"}
         digest = hashlib.sha256(custom_id.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
@@ -173,7 +175,7 @@ class BatchSource:
 
 
 class KeptBatches:
-    """A folder of uploaded files, so that what became of their lines can be told later.
+    """A folder of uploaded files, from which it is read later what became of their lines.
 
     Threads and processes may share it.
 
@@ -206,7 +208,7 @@ class KeptBatches:
 
     def drop_before(self, moment: datetime) -> None:
         """Delete files that were uploaded before then."""
-        for path in self._folder.glob("batch-*.json*"):  # the release before kept a .json beside each
+        for path in self._folder.glob("batch-*.jsonl"):
             with suppress(OSError):  # another process deletes it
                 if path.stat().st_mtime < moment.timestamp():
                     path.unlink()
@@ -215,7 +217,7 @@ class KeptBatches:
         return self._folder / f"{batch_id}.jsonl"
 
 
-#: Of alphaloop's jobs, which a line may have beside OpenAI's.
+#: Fields of alphaloop's jobs that a line may have beside OpenAI's.
 _OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
 _DIGITS: Final = 24
 

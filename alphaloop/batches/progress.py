@@ -35,6 +35,13 @@ class RequestRow:
     job_id: str | None
     row: dict[str, Any] | None = None
 
+    def as_wrong(self) -> dict[str, Any]:
+        """A request without a text, from its row of the error file: which one, and what is wrong."""
+        row = self.row or {}
+        answered = ((row.get("response") or {}).get("body") or {}).get("error") or {}
+        named = {name: row.get(name) for name in ("line", "custom_id", "error")}
+        return {**named, "status": self.status, "job_id": self.job_id, "field": answered.get("param")}
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -47,12 +54,8 @@ class Progress:
     @classmethod
     def of(cls, known: ApiBatch | ListedBatch) -> Progress:
         """As it was counted last."""
-        found = cls(known.by_status, known.status)
-        by_before = known.num_completed, known.num_failed
-        if known.status is not None and (found.num_completed, found.num_failed) != by_before:
-            # A scheduler of the release before has counted it, which writes no more than these two.
-            found = cls({"succeeded": known.num_completed or 0, "failed": known.num_failed or 0}, known.status)
-        return found.filled(known.num_total, 0 if known.status else known.num_invalid)
+        num_invalid = 0 if known.status else known.num_invalid
+        return cls(known.by_status, known.status).filled(known.num_total, num_invalid)
 
     def filled(self, num_total: int, num_invalid: int) -> Progress:
         """With the lines of its file that were not counted: the wrong ones, and the others wait to be sent."""
@@ -97,14 +100,14 @@ class Progress:
 
     def as_json(self, batch_id: str) -> dict[str, Any]:
         """OpenAI's batch object, with the counts by status beside it."""
-        found: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state}
-        return {**found, "request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
+        head: dict[str, Any] = {"id": batch_id, "object": "batch", "status": self.state}
+        return {**head, "request_counts": self.request_counts, "requests_by_status": dict(self.by_status)}
 
 
 def batch_as_json(batch: ListedBatch) -> dict[str, Any]:
     """A batch of a list: what is known of it, and its counts."""
-    told = ("source", "by", "name", "task", "num_bytes", "created_at")
-    return {**Progress.of(batch).as_json(batch.id), **{name: getattr(batch, name) for name in told}}
+    columns = ("source", "by", "name", "task", "num_bytes", "created_at")
+    return {**Progress.of(batch).as_json(batch.id), **{name: getattr(batch, name) for name in columns}}
 
 
 def count(batch: BatchSource, settings: Settings, database: Database, *, most_wrong: int = 0) -> Progress:
@@ -120,16 +123,16 @@ def count(batch: BatchSource, settings: Settings, database: Database, *, most_wr
             if row.part == "error" and len(wrong) < most_wrong:
                 wrong.append(row)
         return Progress(by_status, wrong=wrong)
-    found = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
+    counted = Progress.of(known) if known.status else count_each({known.id: known}, settings, database)[known.id]
     errors = (row for row in rows_of(batch, settings, database) if row.part == "error") if most_wrong else ()
-    return replace(found, wrong=tuple(islice(errors, most_wrong)))
+    return replace(counted, wrong=tuple(islice(errors, most_wrong)))
 
 
 def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database: Database) -> dict[str, Progress]:
     """What became of the requests of open batches, by id: dead letters and Kafka's backlog are read once for all.
 
-    A request counts once, by the last job that was made of its dead letters. Of a batch whose number of lines is known,
-    those that are nowhere wait: only for others the backlog is searched. Raises StoreError, BrokerError.
+    A request counts once, by the last job that was made of its dead letters. Where a batch's number of lines is known,
+    the lines that are nowhere wait; for the other batches the backlog is searched. Raises StoreError, BrokerError.
     """
     refused = refusals(settings.kafka, lambda refusal: refusal.batch_id in batches)
     counts = {batch_id: Counter[str]() for batch_id in batches}
@@ -144,12 +147,15 @@ def count_each(batches: Mapping[str, ListedBatch], settings: Settings, database:
             counted_elsewhere |= {*now.made_of} or ({job_id} if is_conflict else set())
     for job_id, (batch_id, status) in without_text.items():
         counts[batch_id][status] += (status == "refused") - (job_id in counted_elsewhere)
-    if unknown := {one.id for one in batches.values() if not one.num_total}:
+    if unknown := {batch.id for batch in batches.values() if not batch.num_total}:
         waiting = search(settings.kafka, lambda _, batch_id: batch_id in unknown)
         batch_of = {message.job_id: str(message.batch_id) for message in waiting if message.job_id not in refused}
         for job_id in batch_of.keys() - known_jobs(database, batch_of).keys():
             counts[batch_of[job_id]]["waiting"] += 1
-    return {one.id: Progress(dict(+counts[one.id])).filled(one.num_total, one.num_invalid) for one in batches.values()}
+    return {
+        batch.id: Progress(dict(+counts[batch.id])).filled(batch.num_total, batch.num_invalid)
+        for batch in batches.values()
+    }
 
 
 def rows_of(
@@ -163,27 +169,27 @@ def rows_of(
     open_later: dict[str, _Asked] = {}  # by job_id: no worker has claimed them
     redriven = set[str]()  # of a batch by its name, these jobs are found for themselves too
     for page in _pages_of(batch, settings, database):
-        latest = latest_jobs(database, [one.job_id for one in page if isinstance(one, _Asked)])
-        for one in page:
-            if isinstance(one, BadRequest):
-                yield RequestRow("error", "invalid", None, bad_line_row(one))
+        latest = latest_jobs(database, [request.job_id for request in page if isinstance(request, _Asked)])
+        for request in page:
+            if isinstance(request, BadRequest):
+                yield RequestRow("error", "invalid", None, bad_line_row(request))
                 continue
-            if one.job_id in redriven:
+            if request.job_id in redriven:
                 continue
-            now = latest[one.job_id]
+            now = latest[request.job_id]
             redriven |= {*now.made_of[1:], now.job_id} if now.made_of else set()
             if now.result is not None:
-                yield _ended(now.result, one, contents)
+                yield _ended(now.result, request, contents)
             elif now.is_claimed:
-                yield _open("held", now.job_id, one, batch)
+                yield _open("held", now.job_id, request, batch)
             else:
-                open_later[now.job_id] = one
+                open_later[now.job_id] = request
     refused = refusals_of(settings.kafka, open_later)
-    for job_id, one in open_later.items():
+    for job_id, request in open_later.items():
         if job_id in refused:
-            yield _ended(refused[job_id], one, contents)
+            yield _ended(refused[job_id], request, contents)
         else:
-            yield _open("waiting", job_id, one, batch)
+            yield _open("waiting", job_id, request, batch)
 
 
 def require_sent(batch: BatchSource, settings: Settings, database: Database) -> None:
@@ -220,8 +226,8 @@ def send(
 ) -> SentBatch:
     """Send what no worker has seen or refused, and wait until the broker has it; wrong lines are left out.
 
-    `after_page` is told how far it is, each time that the broker has everything so far, and may raise to end it. What
-    is `noted` (columns of `batches`) is listed from the first page on.
+    `after_page` is called with the progress each time that the broker has everything so far, and may raise to end it.
+    What is `noted` (columns of `batches`) is listed from the first page on.
     Creates missing topics. Raises BrokerError, StoreError, ContentStoreUnavailable.
     """
     done, refused = SentBatch(), refusals(settings.kafka, lambda refusal: refusal.batch_id == batch_id)
@@ -261,17 +267,17 @@ class LatestJob:
 
 
 def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
-    """Of each job the last one that redrives have made of it, itself where it was not redriven. Raises StoreError."""
-    found = {job_id: job_id for job_id in job_ids}
+    """By job_id, the last job that redrives have made of it: itself where it was not redriven. Raises StoreError."""
+    followed = {job_id: job_id for job_id in job_ids}
     latest = _looked_up(database, job_ids)
-    while ended := {first: latest[first] for first in found if _may_be_redriven(latest[first])}:
+    while ended := {first: latest[first] for first in followed if _may_be_redriven(latest[first])}:
         following = {
             first: next_job_id(job.job_id, is_redriven=bool(job.made_of) or _is_redriven(job))
             for first, job in ended.items()
         }
         jobs = _looked_up(database, following.values())
         sent = RedriveStore(database).among(following.values())
-        found = {}
+        followed = {}
         for first, job_id in following.items():
             job = jobs[job_id]
             # A job of this name that ended is the next one only where it says so itself.
@@ -279,7 +285,7 @@ def latest_jobs(database: Database, job_ids: Collection[str]) -> dict[str, Lates
             is_next = job_id in sent if job.result is None else job.result.redrive_of == before.job_id
             if is_next:
                 latest[first] = replace(job, made_of=(*before.made_of, before.job_id))
-                found[first] = job_id
+                followed[first] = job_id
     return latest
 
 
@@ -340,7 +346,7 @@ def bad_line_row(line: BadRequest) -> dict[str, Any]:
 
 
 def pages(lines: Iterator[BatchLine]) -> Iterator[list[BatchLine]]:
-    """So many lines at a time as one query asks for."""
+    """As many lines at a time as one query asks for."""
     while page := list(islice(lines, PAGE)):
         yield page
 
@@ -388,11 +394,11 @@ def _by_name(batch_id: str, settings: Settings, database: Database) -> Iterator[
 
 
 def _looked_up(database: Database, job_ids: Collection[str]) -> dict[str, LatestJob]:
-    found = {job_id: LatestJob(job_id, is_claimed=False, result=None) for job_id in job_ids}
-    for job_id, job in known_jobs(database, list(found)).items():
+    jobs = {job_id: LatestJob(job_id, is_claimed=False, result=None) for job_id in job_ids}
+    for job_id, job in known_jobs(database, list(jobs)).items():
         result = None if job.outcome is None else Result.decode(job.outcome)
-        found[job_id] = LatestJob(job_id, is_claimed=True, result=result)
-    return found
+        jobs[job_id] = LatestJob(job_id, is_claimed=True, result=result)
+    return jobs
 
 
 def _may_be_redriven(job: LatestJob) -> bool:
@@ -421,12 +427,12 @@ def _ended(result: Result, asked: _Asked, contents: ContentStore | None) -> Requ
 
 def _open(status: str, job_id: str, asked: _Asked, batch: BatchSource) -> RequestRow:
     """A request without an outcome: it is open, or has ended with its batch."""
-    # Of a batch of the API only a job that was made of a dead letter has a ~ in its id.
+    # In a batch of the API only a job that was made of a dead letter has a ~ in its id.
     if batch.end is None or (batch.awaits_redriven and "~" in job_id):
         return RequestRow("open", status, job_id)
     is_cancelled = batch.end is Status.CANCELLED
-    told = "cancelled with its batch" if is_cancelled else "not done when the time of its batch was over"
-    row = unanswered_row(job_id, batch.end, told, custom_id=asked.custom_id)
+    why = "cancelled with its batch" if is_cancelled else "not done when the time of its batch was over"
+    row = unanswered_row(job_id, batch.end, why, custom_id=asked.custom_id)
     return RequestRow("error", batch.end.value, job_id, row)
 
 

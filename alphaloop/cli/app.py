@@ -70,7 +70,7 @@ def root(
 
 def _add(group: typer.Typer, *functions: Callable[..., Any], **named: Callable[..., Any]) -> None:
     """Commands in the order of the help: by the names of their functions, then those with another name."""
-    for name, function in [*((one.__name__.replace("_", "-"), one) for one in functions), *named.items()]:
+    for name, function in [*((command.__name__.replace("_", "-"), command) for command in functions), *named.items()]:
         lines = "\n".join(f"  {line}" for line in EXAMPLES[function].splitlines())
         group.command(name, epilog=f"Example:\n\n\b\n{lines}")(function)
 

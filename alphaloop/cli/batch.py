@@ -94,8 +94,8 @@ def status(
 ) -> None:
     """Count the requests of a batch by what became of them. The exit code is 1 if none was ever sent."""
     settings = connected_settings(context)
-    with open_database(settings) as database, _named(batch, settings, database) as found:
-        _tell_status(found, settings, database, as_json=as_json)
+    with open_database(settings) as database, _named(batch, settings, database) as source:
+        _tell_status(source, settings, database, as_json=as_json)
 
 
 @example("alphaloop batch cancel requests.jsonl")
@@ -108,13 +108,13 @@ def cancel(
     """
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as found:
-        deed = Deed("command", account(), "batch_cancelled", found.batch_id)
-        num_open, num_unsent = advancing.cancel(found, settings, database, deed, until)
+    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
+        deed = Deed("command", account(), "batch_cancelled", source.batch_id)
+        num_open, num_unsent = advancing.cancel(source, settings, database, deed, until)
     note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
     if num_unsent:
-        told = f", and are cancelled if they come until {second(until)}" if until else ""
-        note(f"{num_unsent} were never sent{told}")
+        later = f", and are cancelled if they come until {second(until)}" if until else ""
+        note(f"{num_unsent} were never sent{later}")
 
 
 @example("""\
@@ -132,9 +132,9 @@ def list_batches(
     claimed a job of it.
     """
     with open_database(connected_settings(context, broker=False)) as database:
-        found = BatchStore(database).page(limit)
+        batches = BatchStore(database).page(limit)
     show_rows(
-        found,
+        batches,
         *("batch", "from", "state", "done", "age"),
         right=("done", "age"),
         cells=_batch_cells,
@@ -178,21 +178,20 @@ def _tell_status(
     batch: BatchSource, settings: Settings, database: Database, *, as_json: bool, says_why: bool = False
 ) -> int:
     """Print the counts, and with `says_why` the first requests without a text; returns how many there are."""
-    found = count(batch, settings, database, most_wrong=_MAX_SHOWN if says_why else 0)
-    num_failed = found.num_failed
-    for row in found.wrong if says_why else ():
-        told = row.row or {}
-        error, names = told.get("error") or {}, [f"line {told['line']}"] if "line" in told else []
-        where = ", ".join(names + ([told["custom_id"]] if told.get("custom_id") else [])) or row.job_id
-        answered = ((told.get("response") or {}).get("body") or {}).get("error") or {}
-        field = f"{answered['param']}: " if answered.get("param") else ""
+    counted = count(batch, settings, database, most_wrong=_MAX_SHOWN if says_why else 0)
+    num_failed = counted.num_failed
+    for row in counted.wrong if says_why else ():
+        wrong = row.as_wrong()
+        error, names = wrong["error"] or {}, (wrong["line"] and f"line {wrong['line']}", wrong["custom_id"])
+        where = ", ".join(filter(None, names)) or row.job_id
+        field = f"{wrong['field']}: " if wrong["field"] else ""
         note(one_line(f"{where}: {row.status}, {error.get('code')}: {field}{error.get('message')}"))
-    if says_why and num_failed > len(found.wrong):
-        note(f"… and {num_failed - len(found.wrong)} more; `alphaloop batch errors` has them all")
+    if says_why and num_failed > len(counted.wrong):
+        note(f"… and {num_failed - len(counted.wrong)} more; `alphaloop batch errors` has them all")
     if as_json:
-        print_json(found.as_json(batch.batch_id))
+        print_json(counted.as_json(batch.batch_id))
     else:
-        note(one_line(f"{batch.batch_id}: {found.state}; {counts(found.by_status)}"))
+        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}"))
     return num_failed
 
 
@@ -201,10 +200,10 @@ def _named(
     name: str, settings: Settings, database: Database, *, even_if_unknown: object = None
 ) -> Iterator[BatchSource]:
     """The batch of a file, else of this name. Raises ConfigError, StoreError, BrokerError, UnknownName."""
-    with BatchSource.named(name) as found, advancing.batch_named(name, settings, database) as known:
-        if found.path is None or not even_if_unknown:
-            require_sent(found, settings, database)
-        yield known if found.path is None else found
+    with BatchSource.named(name) as source, advancing.batch_named(name, settings, database) as known:
+        if source.path is None or not even_if_unknown:
+            require_sent(source, settings, database)
+        yield known if source.path is None else source
 
 
 def _write(context: typer.Context, name: str, to: Path | None, part: Literal["output", "error"]) -> None:
@@ -261,9 +260,9 @@ def create_key(
 def list_keys(context: typer.Context, as_json: bool = AS_JSON) -> None:
     """List every key that was made, without its secret."""
     with open_database(connected_settings(context, broker=False)) as database:
-        found = ApiKeyStore(database).all()
+        keys = ApiKeyStore(database).all()
     show_rows(
-        found,
+        keys,
         *("name", "key", "segment", "tasks", "made", "last used", "state"),
         cells=_cells,
         nothing="no keys; `alphaloop keys create` makes one",

@@ -87,7 +87,7 @@ def carry_out(
             stopping = _Stopping(child, on_interrupt)
             with signals_to(stopping.on_signal):
                 failure = _show_events(
-                    child.stdout, lambda found: show(TypeAdapter(data).validate_python(found)), stopping.on_stage
+                    child.stdout, lambda report: show(TypeAdapter(data).validate_python(report)), stopping.on_stage
                 )
                 code = child.wait()
                 code = INTERRUPTED if stopping.was_ended else code
@@ -191,12 +191,12 @@ class ProgressLines:
     def stage(self, name: str, done: int, total: int | None) -> None:
         """A new stage begins; `done` of its `total` things were done before."""
         self._name, self._done, self._total = name, done, total
-        if name == LOADING:  # it may take a minute, in which nothing else is told
+        if name == LOADING:  # it may take a minute, in which nothing else is shown
             self._write(f"{name} …")
         self._tell_when_due()
 
     def advance(self, num: int, total: int | None) -> None:
-        """So many more things are done; `total` where it has changed."""
+        """`num` more things are done; `total` where it has changed."""
         self._done += num
         self._total = self._total if total is None else total
         self._tell_when_due()
@@ -290,8 +290,8 @@ class LogFollower:
 def field_of(line: str, name: str) -> str | None:
     """A field of a logged event, in either format of alphaloop.logs."""
     if line.startswith("{"):
-        found = json.loads(line).get(name)
-        return None if found is None else str(found)
+        field = json.loads(line).get(name)
+        return None if field is None else str(field)
     match = re.search(rf'(?:^| ){re.escape(name)}=("[^"]*"|\S+)', line)
     return match[1].strip('"') if match else None
 

@@ -48,7 +48,7 @@ _ADDRESSES: Final = ("KAFKA_BOOTSTRAP_SERVERS", "DATABASE_URL")
 #: Tasks whose answers repeat a part of their prompts, so that ten blocks of rounds show a difference.
 TASKS: Final = ("code", "extraction", "test_writing")
 _MAX_TOKENS: Final = 128
-#: So long without a single outcome is a failure, also on a slow machine.
+#: A failure without a single outcome for this long, also on a slow machine.
 _STALLED_S: Final = 180.0
 _SCHEDULER_TIMEOUT_S: Final = 120.0
 _POLL_S: Final = 0.5
@@ -175,8 +175,8 @@ class _Demo:
 
     def _register_probe_sets(self, database: Database, prompts: DemoPrompts) -> None:
         store, now = ProbeSetStore(database), datetime.now(UTC)
-        for task, found in prompts.probes.items():
-            bodies = [_body(prompt) for prompt in found]
+        for task, texts in prompts.probes.items():
+            bodies = [_body(prompt) for prompt in texts]
             made = new_probe_set(task, bodies, num_draft_tokens=DEFAULT_K, max_tokens=DEFAULT_MAX_TOKENS)
             store.register(made, now)
 
@@ -185,19 +185,19 @@ class _Demo:
         self.step = "measuring the drafters on the probe sets"
         begun = time.monotonic()
         self._schedule_once(running)
-        found = ScheduleStore(database).last_finished(_MANUAL)
-        if found is None:
+        run = ScheduleStore(database).last_finished(_MANUAL)
+        if run is None:
             log = child_log(running, "scheduler")
             raise AlphaloopError("the scheduler ended without recording its run", hint=f"see {log}")
         check = _stall_check("probes and controls", worker)
         with progress() as bar:
-            sent = probe_progress(database, found[0])
+            sent = probe_progress(database, run[0])
             note(f"the scheduler sent {sent.num_sent} probes and controls")
             shown = bar.add_task("probes and controls", total=sent.num_sent, note="")
             while sent.num_ended < sent.num_sent:
                 check(sent.num_ended, sent.num_sent)
                 time.sleep(_POLL_S)
-                sent = probe_progress(database, found[0])
+                sent = probe_progress(database, run[0])
                 bar.update(shown, completed=sent.num_ended)
         if sent.num_sent:
             token_s = (time.monotonic() - begun) / (sent.num_sent * DEFAULT_MAX_TOKENS)
@@ -215,9 +215,9 @@ class _Demo:
 
         with Client(running) as client, progress() as bar:
             # A task leaves a block in the round in which it has no sequence. So tasks do not share the slots.
-            for task, found in prompts.traffic.items():
-                shown = bar.add_task(f"jobs of {task}", total=len(found), note="")
-                batch = client.submit([_job(task, prompt, batch_id) for prompt in found])
+            for task, texts in prompts.traffic.items():
+                shown = bar.add_task(f"jobs of {task}", total=len(texts), note="")
+                batch = client.submit([_job(task, prompt, batch_id) for prompt in texts])
                 for result in client.results(batch, alive=alive):
                     ended.append(result)
                     bar.update(shown, advance=1)
@@ -234,8 +234,8 @@ class _Demo:
         if report is None:
             raise AlphaloopError("the scheduler made no report", hint=f"see {child_log(running, 'scheduler')}")
         out().print()
-        sent = [one for one in tasks_now(database, running) if one.task in prompts.traffic]
-        out().print(task_table([replace(one, probes={}, controls={}) for one in sent], None))
+        sent = [now for now in tasks_now(database, running) if now.task in prompts.traffic]
+        out().print(task_table([replace(now, probes={}, controls={}) for now in sent], None))
         out().print(
             "\nRounds drafted: in which a drafter was asked, by the sequences that ran where that made a difference. "
             "k: the longest draft that a round was allowed. α₁: acceptance of the first drafted token. Speed-up: over "
@@ -247,12 +247,12 @@ class _Demo:
 
     def _check(self, database: Database) -> None:
         self.step = "checking what was recorded"
-        found = check(database)
+        record = check(database)
         sentence = (
-            f"{found.num_jobs} jobs, {found.num_outcomes} recorded outcomes, {found.num_tokens} tokens; "
-            f"counts that do not add up: {found.num_wrong_counts + found.num_wrong_tokens}"
+            f"{record.num_jobs} jobs, {record.num_outcomes} recorded outcomes, {record.num_tokens} tokens; "
+            f"counts that do not add up: {record.num_wrong_counts + record.num_wrong_tokens}"
         )
-        if not found.holds:
+        if not record.holds:
             raise AlphaloopError(f"the record does not hold together: {sentence}")
         _conclude(f"in Postgres: {sentence}")
 
@@ -273,8 +273,8 @@ def _conclude(text: str) -> None:
 
 
 def _job(task: str, prompt: str, batch_id: str) -> Job:
-    found = {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
-    return Job.model_validate(found)
+    fields = {"job_id": uuid.uuid4().hex, "task": task, "batch_id": batch_id, "body": _body(prompt)}
+    return Job.model_validate(fields)
 
 
 def _body(prompt: str) -> dict[str, object]:
@@ -295,8 +295,8 @@ def _stall_check(what: str, worker: ChildProcess) -> Callable[[int, int], None]:
         if done != last[0]:
             last = done, time.monotonic()
         if time.monotonic() - last[1] > _STALLED_S:
-            told = f"{done} of {total} {what} done, and none in the last {_STALLED_S:.0f} s"
-            raise AlphaloopError(told, hint=f"see {worker.log}")
+            problem = f"{done} of {total} {what} done, and none in the last {_STALLED_S:.0f} s"
+            raise AlphaloopError(problem, hint=f"see {worker.log}")
 
     return check
 
@@ -364,25 +364,25 @@ def harvest(
     """
     folder, rng, each = stdlib_folder(), Random(seed), num_traffic + num_probes
     prompts = _deal(_some_of_each_module(folder, rng), tasks, each)
-    short = {task: len(found) for task, found in prompts.items() if len(found) < each}
+    short = {task: len(texts) for task, texts in prompts.items() if len(texts) < each}
     if short:
         raise ConfigError(
             f"expected {each} prompts a task from {folder}, found too few: {short}",
             hint="the demo reads the sources of the Python that runs it; use a full installation",
         )
     return DemoPrompts(
-        traffic={task: found[num_probes:] for task, found in prompts.items()},
-        probes={task: found[:num_probes] for task, found in prompts.items()},
+        traffic={task: texts[num_probes:] for task, texts in prompts.items()},
+        probes={task: texts[:num_probes] for task, texts in prompts.items()},
     )
 
 
-def _deal(found: Iterable[Function], tasks: Collection[str], each: int) -> dict[str, list[str]]:
+def _deal(harvested: Iterable[Function], tasks: Collection[str], each: int) -> dict[str, list[str]]:
     """Give each function to the task with the fewest prompts among those that it makes a prompt of the right size for.
 
     Ends when every task has enough, because parsing the whole library would take seconds.
     """
     dealt: dict[str, list[str]] = {task: [] for task in tasks}
-    for function in found:
+    for function in harvested:
         for task in sorted(dealt, key=lambda task: len(dealt[task])):
             prompt = FROM_FUNCTIONS[task](function)
             if len(dealt[task]) < each and MIN_CHARS <= len(prompt) <= MAX_CHARS:

@@ -170,16 +170,16 @@ def _choice(
 
 def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
     """Also whether each was sent again; None where no database answers, because the list is of use without one."""
-    found = None
+    redriven = None
     with contextlib.suppress(AlphaloopError), open_database(settings) as database:
-        found = RedriveStore(database).of([letter.key for letter in letters])
-    return [letter.with_redrive(found) for letter in letters]
+        redriven = RedriveStore(database).of([letter.key for letter in letters])
+    return [letter.with_redrive(redriven) for letter in letters]
 
 
 def _show(letters: Sequence[Mapping[str, Any]]) -> None:
     """Two lines or more a letter: what can be chosen by in columns, and what was wrong in the width of the window."""
     redriven = {None: "?", False: "no", True: "yes"}
-    rows = [(one["at"], one["when"] or "-", one["code"], redriven[one["redriven"]]) for one in letters]
+    rows = [(letter["at"], letter["when"] or "-", letter["code"], redriven[letter["redriven"]]) for letter in letters]
     shown = [tuple(map(one_line, row)) for row in rows]
     head = ("at", "when", "code", "redriven")
     widths = [max(len(row[number]) for row in (head, *shown)) for number in range(len(head))]

@@ -71,44 +71,57 @@ def enqueue(
     its place, and the others are sent. A file without a job is an error. Ctrl-C ends a wait; the jobs go on, and
     `alphaloop wait` waits for them again. The exit code is 1 if a line was wrong or a job did not succeed.
     """
-    if bool(file) == (prompt is not None):
-        raise typer.BadParameter("expected either --file or --prompt")
-    if prompt is not None and task is None:
-        raise typer.BadParameter("--prompt needs --task")
-    if stream and (as_json or str(output) == STANDARD):
-        raise typer.BadParameter("--stream prints texts: expected it without --json and --output -")
+    _check_options(file, task, prompt, streams=stream, prints_json=as_json or str(output) == STANDARD)
     target = None if output is None else Destination.of(output, option="--output", inputs=file)
-    body = {"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None}
     ends_by = deadline and moment_ahead(deadline, datetime.now(UTC), "--deadline").isoformat()
+    body = _given({"max_tokens": max_tokens, "temperature": temperature, "stream": stream or None})
     top = {"decoding": decoding and decoding.value, "segment": segment, "batch_id": batch_id, "priority": priority}
     settings = connected_settings(context, database=False)
-    reader = JobReader(settings, task=task, overrides=Overrides(_given(body), _given({**top, "deadline": ends_by})))
+    reader = JobReader(settings, task=task, overrides=Overrides(body, _given({**top, "deadline": ends_by})))
     waits = wait or stream or output is not None
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(Client(settings))
+    with Client(settings) as client, contextlib.ExitStack() as stack:
         items: Iterable[JobLine | BadLine] = _with_topic(_read(reader, file, prompt, stack), settings.kafka, high=high)
         if waits or strict:
-            items = list(items)
-        if strict and (wrong := [item for item in items if isinstance(item, BadLine)]):
-            report_wrong(wrong)
-            raise AlphaloopError(
-                f"nothing was sent: {len(wrong)} wrong", hint="without --strict the correct lines are sent"
-            )
+            items = _whole(items, strict=strict)
         summary, rows = _Summary(), list[dict[str, Any]]()
         written = None if target is None else stack.enter_context(target.writing())
         if waits:
             rows += _send_and_wait(client, list(items), summary, timeout, high=high, streams=stream)
         else:
             sent = _send(client, items, summary, high=high)
-            if prompt is not None and not as_json:
-                sys.stdout.writelines(f"{job_id}\n" for job_id in sent.job_ids)
+            shown_ids = sent.job_ids if prompt is not None and not as_json else ()
+            sys.stdout.writelines(f"{job_id}\n" for job_id in shown_ids)
         if written is not None:
             written.writelines(json_text(row) + "\n" for row in rows)
     if target is None and prompt is not None and not (stream or as_json):
-        results = [Result.model_validate(row) for row in rows if row.get("object") == "alphaloop.result"]
-        sys.stdout.writelines(f"{as_shown(as_one_text(one.messages))}\n" for one in results if one.messages)
+        _print_texts(rows)
     _conclude(summary, waits=waits, as_json=as_json, shown=rows if waits and target is None else None)
     _exit(context, summary, waits=waits, batch_id=batch_id, output=output)
+
+
+def _check_options(file: list[str], task: str | None, prompt: str | None, *, streams: bool, prints_json: bool) -> None:
+    if bool(file) == (prompt is not None):
+        raise typer.BadParameter("expected either --file or --prompt")
+    if prompt is not None and task is None:
+        raise typer.BadParameter("--prompt needs --task")
+    if streams and prints_json:
+        raise typer.BadParameter("--stream prints texts: expected it without --json and --output -")
+
+
+def _whole(items: Iterable[JobLine | BadLine], *, strict: bool) -> list[JobLine | BadLine]:
+    """Every line, read. With `strict`, raises AlphaloopError for a wrong one among them."""
+    lines = list(items)
+    if strict and (wrong := [line for line in lines if isinstance(line, BadLine)]):
+        report_wrong(wrong)
+        hint = "without --strict the correct lines are sent"
+        raise AlphaloopError(f"nothing was sent: {len(wrong)} wrong", hint=hint)
+    return lines
+
+
+def _print_texts(rows: Iterable[Mapping[str, Any]]) -> None:
+    for row in rows:
+        if row.get("object") == "alphaloop.result" and (messages := Result.model_validate(row).messages):
+            sys.stdout.write(f"{as_shown(as_one_text(messages))}\n")
 
 
 @dataclass(slots=True)
@@ -200,26 +213,28 @@ def _send_and_wait(
             arriving = client.stream(batch, timeout_s=timeout_s)
         with progress(is_shown=not streams) as bar:
             shown = bar.add_task("results", total=len(by_id), note="")
-            for one in arriving:
-                if isinstance(one, Piece):
-                    texts[one.job_id].add(one)
+            for arrived in arriving:
+                if isinstance(arrived, Piece):
+                    texts[arrived.job_id].add(arrived)
                     continue
-                job_id = one.sent_job_id
-                results[job_id] = _named_in_line(one, by_id[job_id])
+                job_id = arrived.sent_job_id
+                results[job_id] = _named_in_line(arrived, by_id[job_id])
                 if streams:
-                    if one.messages:
-                        texts[job_id].show(as_one_text(one.messages), is_end=True)
+                    if arrived.messages:
+                        texts[job_id].show(as_one_text(arrived.messages), is_end=True)
                     texts[job_id].end()
                 summary.wall_s = time.monotonic() - started
-                bar.update(shown, advance=1, note=counts(Counter(one.status.value for one in results.values())))
+                bar.update(shown, advance=1, note=counts(Counter(result.status.value for result in results.values())))
     except (ResultsMissing, KeyboardInterrupt) as error:  # the results so far are still written
         summary.interrupted = isinstance(error, KeyboardInterrupt)
     finally:
         for text in texts.values():
             text.end()
     summary.without_result = [job_id for job_id in dict.fromkeys(summary.job_ids) if job_id not in results]
-    failed = ((one, why) for one in results.values() if (why := reason_of(one)) is not None)
-    _note_first([f"{one.sent_job_id}: {one.status.value}, {why}" for one, why in failed], "jobs without a text")
+    failed = ((arrived, why) for arrived in results.values() if (why := reason_of(arrived)) is not None)
+    _note_first(
+        [f"{arrived.sent_job_id}: {arrived.status.value}, {why}" for arrived, why in failed], "jobs without a text"
+    )
     return _rows(items, results, summary)
 
 
@@ -248,18 +263,18 @@ def _named_in_line(result: Result, line: JobLine) -> Result:
 
 def report_wrong(wrong: Sequence[BadLine]) -> None:
     """Print the place and the error of every wrong line to standard error."""
-    told = []
+    lines = []
     for item in wrong:
         where = f"{item.where}: {item.error.field}" if item.error.field else item.where
-        told.append(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
-    _note_first(told, "wrong lines")
+        lines.append(f"{where}: {item.error.message}" + (f" ({item.error.hint})" if item.error.hint else ""))
+    _note_first(lines, "wrong lines")
 
 
-def _note_first(told: Sequence[str], what: str) -> None:
-    for line in told[:_MAX_SHOWN]:
+def _note_first(lines: Sequence[str], what: str) -> None:
+    for line in lines[:_MAX_SHOWN]:
         note(one_line(line))
-    if len(told) > _MAX_SHOWN:
-        note(f"… and {len(told) - _MAX_SHOWN} more {what}")
+    if len(lines) > _MAX_SHOWN:
+        note(f"… and {len(lines) - _MAX_SHOWN} more {what}")
 
 
 def _given(fields: Mapping[str, Any]) -> dict[str, Any]:

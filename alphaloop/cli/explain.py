@@ -17,7 +17,7 @@ from alphaloop.acceptance import Z95
 from alphaloop.as_decoded import at_load, drafted_sentence, setting
 from alphaloop.batches.progress import latest_jobs
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, out, paragraph, print_json
+from alphaloop.cli.screen import out, paragraph, print_json, table
 from alphaloop.costs import CostKind
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import Alternative, DrafterState, Shares
@@ -84,7 +84,7 @@ def explain(
     batch: int | None = typer.Option(
         None,
         min=1,
-        help="Batch size; if not given, the usual one of the last day. With --at: a decision beside about so many.",
+        help="Batch size; if not given, the usual one of the last day. With --at: the decision at about this load.",
     ),
     sampling: str | None = typer.Option(
         None, help="Sampling bucket: greedy, t<=0.5, t<=1.0 …; if not given, that of most jobs of the last day."
@@ -117,7 +117,7 @@ def explain(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         if job is not None:
-            found = _explain_job(database, job)
+            explanation = _explain_job(database, job)
         elif task is not None:
             check_task(database, settings, task)
             figures = figures_of(database, task, None if at is None else when)
@@ -125,24 +125,26 @@ def explain(
             request = replace(usual, batch=batch or usual.batch, sampling_bucket=sampling or usual.sampling_bucket)
             if form is not None:
                 request = replace(request, form_bucket="" if form == "text" else form)
-            found = explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
+            explanation = (
+                explain_task(database, settings, request) if at is None else _explain_last(database, request, batch)
+            )
     if as_json:
-        print_json(document(found))
+        print_json(document(explanation))
     else:
-        show(found)
+        show(explanation)
 
 
 def _explain_last(database: Database, request: ExplainRequest, batch: int | None) -> Explanation:
-    """The last decision up to the moment, with a batch the last beside about so many sequences."""
+    """The last decision up to the moment, with `batch` the last beside about that many sequences."""
     store = SnapshotStore(database)
     stored = store.last(request.task, request.sampling_bucket, request.at, running=batch)
     if stored is None:
         beside = f" at a batch of about {batch}" if batch else ""
         kept = store.first_and_last(request.task)
-        found = "none of the task" if kept is None else f"those from {second(kept[0])} to {second(kept[1])}"
+        others = "none of the task" if kept is None else f"those from {second(kept[0])} to {second(kept[1])}"
         raise AlphaloopError(
             f"expected a decision of {request.task}, {request.sampling_bucket}{beside}, up to {second(request.at)}, "
-            f"found {found}",
+            f"found {others}",
             hint="decisions are kept for `scheduler.history_retention_days`; without --at: what would be decided now",
         )
     return explain_recorded(database, stored, segment=request.segment, form_bucket=request.form_bucket)
@@ -169,116 +171,116 @@ def check_task(database: Database, settings: Settings, task: str | None) -> None
         raise ConfigError(f"no task {task!r} in configs/tasks.toml or in history", hint=f"one of {', '.join(known)}")
 
 
-def show(found: Explanation) -> None:
+def show(explained: Explanation) -> None:
     """Print everything, the answer first."""
-    decision, request = found.decision, found.request
-    reason = why(found.next_job)
-    what = "decided" if found.recorded is not None else "next job"
-    next_job = f"{setting(found.next_job)} {at_load(found.next_job)}"
+    decision, request = explained.decision, explained.request
+    reason = why(explained.next_job)
+    what = "decided" if explained.recorded is not None else "next job"
+    next_job = f"{setting(explained.next_job)} {at_load(explained.next_job)}"
     paragraph(f"{request.task}, {what}: {next_job} ({reason})", style="bold")
-    paragraph(f"{drafted_sentence(found.figures.decoded)} in the {'last day' if request.is_now else 'day before'}.")
-    paragraph(" ".join(opening(found)))
+    paragraph(f"{drafted_sentence(explained.figures.decoded)} in the {'last day' if request.is_now else 'day before'}.")
+    paragraph(" ".join(opening(explained)))
     paragraph(capitalized(decision.explanation), style="dim")
-    if found.recorded is not None:
-        paragraph(_recorded(found.recorded, request.at), style="dim")
+    if explained.recorded is not None:
+        paragraph(_recorded(explained.recorded, request.at), style="dim")
     _heading("request")
-    paragraph(_asked(found))
+    paragraph(_asked(explained))
     _heading("evidence")
-    _show_evidence(found)
+    _show_evidence(explained)
     if decision.alternatives:
         _heading("alternatives, best first")
-        _show_alternatives(found)
-        paragraph(_costs(found))
+        _show_alternatives(explained)
+        paragraph(_costs(explained))
     _heading("measured")
-    for line in _measured(found):
+    for line in _measured(explained):
         paragraph(line)
     _heading("changes, newest first")
-    _show_changes(found.changes)
+    _show_changes(explained.changes)
 
 
-def _recorded(its: RecordedAs, at: datetime) -> str:
-    groups = f" in {its.num_groups} groups" if its.num_groups > 1 else ""
-    sentences = f"Decided on {second(at)} for {how_many(its.num_jobs, 'job')}{groups} on {its.host}. "
-    if its.is_reproduced:
+def _recorded(recorded: RecordedAs, at: datetime) -> str:
+    groups = f" in {recorded.num_groups} groups" if recorded.num_groups > 1 else ""
+    sentences = f"Decided on {second(at)} for {how_many(recorded.num_jobs, 'job')}{groups} on {recorded.host}. "
+    if recorded.is_reproduced:
         return sentences + "Taken again from its snapshot, it is the same decision."
-    if not its.is_whole:
+    if not recorded.is_whole:
         return sentences + "Its snapshot has no room for all drafters and groups of jobs: it is shown as taken."
     return sentences + "Taken again from its snapshot, it is another decision: the program has changed since."
 
 
-def _asked(found: Explanation) -> str:
-    request, context = found.request, found.context
+def _asked(explained: Explanation) -> str:
+    request, context = explained.request, explained.context
     segment = f", segment {request.segment}" if request.segment else ""
-    prompt = "" if context.prompt_tokens is None else f" behind prompts of about {context.prompt_tokens:.0f}"
+    prompt = "" if context.prompt_tokens is None else f" after prompts of about {context.prompt_tokens:.0f}"
     num_known = round(context.known_output_jobs)
     known = f"from {how_many(num_known, 'job')}" if num_known else "their limit"
     sentences = (
         f"A batch of {request.batch}, {request.kind}{segment}: about {context.expected_tokens:.0f} tokens "
-        f"a job{prompt} ({known}), on {found.engine.device}, {found.engine.engine}."
+        f"a job{prompt} ({known}), on {explained.engine.device}, {explained.engine.engine}."
     )
     if context.objective.aim in _AIMS:
         sentences += f" Target: {context.objective.target_ms:g} ms {_AIMS[context.objective.aim]}."
-    if found.recorded is not None:
+    if explained.recorded is not None:
         return sentences
-    if found.fleet is not None:
-        ended = (f"They do not ask {name} for {why}." for name, why in found.fleet.ended.items())
-        sentences += " ".join(("", found.fleet.sentence, *ended))
+    if explained.fleet is not None:
+        ended = (f"They do not ask {name} for {why}." for name, why in explained.fleet.ended.items())
+        sentences += " ".join(("", explained.fleet.sentence, *ended))
     return f"{sentences} Memory, deadlines, patterns and the sampling settings of single jobs are not considered."
 
 
-def _show_alternatives(found: Explanation) -> None:
+def _show_alternatives(explained: Explanation) -> None:
     columns = ("tokens/round", "ms/round", "tok/s each [95 %]", "speed-up [95 %]")
     right = [*columns[:2]]
-    has_target = any(a.chance < 1 for a in found.decision.alternatives)
-    shown_table = FittedTable("", *columns, *(["on target"] if has_target else []), right=right)
-    for option in _listed(found):
-        cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", _tokens_per_s(found, option))
+    has_target = any(a.chance < 1 for a in explained.decision.alternatives)
+    shown_table = table("", *columns, *(["on target"] if has_target else []), right=right)
+    for option in _listed(explained):
+        cells = (f"{option.tokens_per_round:.2f}", f"{option.round_ms:.1f}", _tokens_per_s(explained, option))
         gain = f"{option.speedup:.2f} [{option.speedup_low:.2f} {option.speedup_high:.2f}]" if option.drafter else "1"
         chance = [f"{option.chance:.0%}"] if has_target else []
         shown_table.add_row(named(option.drafter, option.num_draft_tokens), *cells, gain, *chance)
     out().print(shown_table)
-    left = len(found.decision.alternatives) - _MAX_ALTERNATIVES
+    left = len(explained.decision.alternatives) - _MAX_ALTERNATIVES
     if left > 0:
         paragraph(f"{left} more {'is' if left == 1 else 'are'} expected to be slower; --json has the rest.")
 
 
-def _listed(found: Explanation) -> list[Alternative]:
+def _listed(explained: Explanation) -> list[Alternative]:
     """The best alternatives, the chosen one and vanilla."""
-    decision = found.decision
+    decision = explained.decision
     chosen = (None, 0), (decision.drafter, decision.num_draft_tokens)
-    must = [one for one in decision.alternatives if (one.drafter, one.num_draft_tokens) in chosen]
-    rest = [one for one in decision.alternatives if one not in must][: _MAX_ALTERNATIVES - len(must)]
-    return [one for one in decision.alternatives if one in must or one in rest]
+    must = [option for option in decision.alternatives if (option.drafter, option.num_draft_tokens) in chosen]
+    rest = [option for option in decision.alternatives if option not in must][: _MAX_ALTERNATIVES - len(must)]
+    return [option for option in decision.alternatives if option in must or option in rest]
 
 
-def _tokens_per_s(found: Explanation, option: Alternative) -> str:
+def _tokens_per_s(explained: Explanation, option: Alternative) -> str:
     speed = rate(option.tokens_per_s)
     if option.drafter is None:
         return speed
-    posterior, k = found.evidence[option.drafter].posterior, option.num_draft_tokens
-    low, high = posterior.tokens_bounds(k, found.context.expected_tokens if found.context.size else 1.0)
+    posterior, k = explained.evidence[option.drafter].posterior, option.num_draft_tokens
+    low, high = posterior.tokens_bounds(k, explained.context.expected_tokens if explained.context.size else 1.0)
     tokens, widened = posterior.tokens[k], Z95 * option.error.sd
     bounds = (math.hypot(math.log(tokens / low), widened), math.hypot(math.log(high / tokens), widened))
     slowest, fastest = option.tokens_per_s * math.exp(-bounds[0]), option.tokens_per_s * math.exp(bounds[1])
     return f"{speed} [{rate(slowest)} {rate(fastest)}]"
 
 
-def _costs(found: Explanation) -> str:
-    context = found.context.size.context if found.context.size else None
-    shares = Shares(found.request.batch, found.drafters)
-    here = found.costs.rounds(shares.vanilla, context)
-    best = next((a for a in found.decision.alternatives if a.drafter), None)
+def _costs(explained: Explanation) -> str:
+    context = explained.context.size.context if explained.context.size else None
+    shares = Shares(explained.request.batch, explained.drafters)
+    here = explained.costs.rounds(shares.vanilla, context)
+    best = next((a for a in explained.decision.alternatives if a.drafter), None)
     sentences = f"Costs: a vanilla round takes {here.part_ms(None, 1) or 0:.1f} ms"
-    if best is not None and best.drafter is not None and found.costs.is_served(best.drafter):
+    if best is not None and best.drafter is not None and explained.costs.is_served(best.drafter):
         sentences += f"; a round of {best.drafter}'s server {best.round_ms:.1f} ms"
     elif best is not None:
         k = best.num_draft_tokens
         sentences += f"; at k={k} the target's pass {here.part_ms(None, k + 1) or 0:.1f} ms at its widest"
         sentences += f" and the draft {here.part_ms(best.drafter, k + 1) or 0:.1f} ms"
-    if found.context.prompt_tokens:
-        sentences += f"; reading a prompt {found.costs.prefill_ms(None, found.context.prompt_tokens):.1f} ms"
-    points = [p for p in found.costs.points if p.kind is not CostKind.PREFILL and p.num_corrections]
-    sentences += f". Measured {second(found.engine.measured_at)}"
+    if explained.context.prompt_tokens:
+        sentences += f"; reading a prompt {explained.costs.prefill_ms(None, explained.context.prompt_tokens):.1f} ms"
+    points = [p for p in explained.costs.points if p.kind is not CostKind.PREFILL and p.num_corrections]
+    sentences += f". Measured {second(explained.engine.measured_at)}"
     if points:
         low, high = min(p.correction for p in points), max(p.correction for p in points)
         rounds = sum(p.num_corrections for p in points)
@@ -286,42 +288,42 @@ def _costs(found: Explanation) -> str:
     return sentences + "."
 
 
-def _measured(found: Explanation) -> list[str]:
-    its = found.measured
-    sentences = [_counted(found)]
-    if its.speedup is None:
+def _measured(explained: Explanation) -> list[str]:
+    measured = explained.measured
+    sentences = [_counted(explained)]
+    if measured.speedup is None:
         sentences.append("No speed-up was measured: no slice of the experiment was recorded in the day before.")
     else:
-        sentences.append(sentence(its.speedup.subject.drafter, its.speedup))
-    sentences += [expectations(one) for one in its.expectations]
-    sentences += [told for name, of_it in found.evidence.items() if (told := _correction(name, of_it.posterior.error))]
-    if not its.all.num_jobs:
+        sentences.append(sentence(measured.speedup.subject.drafter, measured.speedup))
+    sentences += [expectations(expected) for expected in measured.expectations]
+    errors = {name: evidence.posterior.error for name, evidence in explained.evidence.items()}
+    sentences += filter(None, (_correction(name, error) for name, error in errors.items()))
+    if not measured.all.num_jobs:
         return [*sentences, f"No job like these was decoded in the last {HISTORY.days} days."]
-    explored = (
-        "nothing was explored"
-        if not its.explored.num_jobs
-        else f"{its.explored.num_jobs} were explored, {its.explored.num_tokens / its.all.num_tokens:.1%} of the tokens"
-    )
+    explored = "nothing was explored"
+    if measured.explored.num_jobs:
+        of_tokens = measured.explored.num_tokens / measured.all.num_tokens
+        explored = f"{measured.explored.num_jobs} were explored, {of_tokens:.1%} of the tokens"
     sentences.append(
-        f"Of the last {how_many(its.all.num_jobs, 'job')} like these in {HISTORY.days} days, {explored}. "
-        f"The budget for exploration is {found.explore_share:.1%}."
+        f"Of the last {how_many(measured.all.num_jobs, 'job')} like these in {HISTORY.days} days, {explored}. "
+        f"The budget for exploration is {explained.explore_share:.1%}."
     )
     return sentences
 
 
-def _counted(found: Explanation) -> str:
+def _counted(explained: Explanation) -> str:
     """The figures of the task as every screen has them."""
-    its = found.figures
-    by_status = f" ({counts(its.by_status)})" if its.jobs else ""
-    apart = f", apart from {apart}" if (apart := counted_apart(its.num_probes, its.num_controls)) else ""
-    when = "In the last day" if found.request.is_now else "In the day before"
-    sentences = f"{when} the task had {how_many(its.num_jobs, 'job')} of traffic{by_status}{apart}."
-    if its.alpha_1 is None:
+    figures = explained.figures
+    by_status = f" ({counts(figures.by_status)})" if figures.jobs else ""
+    apart = f", apart from {apart}" if (apart := counted_apart(figures.num_probes, figures.num_controls)) else ""
+    when = "In the last day" if explained.request.is_now else "In the day before"
+    sentences = f"{when} the task had {how_many(figures.num_jobs, 'job')} of traffic{by_status}{apart}."
+    if figures.alpha_1 is None:
         return sentences
-    lengths = draft_lengths(its.alpha_num_draft_tokens or ())
-    with_what = acceptance_of(its.alpha_drafter, None, lengths, its.alpha_form_bucket)
-    behind = how_many(its.num_alpha_jobs, "job")
-    return f"{sentences} α₁ was {share_with_interval(its.alpha_1)} ({with_what}; {behind})."
+    lengths = draft_lengths(figures.alpha_num_draft_tokens or ())
+    with_what = acceptance_of(figures.alpha_drafter, None, lengths, figures.alpha_form_bucket)
+    num_jobs = how_many(figures.num_alpha_jobs, "job")
+    return f"{sentences} α₁ was {share_with_interval(figures.alpha_1)} ({with_what}; {num_jobs})."
 
 
 def _correction(drafter: str, error: ExpectationError) -> str:
@@ -358,11 +360,11 @@ def _then(figures: ChoiceFigures) -> str:
     return sentences + seen + "."
 
 
-def _expected(found: ExpectedSpeedup) -> str:
-    name = named(found.drafter, found.num_draft_tokens)
-    if found.drafter is None:
+def _expected(expected: ExpectedSpeedup) -> str:
+    name = named(expected.drafter, expected.num_draft_tokens)
+    if expected.drafter is None:
         return f"{name} 1"
-    return f"{name} {found.speedup:.2f}x ({found.speedup_low:.2f} to {found.speedup_high:.2f})"
+    return f"{name} {expected.speedup:.2f}x ({expected.speedup_low:.2f} to {expected.speedup_high:.2f})"
 
 
 def _heading(text: str) -> None:
@@ -370,33 +372,35 @@ def _heading(text: str) -> None:
     out().print(Text(text, style="bold cyan"))
 
 
-def _show_evidence(found: Explanation) -> None:
+def _show_evidence(explained: Explanation) -> None:
     """What was counted of each drafter, in sentences, then acceptance by position, side by side."""
-    if not found.drafters:
+    if not explained.drafters:
         paragraph("No drafter has been registered for this target.")
         return
-    for drafter in found.drafters:
-        told = _seen(drafter, found.evidence[drafter.name])
-        if names := " and ".join(other.name for other in found.drafters if other.shares_weights_with(drafter)):
-            told += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
-        paragraph(told)
-    if found.request.segment and found.request.segment not in found.segments:
-        known = ", ".join(sorted(name for name in found.segments if name)) or "none"
-        paragraph(f"No job of segment {found.request.segment} was seen; known: {known}.")
-    for begin in range(0, len(found.drafters), _DRAFTERS_ABREAST):
-        _show_positions([(d.name, found.evidence[d.name]) for d in found.drafters[begin : begin + _DRAFTERS_ABREAST]])
+    for drafter in explained.drafters:
+        sentences = _seen(drafter, explained.evidence[drafter.name])
+        if names := " and ".join(other.name for other in explained.drafters if other.shares_weights_with(drafter)):
+            sentences += f" Rounds of {names} count for {drafter.name} too, because the weights are the same."
+        paragraph(sentences)
+    if explained.request.segment and explained.request.segment not in explained.segments:
+        known = ", ".join(sorted(name for name in explained.segments if name)) or "none"
+        paragraph(f"No job of segment {explained.request.segment} was seen; known: {known}.")
+    for begin in range(0, len(explained.drafters), _DRAFTERS_ABREAST):
+        _show_positions(
+            [(d.name, explained.evidence[d.name]) for d in explained.drafters[begin : begin + _DRAFTERS_ABREAST]]
+        )
 
 
-def _seen(drafter: DrafterState, its: Evidence) -> str:
-    posterior = its.posterior
+def _seen(drafter: DrafterState, evidence: Evidence) -> str:
+    posterior = evidence.posterior
     stale = " Flagged stale." if drafter.is_stale else ""
-    if its.seen.jobs <= 0:
-        return f"{drafter.name}: no job of this task yet.{_sources(its)}{stale}"
+    if evidence.seen.jobs <= 0:
+        return f"{drafter.name}: no job of this task yet.{_sources(evidence)}{stale}"
+    rounds = evidence.seen.rounds
     sentences = (
-        f"{drafter.name}: {its.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
-        f"{its.jobs_alike:.0f} of them like these, "
-        f"{its.seen.rounds:.0f} rounds, {its.seen.offered / max(its.seen.rounds, 1e-9):.0%} with a proposal."
-        f"{_sources(its)}"
+        f"{drafter.name}: {evidence.seen.jobs:.0f} jobs and probes, weighted by age, that it decoded or was scored on, "
+        f"{evidence.jobs_alike:.0f} of them like these, "
+        f"{rounds:.0f} rounds, {evidence.seen.offered / max(rounds, 1e-9):.0%} with a proposal.{_sources(evidence)}"
     )
     if posterior.design_effect > 1.05:
         sentences += (
@@ -404,18 +408,18 @@ def _seen(drafter: DrafterState, its: Evidence) -> str:
         )
     if posterior.kept < 0.99:
         sentences += f" Recent jobs contradict older ones, whose weight is reduced to {posterior.kept:.0%}."
-    if its.is_split:
+    if evidence.is_split:
         sentences += " Segments differ beyond chance and are decided separately."
     return sentences + stale
 
 
-def _sources(its: Evidence) -> str:
-    borrowed = its.borrowed
+def _sources(evidence: Evidence) -> str:
+    borrowed = evidence.borrowed
     if borrowed is None:
         return ""
     of_task = (
         f"{borrowed.same_jobs:.0%} jobs like these, {borrowed.same_task:.0%} other jobs of the task, "
-        if its.seen.jobs > 0
+        if evidence.seen.jobs > 0
         else ""
     )
     return f" Sources of α₁: {of_task}{borrowed.other_tasks:.0%} other tasks, {borrowed.assumed:.0%} prior."
@@ -423,16 +427,18 @@ def _sources(its: Evidence) -> str:
 
 def _show_positions(abreast: Sequence[tuple[str, Evidence]]) -> None:
     names = [column for name, _ in abreast for column in (f"{name} expected α", "tested", "reach")]
-    shown_table = FittedTable("position", *names, right=["position", "tested", "reach"])
-    rows = range(max(len(its.acceptance) for _, its in abreast))
-    for cells, alike in groupby(rows, key=lambda i: [cell for _, its in abreast for cell in _position(its, i)]):
+    shown_table = table("position", *names, right=["position", "tested", "reach"])
+    rows = range(max(len(evidence.acceptance) for _, evidence in abreast))
+    for cells, alike in groupby(
+        rows, key=lambda i: [cell for _, evidence in abreast for cell in _position(evidence, i)]
+    ):
         first, *more = alike
         shown_table.add_row(f"{first + 1}–{more[-1] + 1}" if more else str(first + 1), *cells)
     out().print(shown_table)
 
 
-def _position(its: Evidence, i: int) -> tuple[str, str, str]:
-    if i >= len(its.acceptance):
+def _position(evidence: Evidence, i: int) -> tuple[str, str, str]:
+    if i >= len(evidence.acceptance):
         return "", "", ""
-    tested = f"{its.tested[i]:.0f}" if its.tested[i] else "not tested"
-    return share_with_interval(its.acceptance[i]), tested, share(its.posterior.reach[i])
+    tested = f"{evidence.tested[i]:.0f}" if evidence.tested[i] else "not tested"
+    return share_with_interval(evidence.acceptance[i]), tested, share(evidence.posterior.reach[i])

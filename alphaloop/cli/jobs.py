@@ -64,22 +64,22 @@ def job(
 ) -> None:
     """Show the status of jobs.
 
-    A job waits in Kafka behind others, is held or decoded by a worker, has ended, or was refused. The jobs that were
+    A job waits in Kafka, is held or decoded by a worker, has ended, or was refused. The jobs that were
     made of its dead letters, JOB_ID~1 and so on, follow it.
 
-    The tokens so far are those that the worker told within the last seconds. For a job that no worker has claimed the
-    messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
+    The tokens so far are those that the worker reported within the last seconds. For a job that no worker has claimed
+    the messages that wait in Kafka are read, for up to 20 seconds. The exit code is 1 if a job is unknown.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
         names = (name for now in latest_jobs(database, job_id).values() for name in (*now.made_of, now.job_id))
-        found = find_jobs(settings, database, list(dict.fromkeys(names)))
+        places = find_jobs(settings, database, list(dict.fromkeys(names)))
     if as_json:
-        print_json([one.as_json() for one in found])
+        print_json([where.as_json() for where in places])
     else:
-        for one in found:
-            paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
-    if any(one.place is JobPlace.UNKNOWN for one in found):
+        for where in places:
+            paragraph(one_line(f"{where.job_id}: {where.sentence()}"))
+    if any(where.place is JobPlace.UNKNOWN for where in places):
         raise typer.Exit(1)
 
 
@@ -114,20 +114,20 @@ def wait(
     settings = connected_settings(context)
     with open_database(settings) as database, ExitStack() as stack:
         wanted = _wanted(settings, database, [*(job_id or []), *_job_ids(file)], batch_id)
-        known = [one.job_id for one in _known(settings, database, wanted)]
+        known = [where.job_id for where in _known(settings, database, wanted)]
         contents = ContentStore.of(settings.claim_check)
-        found: dict[str, Result] = {}
-        stack.callback(lambda: _write(target, wanted, found))
-        with _going_on(context, wanted, found, batch_id, file):
+        results: dict[str, Result] = {}
+        stack.callback(lambda: _write(target, wanted, results))
+        with _going_on(context, wanted, results, batch_id, file):
             for result in _ends(settings, database, known, timeout_s=timeout):
-                found[result.sent_job_id] = shown = texts_of(result, contents)
+                results[result.sent_job_id] = shown = texts_of(result, contents)
                 _show_result(shown, is_single=len(wanted) == 1 and str(output) != STANDARD, as_json=as_json)
-    if missing := len(known) - len(found):
+    if missing := len(known) - len(results):
         raise AlphaloopError(
             f"not ended within {timeout:g} s: {missing} of {how_many(len(wanted), 'job')}",
             hint="`alphaloop job JOB_ID` says where a job is",
         )
-    if len(known) < len(wanted) or any(result.status is not Status.SUCCEEDED for result in found.values()):
+    if len(known) < len(wanted) or any(result.status is not Status.SUCCEEDED for result in results.values()):
         raise typer.Exit(1)
 
 
@@ -154,17 +154,17 @@ def cancel(
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
     with open_database(settings) as database:
-        found = ask_to_cancel(settings, database, _wanted(settings, database, job_id or [], batch_id), until)
+        places = ask_to_cancel(settings, database, _wanted(settings, database, job_id or [], batch_id), until)
         if not as_json:
-            _tell(found, until)
-        awaited = [one.job_id for one in found if one.is_open]
+            _tell(places, until)
+        awaited = [where.job_id for where in places if where.is_open]
         ended: dict[str, str] = {}
         with _going_on(context, awaited, ended):
             for end in _ends(settings, database, awaited, timeout_s=timeout) if wait else ():
                 ended[end.sent_job_id] = end.status.value
     if as_json:
         how = {job_id: {"ended": status} for job_id, status in ended.items()}
-        print_json([{**one.as_json(), **how.get(one.job_id, {})} for one in found])
+        print_json([{**where.as_json(), **how.get(where.job_id, {})} for where in places])
     elif ended:
         note(f"ended: {counts(Counter(ended.values()))}")
     if wait and (missing := len(awaited) - len(ended)):
@@ -172,7 +172,7 @@ def cancel(
             f"{how_many(missing, 'job')} did not end within {timeout:g} s",
             hint="is a worker running? `alphaloop status` shows it",
         )
-    if not until and any(one.place is JobPlace.UNKNOWN for one in found):
+    if not until and any(where.place is JobPlace.UNKNOWN for where in places):
         raise typer.Exit(1)
 
 
@@ -188,15 +188,15 @@ def tail(
     """Show texts while they are decoded, until every job has ended.
 
     A job sent with stream=true appears as it grows, any other at its end. A text is printed on standard output; what
-    happens to the job, on standard error. Of several jobs each line begins with the job's id. The exit code is 0 if
+    happens to the job, on standard error. With several jobs each line begins with the job's id. The exit code is 0 if
     every job succeeded.
     """
     settings = connected_settings(context)
     with open_database(settings) as database:
         wanted = _wanted(settings, database, job_id, None)
         known = _known(settings, database, wanted)
-        refused = {one.job_id: recorded(one.refusal) for one in known if one.refusal is not None}
-        left = [one.job_id for one in known if one.job_id not in refused]
+        refused = {where.job_id: recorded(where.refusal) for where in known if where.refusal is not None}
+        left = [where.job_id for where in known if where.job_id not in refused]
         events = chain(refused.values(), follow(settings.kafka, database, left, timeout_s=timeout))
         ended = _show_texts_as_json(events) if as_json else _show_texts(events, is_one=len(wanted) == 1)
     if missing := [job_id for job_id in left if job_id not in ended]:
@@ -219,7 +219,7 @@ def _ends(settings: Settings, database: Database, job_ids: Sequence[str], *, tim
         before = client.sent_before(())
         yield from _recorded(database, left)
         with suppress(BrokerUnavailable):  # there is more in Kafka than can be read through: they are waited for
-            for refusal in [one.refusal for one in find_jobs(settings, database, list(left)) if one.refusal]:
+            for refusal in [where.refusal for where in find_jobs(settings, database, list(left)) if where.refusal]:
                 del left[refusal.job_id]
                 yield refusal
         with suppress(ResultsMissing):
@@ -246,16 +246,16 @@ def _wanted(settings: Settings, database: Database, job_ids: Sequence[str], batc
 def _known(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
     """Those that are not unknown; the others are said. Raises UnknownName where none is left."""
     try:
-        found = find_jobs(settings, database, job_ids)
+        places = find_jobs(settings, database, job_ids)
     except BrokerUnavailable:
         return [Whereabouts(job_id, JobPlace.WAITING) for job_id in job_ids]  # as far as can be known
-    known = [one for one in found if one.place is not JobPlace.UNKNOWN]
-    unknown = ", ".join(one.job_id for one in found if one.place is JobPlace.UNKNOWN)[:_MAX_CHARS]
-    told = one_line(f"{unknown or 'no job_id'}: unknown: no worker has seen it, and it waits nowhere in Kafka")
+    known = [where for where in places if where.place is not JobPlace.UNKNOWN]
+    unknown = ", ".join(where.job_id for where in places if where.place is JobPlace.UNKNOWN)[:_MAX_CHARS]
+    problem = one_line(f"{unknown or 'no job_id'}: unknown: no worker has seen it, and it waits nowhere in Kafka")
     if not known:
-        raise UnknownName(told)
+        raise UnknownName(problem)
     if unknown:
-        note(told)
+        note(problem)
     return known
 
 
@@ -269,8 +269,8 @@ def _recorded(database: Database, left: dict[str, None]) -> Iterator[Result]:
 def row_of(job: Job | str, result: Result | None) -> dict[str, Any]:
     """What became of a job, as one object; of a job that is known by its job_id alone, less."""
     if result is not None:
-        found: dict[str, Any] = json.loads(result.encode())
-        return found
+        row: dict[str, Any] = json.loads(result.encode())
+        return row
     named: dict[str, Any] = {"job_id": job}
     if isinstance(job, Job):
         named = {"job_id": job.job_id, "custom_id": job.custom_id, "task": job.task}
@@ -313,15 +313,15 @@ def say_they_go_on(num_jobs: int, again: str) -> None:
 def _job_ids(file: Path | None) -> list[str]:
     if file is None:
         return []
-    found: list[str] = []
+    job_ids: list[str] = []
     with reading(file, say=note) as source:
         for number, line in enumerate(source.lines, 1):
             if (fields := fields_of(line)) is None and line.strip():
-                told = f"{source.name}:{number}: expected one JSON object a line, found something else"
-                raise ConfigError(told, hint="name a file of JSONL with a job_id a line")
+                problem = f"{source.name}:{number}: expected one JSON object a line, found something else"
+                raise ConfigError(problem, hint="name a file of JSONL with a job_id a line")
             if isinstance(job_id := (fields or {}).get("job_id"), str):
-                found.append(job_id)
-    return found
+                job_ids.append(job_id)
+    return job_ids
 
 
 def _show_result(result: Result, *, is_single: bool, as_json: bool) -> None:
@@ -334,24 +334,24 @@ def _show_result(result: Result, *, is_single: bool, as_json: bool) -> None:
     note(one_line(f"{result.job_id}: {result.status.value}" + (f", {why}" if why else "")))
 
 
-def _write(target: Destination | None, wanted: Sequence[str], found: dict[str, Result]) -> None:
+def _write(target: Destination | None, wanted: Sequence[str], results: dict[str, Result]) -> None:
     """The rows so far, also after Ctrl-C."""
     if target is None:
         return
     with target.writing() as file:
-        file.writelines(json_text(row_of(job_id, found.get(job_id))) + "\n" for job_id in wanted)
+        file.writelines(json_text(row_of(job_id, results.get(job_id))) + "\n" for job_id in wanted)
 
 
-def _tell(found: Sequence[Whereabouts], until: datetime | None) -> None:
-    for one in found[:_MAX_SHOWN]:
-        paragraph(one_line(f"{one.job_id}: {one.sentence()}"))
-    if len(found) > _MAX_SHOWN:
-        paragraph(f"… and {len(found) - _MAX_SHOWN} more: {counts(Counter(one.place.value for one in found))}")
-    if num_asked := sum(one.is_open for one in found):
+def _tell(places: Sequence[Whereabouts], until: datetime | None) -> None:
+    for where in places[:_MAX_SHOWN]:
+        paragraph(one_line(f"{where.job_id}: {where.sentence()}"))
+    if len(places) > _MAX_SHOWN:
+        paragraph(f"… and {len(places) - _MAX_SHOWN} more: {counts(Counter(where.place.value for where in places))}")
+    if num_asked := sum(where.is_open for where in places):
         note(f"asked to cancel {how_many(num_asked, 'job')}; the answer is the job's result")
     elif not until:
         note("nothing to cancel")
-    if until and any(one.place is JobPlace.UNKNOWN for one in found):
+    if until and any(where.place is JobPlace.UNKNOWN for where in places):
         note(f"the unknown are cancelled if they come until {second(until)}")
 
 
@@ -380,7 +380,7 @@ class PrintedText:
         self._growing = GrowingText()
         self._printed = ""
         self._said = ""  #: by pieces, where that is not all that was printed
-        self._is_behind = False  #: an attempt that began again has not come so far yet
+        self._is_repeating = False  #: an attempt that began again has not come so far yet
         self._job_id = job_id
         self._is_one = is_one
         self._line = ""  #: of several jobs: the line that is not complete
@@ -390,11 +390,11 @@ class PrintedText:
         """Print what a piece adds to the first text; the others come with the result."""
         added = self._growing.added(piece)
         if piece.begins_again:
-            self._said, self._is_behind = "", True
-        if self._is_behind:
+            self._said, self._is_repeating = "", True
+        if self._is_repeating:
             self._said += added
             self.show(self._said)
-            self._is_behind = len(self._said) < len(self._printed)
+            self._is_repeating = len(self._said) < len(self._printed)
         else:
             self._printed += added
             self._print(added)
@@ -448,8 +448,8 @@ def _show_texts(events: Iterable[Event], *, is_one: bool) -> dict[str, Ended]:
                 if event.shown is not None:
                     text.show(event.shown, is_end=True)
                 text.end()
-                told = event.status.value + (f", {event.reason}" if event.reason else "")
-                note(f"{event.job_id}: {told}{'' if event.is_streamed else '; it was not streamed'}")
+                ending = event.status.value + (f", {event.reason}" if event.reason else "")
+                note(f"{event.job_id}: {ending}{'' if event.is_streamed else '; it was not streamed'}")
     return ended
 
 
@@ -510,8 +510,8 @@ def erase(
                 (where,) = find_jobs(connected_settings(context), database, [now.job_id])
         if not store.knows(erasure) and (where is None or where.place is JobPlace.UNKNOWN):
             raise UnknownName(f"{one_line(erasure.subject)}: no worker has seen a job of it, and no text of it is kept")
-        found = store.count(erasure)
-        for row in _rows(found):
+        texts = store.count(erasure)
+        for row in _rows(texts):
             note(row)
         asked = f"erase the texts of {one_line(erasure.subject)}?"
         is_done = not dry_run and (yes or typer.confirm(asked, err=True))
@@ -519,23 +519,23 @@ def erase(
             contents = ContentStore.of(settings.claim_check)
             deed = Deed("command", account(), "texts_erased", erasure.subject)
             delete = None if contents is None else contents.delete
-            found = store.erase(erasure, deed, delete, DatabaseClock(database).measure())
+            texts = store.erase(erasure, deed, delete, DatabaseClock(database).measure())
     if as_json:
-        print_json({**asdict(found), "erased": is_done})
-    if num_running := found.num_running + (where is not None and where.is_open):
+        print_json({**asdict(texts), "erased": is_done})
+    if num_running := texts.num_running + (where is not None and where.is_open):
         running = how_many(num_running, "job")
         note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 
 
-def _rows(found: Texts) -> list[str]:
+def _rows(texts: Texts) -> list[str]:
     named = {
-        "results": found.num_jobs,
-        "results in the memory of tasks": found.num_remembered,
-        "drawn probes": found.num_drawn_probes,
-        "texts of probes": found.num_probe_texts,
-        "texts outside the database": found.num_stored_texts,
-        "files of the API": found.num_api_files,
+        "results": texts.num_jobs,
+        "results in the memory of tasks": texts.num_remembered,
+        "drawn probes": texts.num_drawn_probes,
+        "texts of probes": texts.num_probe_texts,
+        "texts outside the database": texts.num_stored_texts,
+        "files of the API": texts.num_api_files,
     }
     return [f"{num} {name}" for name, num in named.items()]

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import typer
 from pydantic_core import to_jsonable_python
+from rich.table import Table
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import example
-from alphaloop.cli.screen import FittedTable, out, print_json
+from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, best_of
@@ -61,8 +62,8 @@ def measure(
     def shown(report: Report) -> None:
         print_json(report_as_json(report)) if as_json else show(report)
 
-    told = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
-    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=told)
+    first_note = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
+    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=first_note)
 
 
 def show(report: Report) -> None:
@@ -119,13 +120,15 @@ def _head(report: Report) -> Iterator[str]:
         yield f"INTERRUPTED: {report.num_turns} of {planned} batches were measured; what follows is theirs alone"
 
 
-def _speeds(report: Report) -> object:
-    made = FittedTable("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
+def _speeds(report: Report) -> Table:
+    made = table("candidate", "tokens/s", "x vanilla [95 %]", "median [95 %]", "verdict", right=["tokens/s"])
     made.add_row("vanilla", rate(report.vanilla.tokens_per_s), "", "", "")
     for row in report.rows:
         verdict = row.judgement.verdict
-        its, told = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
-        made.add_row(row.candidate.name, rate(its.tokens_per_s), _ratio(its.ratio), _ratio(its.median), told)
+        figures, shown = row.figures, Text(verdict.upper(), style=_STYLES[verdict])
+        made.add_row(
+            row.candidate.name, rate(figures.tokens_per_s), _ratio(figures.ratio), _ratio(figures.median), shown
+        )
     return made
 
 
@@ -134,8 +137,8 @@ def _ratio(bounds: RatioBounds) -> str:
     return f"{bounds.estimate:.2f} [{bounds_text}]"
 
 
-def _tails(everything: Sequence[Figures]) -> object:
-    made = FittedTable(
+def _tails(everything: Sequence[Figures]) -> Table:
+    made = table(
         "p50 p95 p99 of texts", *(columns := ["first token, ms", "ms a token", "whole text, s"]), right=columns
     )
     for figures in everything:
@@ -152,9 +155,9 @@ def _three(tails: Tails | None, factor: float) -> str:
     return " ".join(f"{v:>5.2f}" if v < 10 else f"{v:>5.1f}" if v < 100 else f"{v:>5.0f}" for v in values)
 
 
-def _acceptance(rows: Sequence[Row]) -> object:
+def _acceptance(rows: Sequence[Row]) -> Table:
     numbers = ["tokens a round", "proposed", "empty"]
-    made = FittedTable("acceptance", *numbers, "α [95 %]", "α_1, α_2 …", right=numbers)
+    made = table("acceptance", *numbers, "α [95 %]", "α_1, α_2 …", right=numbers)
     for row in rows:
         seen = row.figures.acceptance
         by_position = [seen.counts.alpha_at(i) for i in range(1, len(seen.counts.trials) + 1)]
@@ -169,9 +172,9 @@ def _acceptance(rows: Sequence[Row]) -> object:
     return made
 
 
-def _memory(footprint: Footprint) -> object:
+def _memory(footprint: Footprint) -> Table:
     sizes = ["weights", "a token", "a full slot"]
-    made = FittedTable("memory", "on", *sizes, right=sizes)
+    made = table("memory", "on", *sizes, right=sizes)
     for part in footprint.parts:
         numbers = part.weight_bytes, part.kv_bytes_per_token, part.kv_bytes_per_slot
         made.add_row(part.name, part.device, *map(_bytes, numbers))
@@ -258,7 +261,7 @@ def _bytes(number: int) -> str:
 
 def report_as_json(report: Report) -> dict[str, Any]:
     """Times in seconds, sizes in bytes, counts as they were counted."""
-    found = {
+    document = {
         "setup": report.setup,
         "num_batches": report.num_turns,
         "num_batches_planned": report.num_turns_planned,
@@ -270,20 +273,20 @@ def report_as_json(report: Report) -> dict[str, Any]:
         "memory": report.footprint,
         "notes": report.notes,
     }
-    return dict(to_jsonable_python(found))
+    return dict(to_jsonable_python(document))
 
 
 def _row(row: Row) -> dict[str, Any]:
-    its = row.figures
+    figures = row.figures
     return {
-        **_figures(its),
+        **_figures(figures),
         **asdict(row.candidate),
         "verdict": row.judgement.verdict,
         "num_more_batches": row.judgement.num_more,
-        "ratio": its.ratio,
-        "median_ratio": its.median,
-        "ratios": its.ratios,
-        "exactness": its.exactness,
+        "ratio": figures.ratio,
+        "median_ratio": figures.median,
+        "ratios": figures.ratios,
+        "exactness": figures.exactness,
         "costs_in_vanilla_rounds": row.costs,
         "reasons": [{"name": name, "sentence": sentence} for name, sentence in row.reasons],
     }

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Final
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from alphaloop.cli.children import carry_out
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database, require_tasks
-from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, show_rows
+from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows, table
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
@@ -27,7 +28,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
-from alphaloop.errors import ConfigError
+from alphaloop.errors import UnknownName
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
 from alphaloop.store.drafts import DraftRegistry, DraftRevision
@@ -74,8 +75,8 @@ def check_pair(
     when it starts.
     """
 
-    def shown(found: PairCheck) -> None:
-        print_json({**asdict(found), "fits": not found.is_refused}) if as_json else _show_pair(found)
+    def shown(check: PairCheck) -> None:
+        print_json({**asdict(check), "fits": not check.is_refused}) if as_json else _show_pair(check)
 
     carry_out(context, CheckPairOrder(**context.params), PairCheck, shown)
 
@@ -92,15 +93,15 @@ def check_server(
     api_key_env: str | None = typer.Option(None, help="The environment variable with the key for an address."),
     as_json: bool = AS_JSON,
 ) -> None:
-    """Check what an inference server tells about the texts that it decodes.
+    """Check what an inference server reports about the texts that it decodes.
 
     Asks for three short texts, as a worker would: whole, streamed, and ended by a stop string. Says how finely the
-    server tells what was drafted and accepted, and which option makes it tell more. Exit code 1 where the server does
-    not answer as its kind does.
+    server reports what was drafted and accepted, and which option makes it report more. Exit code 1 where the server
+    does not answer as its kind does.
     """
 
-    def shown(found: ServerCheck) -> None:
-        print_json(asdict(found)) if as_json else _show_findings(found.findings)
+    def shown(check: ServerCheck) -> None:
+        print_json(asdict(check)) if as_json else _show_findings(check.findings)
 
     carry_out(context, CheckServerOrder(**context.params), ServerCheck, shown)
 
@@ -121,9 +122,9 @@ def calibrate(
     worker measures only what is missing, and real rounds correct the costs.
     """
 
-    def shown(found: Calibration) -> None:
-        fields = asdict(found)
-        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(found)
+    def shown(calibration: Calibration) -> None:
+        fields = asdict(calibration)
+        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(calibration)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 
@@ -210,7 +211,7 @@ def _set_retired(context: typer.Context, name: str, *, is_retired: bool) -> None
     with open_database(connected_settings(context, broker=False)) as database:
         known = {draft.drafter for draft in DraftRegistry(database).all()}
         if name not in known:
-            raise ConfigError(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
+            raise UnknownName(f"expected a known drafter, one of {', '.join(sorted(known)) or 'none'}, found {name!r}")
         DraftRegistry(database).set_retired(name, is_retired)
     note(f"{name} is {'retired' if is_retired else 'in use'}")
 
@@ -225,27 +226,29 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
     return [*names, share(alpha), share(cost), draft.trained_on or "-"]
 
 
-def _show_costs(found: Calibration) -> None:
+def _show_costs(calibration: Calibration) -> None:
     """Print milliseconds: a row for each batch and context, a column for each width."""
-    screen, identity = out(), found.identity
+    screen, identity = out(), calibration.identity
     paragraph(f"{identity.target} on {identity.device}, {identity.engine}\n")
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
-    screen.print(_rounds_table([point for point in found.points if point.kind is not CostKind.PREFILL]))
-    if any(point.kind is CostKind.SERVED for point in found.points):
+    screen.print(_rounds_table([point for point in calibration.points if point.kind is not CostKind.PREFILL]))
+    if any(point.kind is CostKind.SERVED for point in calibration.points):
         screen.print("of a server that drafts, the whole round; batch is the requests in flight at one server")
-    prompts = [point for point in found.points if point.kind is CostKind.PREFILL]
+    prompts = [point for point in calibration.points if point.kind is CostKind.PREFILL]
     if prompts:
         screen.print("\nreading a prompt")
         screen.print(_prompts_table(prompts))
-    stored = "stored for the workers of this device" if found.is_stored else "not stored"
-    note(f"{len(found.points)} shapes in {found.seconds:.0f} s, the loading of the model included; {stored}")
+    stored = "stored for the workers of this device" if calibration.is_stored else "not stored"
+    note(
+        f"{len(calibration.points)} shapes in {calibration.seconds:.0f} s, the loading of the model included; {stored}"
+    )
 
 
-def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
+def _rounds_table(points: Sequence[CostPoint]) -> Table:
     """The times of rounds."""
     widths = sorted({point.width for point in points})
     columns = [f"w={width}" for width in widths]
-    made = FittedTable("what", "batch", "context", *columns, right=["batch", "context", *columns])
+    made = table("what", "batch", "context", *columns, right=["batch", "context", *columns])
     times = {(p.drafter or "", p.context, p.batch, p.width): p.ms for p in points}
     last = None
     for part, context, batch in sorted({key[:3] for key in times}):
@@ -258,8 +261,8 @@ def _rounds_table(points: Sequence[CostPoint]) -> FittedTable:
     return made
 
 
-def _prompts_table(points: Sequence[CostPoint]) -> FittedTable:
-    made = FittedTable("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
+def _prompts_table(points: Sequence[CostPoint]) -> Table:
+    made = table("what", "tokens", "ms", "ms/token", right=["tokens", "ms", "ms/token"])
     for point in sorted(points, key=lambda p: (p.drafter or "", p.width)):
         made.add_row(point.drafter or "target", str(point.width), _ms(point.ms), f"{point.ms / point.width:.3f}")
     return made
@@ -269,15 +272,15 @@ def _ms(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.1f}"
 
 
-def _show_pair(found: PairCheck) -> None:
+def _show_pair(check: PairCheck) -> None:
     """A row for every finding, and what comes of them."""
-    _show_findings(found.findings)
-    note("the draft is refused" if found.is_refused else "the draft can serve")
+    _show_findings(check.findings)
+    note("the draft is refused" if check.is_refused else "the draft can serve")
 
 
 def _show_findings(findings: Iterable[CheckFinding]) -> None:
     """A row for every finding."""
-    shown = FittedTable("check", "verdict", "found")
+    shown = table("check", "verdict", "found")
     for finding in findings:
         style = _STYLES[finding.verdict]
         shown.add_row(finding.check, Text(finding.verdict, style), finding.sentence)
@@ -287,7 +290,7 @@ def _show_findings(findings: Iterable[CheckFinding]) -> None:
 def _show_card(card: DraftCard, folder: Path) -> None:
     """Print the figures by task, and the lines that serve the draft."""
     judgement = card.judgement
-    shown = FittedTable("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
+    shown = table("held-out", "texts", "α_1", "α_2", "α_3", "α_4", "overlap", right=["texts", "overlap"])
     for task, measured in judgement.by_task.items():
         _row(shown, task, measured)
     _row(shown, "all", judgement.total)
@@ -313,6 +316,6 @@ def _show_card(card: DraftCard, folder: Path) -> None:
     )
 
 
-def _row(shown: FittedTable, name: str, measured: MeasuredDraft) -> None:
+def _row(shown: Table, name: str, measured: MeasuredDraft) -> None:
     alphas = [*measured.alphas(), None, None, None, None][:4]
     shown.add_row(name, str(measured.num_texts), *map(share, alphas), share(measured.overlap()))

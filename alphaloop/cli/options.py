@@ -48,13 +48,13 @@ class GlobalOptions:
         ]
 
 
-#: Of the commands that print figures.
+#: The option of the commands that print figures.
 AS_JSON: Final = typer.Option(False, "--json", help="Print as JSON.")
 #: Commands also take the option after their name: `alphaloop up --data-dir ./data`.
 DATA_DIR: Final = typer.Option(None, help="The same option as before the command.")
 
 
-#: Of each command, lines that can be typed; the end of its help.
+#: By command, lines that can be typed; the end of its help.
 EXAMPLES: Final[dict[Callable[..., Any], str]] = {}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -71,8 +71,8 @@ def example(lines: str) -> Callable[[Command], Command]:
 
 def global_options(context: typer.Context, data_dir: Path | None = None) -> GlobalOptions:
     """The options before the command; `data_dir` is the option after it."""
-    found = context.find_object(GlobalOptions) or GlobalOptions()
-    return found if data_dir is None else replace(found, data_dir=data_dir)
+    options = context.find_object(GlobalOptions) or GlobalOptions()
+    return options if data_dir is None else replace(options, data_dir=data_dir)
 
 
 def connected_settings(context: typer.Context, *, broker: bool = True, database: bool = True) -> Settings:

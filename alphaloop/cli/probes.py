@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, Final
 
 import typer
+from rich.table import Table
 
 from alphaloop.cli.enqueue import report_wrong
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import FittedTable, note, out, print_json, show_rows
+from alphaloop.cli.screen import note, out, print_json, show_rows, table
 from alphaloop.client.arrivals import everything_on
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
 from alphaloop.files import reading
@@ -128,16 +129,16 @@ def show(
         return
     columns = ["position", "prompt", "characters", *(["in both"] if other else [])]
     title = f"{shown.task} {shown.version}, k={shown.num_draft_tokens}, from {shown.source.value}"
-    found = FittedTable(*columns, right=["position", "characters"], title=title)
+    shown_table = table(*columns, right=["position", "characters"], title=title)
     for line in lines:
         in_both = ["yes" if line["is_shared"] else "no"] if other else []
-        found.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
-    out().print(found)
+        shown_table.add_row(str(line["position"]), line["prompt_id"], str(line["num_chars"]), *in_both)
+    out().print(shown_table)
     if other is not None:
         both = how_many(len(ours & theirs), "prompt")
-        told = f"{both} in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
+        comparison = f"{both} in both, {len(ours - theirs)} only here, {len(theirs - ours)} only there"
         here, there = shown.num_draft_tokens, other.num_draft_tokens
-        note(told + (f"; not compared, because k is {here} here and {there} there" if here != there else ""))
+        note(comparison + (f"; not compared, because k is {here} here and {there} there" if here != there else ""))
 
 
 @example("alphaloop probes plan")
@@ -149,16 +150,16 @@ def plan(
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         planner = ProbePlanner(database, settings)
-        found = planner.plan(planner.sets(), DatabaseClock(database).measure())
+        planned = planner.plan(planner.sets(), DatabaseClock(database).measure())
     if as_json:
-        measurements = [_measurement_as_json(one) for one in found.measurements]
-        print_json({"budget_device_s": round(found.budget_device_s, 3), "measurements": measurements})
-    elif not found.num_probe_sets:
+        measurements = [_measurement_as_json(measurement) for measurement in planned.measurements]
+        print_json({"budget_device_s": round(planned.budget_device_s, 3), "measurements": measurements})
+    elif not planned.num_probe_sets:
         note("no task has a probe set; `alphaloop probes register` makes one")
     else:
-        if found.measurements:
-            out().print(_plan_table(found))
-        note(_plan_sentence(found))
+        if planned.measurements:
+            out().print(_plan_table(planned))
+        note(_plan_sentence(planned))
 
 
 def _put_in_use(
@@ -180,11 +181,11 @@ def _put_in_use(
 
 
 def _version(store: ProbeSetStore, task: str, version: str | None) -> ProbeSet:
-    found = store.active().get(task) if version is None else store.get(task, version)
-    if found is None:
+    probe_set = store.active().get(task) if version is None else store.get(task, version)
+    if probe_set is None:
         wanted = f"version {version} of {task}" if version else f"a probe set of {task} in use"
         raise AlphaloopError(f"there is no {wanted}", hint="`alphaloop probes list` shows what there is")
-    return found
+    return probe_set
 
 
 def _read_file(settings: Settings, file: Path, task: str) -> list[Job]:
@@ -202,7 +203,7 @@ def _read_file(settings: Settings, file: Path, task: str) -> list[Job]:
 
 
 def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
-    """The newest jobs of a task, so many of each partition. Raises ConfigError without the task's consent.
+    """The newest jobs of a task, `newest` of each partition. Raises ConfigError without the task's consent.
 
     Messages that are no jobs are passed over.
     """
@@ -225,48 +226,41 @@ def _version_as_json(version: ProbeSetVersion) -> dict[str, Any]:
     return {"in_use": fields.pop("is_active"), **fields, "created_at": version.created_at.isoformat()}
 
 
-def _version_cells(one: ProbeSetVersion) -> list[str]:
-    in_use, registered = "yes" if one.is_active else "", f"{one.created_at:%Y-%m-%d %H:%M}"
-    numbers = [str(one.num_prompts), str(one.num_draft_tokens)]
-    return [one.task, one.version, in_use, *numbers, one.source.value, registered]
+def _version_cells(version: ProbeSetVersion) -> list[str]:
+    in_use, registered = "yes" if version.is_active else "", f"{version.created_at:%Y-%m-%d %H:%M}"
+    numbers = [str(version.num_prompts), str(version.num_draft_tokens)]
+    return [version.task, version.version, in_use, *numbers, version.source.value, registered]
 
 
-def _plan_table(plan: ProbePlan) -> FittedTable:
+def _plan_table(plan: ProbePlan) -> Table:
     """The measurements in their order."""
     numbers = ["k", "decoded", "scored", "device s", "at stake s"]
-    found = FittedTable("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
-    for one in plan.measurements:
-        due = one.due
-        found.add_row(
-            due.task,
-            due.drafter,
-            str(due.num_draft_tokens),
-            due.why.value,
-            str(one.num_decoded),
-            str(one.num_prompts - one.num_decoded),
-            f"{one.device_s:.1f}",
-            f"{due.at_stake_device_s:.1f}",
-            f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never",
-            "yes" if one.is_sent else "waits",
-        )
-    return found
+    shown = table("task", "drafter", "k", "why", *numbers[1:], "last measured", "sent", right=numbers)
+    for measurement in plan.measurements:
+        due, num_decoded = measurement.due, measurement.num_decoded
+        counts = due.num_draft_tokens, due.why.value, num_decoded, measurement.num_prompts - num_decoded
+        device_s = f"{measurement.device_s:.1f}", f"{due.at_stake_device_s:.1f}"
+        last = f"{due.last_probed:%Y-%m-%d %H:%M}" if due.last_probed else "never"
+        sent = "yes" if measurement.is_sent else "waits"
+        shown.add_row(due.task, due.drafter, *map(str, counts), *device_s, last, sent)
+    return shown
 
 
 def _plan_sentence(plan: ProbePlan) -> str:
     """What the next run sends, and what it may take."""
     if not plan.measurements:
         return "nothing is due: every drafter of a live worker has fresh evidence"
-    needed = sum(one.device_s for one in plan.measurements if one.is_sent)
-    told = f"the next run sends {len(plan.chosen)} of {len(plan.measurements)} measurements"
-    return f"{told}, {needed:.1f} of {plan.budget_device_s:.1f} device seconds"
+    needed = sum(measurement.device_s for measurement in plan.measurements if measurement.is_sent)
+    head = f"the next run sends {len(plan.chosen)} of {len(plan.measurements)} measurements"
+    return f"{head}, {needed:.1f} of {plan.budget_device_s:.1f} device seconds"
 
 
-def _measurement_as_json(one: Measurement) -> dict[str, Any]:
-    fields = asdict(one)
-    its = fields.pop("due") | fields
-    del its["is_scored"]
-    times = {name: round(its[name], 3) for name in ("device_s", "at_stake_device_s")}
-    return {**its, **times, "last_probed": its["last_probed"] and its["last_probed"].isoformat()}
+def _measurement_as_json(measurement: Measurement) -> dict[str, Any]:
+    fields = asdict(measurement)
+    flat = fields.pop("due") | fields
+    del flat["is_scored"]
+    times = {name: round(flat[name], 3) for name in ("device_s", "at_stake_device_s")}
+    return {**flat, **times, "last_probed": flat["last_probed"] and flat["last_probed"].isoformat()}
 
 
 def _num_chars(body: Mapping[str, Any]) -> int:

@@ -14,7 +14,7 @@ import typer
 from alphaloop.as_decoded import percent
 from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, global_options, open_database
-from alphaloop.cli.screen import FittedTable, out, paragraph, print_json, progress
+from alphaloop.cli.screen import out, paragraph, print_json, progress, table
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given, total
 from alphaloop.deciding.snapshot import JobsAlike, Snapshot
@@ -87,28 +87,28 @@ def replay(
             def tell(num_done: int, num_jobs: int) -> None:
                 bar.update(days, completed=num_done, note=how_many(num_jobs, "job"))
 
-            found = replay_history(database, rules_of(was, would), window, seed=seed, tell=tell)
+            replayed = replay_history(database, rules_of(was, would), window, seed=seed, tell=tell)
     changed = [*([f"--configs {configs}"] if configs else []), *changes]
     if as_json:
-        print_json(_document(found, changed))
+        print_json(_document(replayed, changed))
     else:
-        show(found, changed)
+        show(replayed, changed)
 
 
 def _changed_settings(context: typer.Context, was: Settings, configs: Path | None, changes: list[str]) -> Settings:
     """The settings to replay with. Raises ConfigError for an unknown setting or one that no decision depends on."""
     for change in changes:
-        overridden(was, [change])  # what is no setting is told first
+        overridden(was, [change])  # an unknown setting is the first error
         path = change.partition("=")[0].strip()
         why = next((why for known, why in _INFERRED.items() if _matches(path, known)), None)
         if why is not None:
             raise _cannot_change(path, why)
         if not any(_matches(path, known) for known in _DECIDING):
             raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
-    found = was if configs is None else load_settings(configs, profile=global_options(context).profile)
-    would = overridden(found, changes)
+    base = was if configs is None else load_settings(configs, profile=global_options(context).profile)
+    would = overridden(base, changes)
     for name in would.models.drafters.keys() & was.models.drafters.keys():
-        longest, known = (one.models.drafters[name].max_draft_tokens for one in (would, was))
+        longest, known = (settings.models.drafters[name].max_draft_tokens for settings in (would, was))
         if longest > known:
             raise ConfigError(
                 f"models.drafters.{name}.max_draft_tokens: expected at most {known}, found {longest}",
@@ -188,76 +188,78 @@ def replay_history(
 
     Memory grows with the number of incumbents and with the decisions of a day, not with the number of jobs.
     """
-    found, store, pricing = Replayed(window), SnapshotStore(database), Pricing(seed)
+    replayed, store, pricing = Replayed(window), SnapshotStore(database), Pricing(seed)
     replays: dict[str, Replay] = {}
     for number, (begin, end) in enumerate(window.days()):
         for stored, jobs in store.between(begin, end, task=window.task):
             past, facts = stored.snapshot, stored.facts
-            found.num_recorded += 1
-            found.num_reproduced += past.is_reproduced(past.decide(facts.limits))
+            replayed.num_recorded += 1
+            replayed.num_reproduced += past.is_reproduced(past.decide(facts.limits))
             decisions = replays.setdefault(facts.owner, Replay(rules)).decide(past, facts)
-            _compare(past, decisions, jobs, pricing, found)
-            if found.num_recorded % 200 == 0:
-                tell(number, sum(found.reasons.values()))
-        found.left_out[_NO_SNAPSHOT] += store.num_without(begin, end, task=window.task)
-        tell(number + 1, sum(found.reasons.values()))
-    return found
+            _compare(past, decisions, jobs, pricing, replayed)
+            if replayed.num_recorded % 200 == 0:
+                tell(number, sum(replayed.reasons.values()))
+        replayed.left_out[_NO_SNAPSHOT] += store.num_without(begin, end, task=window.task)
+        tell(number + 1, sum(replayed.reasons.values()))
+    return replayed
 
 
 def _compare(
-    past: Snapshot, decisions: Sequence[Decision], jobs: Sequence[JobsAlike], pricing: Pricing, found: Replayed
+    past: Snapshot, decisions: Sequence[Decision], jobs: Sequence[JobsAlike], pricing: Pricing, replayed: Replayed
 ) -> None:
-    for its in jobs:
-        number = group_of(past, its.segment, its.prompt_bucket, its.form_bucket)
-        if its.purpose != Purpose.TRAFFIC or (number is not None and is_given(past, past.decisions[number])):
-            found.num_given += its.num_jobs
+    for alike in jobs:
+        number = group_of(past, alike.segment, alike.prompt_bucket, alike.form_bucket)
+        if alike.purpose != Purpose.TRAFFIC or (number is not None and is_given(past, past.decisions[number])):
+            replayed.num_given += alike.num_jobs
             continue
         if number is None or not past.is_whole:
-            found.left_out["their snapshot had no room for all drafters and groups of jobs"] += its.num_jobs
+            replayed.left_out["their snapshot had no room for all drafters and groups of jobs"] += alike.num_jobs
             continue
-        compared = pricing.compare(past, past.groups[number], its, decisions[number].setting)
+        compared = pricing.compare(past, past.groups[number], alike, decisions[number].setting)
         if compared is None:
-            found.left_out[_NO_COST] += its.num_jobs
+            replayed.left_out[_NO_COST] += alike.num_jobs
             continue
         task = past.subject.task
-        found.tasks[task] = found.tasks.get(task, Compared()) + compared
-        found.reasons[decisions[number].reason] += its.num_jobs
+        replayed.tasks[task] = replayed.tasks.get(task, Compared()) + compared
+        replayed.reasons[decisions[number].reason] += alike.num_jobs
 
 
-def show(found: Replayed, changed: Sequence[str]) -> None:
+def show(replayed: Replayed, changed: Sequence[str]) -> None:
     """Print what would have been chosen, and what that would have cost."""
-    everything = total(found.tasks.values())
+    everything, window = total(replayed.tasks.values()), replayed.window
     paragraph(
-        f"{how_many(everything.num_jobs, 'job')} from {second(found.window.since)} to {second(found.window.until)}, "
-        f"{how_many(found.num_recorded, 'decision')}, taken again with "
+        f"{how_many(everything.num_jobs, 'job')} from {second(window.since)} to {second(window.until)}, "
+        f"{how_many(replayed.num_recorded, 'decision')}, taken again with "
         f"{', '.join(changed) or 'the settings of today'}.",
         style="bold",
     )
-    if found.num_given:
-        paragraph(f"{found.num_given} more were probes, controls, or fixed by the job or by the state of the engine.")
-    if found.num_recorded:
+    if replayed.num_given:
         paragraph(
-            f"{found.num_reproduced} of {found.num_recorded} decisions come out as they were, with the settings of "
-            "their time."
+            f"{replayed.num_given} more were probes, controls, or fixed by the job or by the state of the engine."
         )
-    for why, number in found.left_out.items():
+    if replayed.num_recorded:
+        paragraph(
+            f"{replayed.num_reproduced} of {replayed.num_recorded} decisions come out as they were, with the settings "
+            "of their time."
+        )
+    for why, number in replayed.left_out.items():
         if number:
             paragraph(f"{number} more are left out: {why}.")
     if not everything.num_jobs:
         return
     out().print()
     columns = ("jobs", "same", "measured", "replayed", "device time [95 %]")
-    made = FittedTable("ms/token", *columns, right=columns[:-1])
-    for task, its in sorted(found.tasks.items()):
-        made.add_row(task, *_cells(its))
-    if len(found.tasks) > 1:
+    made = table("ms/token", *columns, right=columns[:-1])
+    for task, compared in sorted(replayed.tasks.items()):
+        made.add_row(task, *_cells(compared))
+    if len(replayed.tasks) > 1:
         made.add_row("all tasks", *_cells(everything), style="bold")
     out().print(made)
     out().print()
-    for task, its in sorted(found.tasks.items()):
-        if named_changes := _ways(its):
+    for task, compared in sorted(replayed.tasks.items()):
+        if named_changes := _ways(compared):
             paragraph(f"{task}: {named_changes}.")
-    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in found.reasons.most_common())
+    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in replayed.reasons.most_common())
     paragraph(f"Jobs by reason: {reasons}.")
     num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
     gained = everything.measured_s - everything.replayed_s
@@ -270,48 +272,50 @@ def show(found: Replayed, changed: Sequence[str]) -> None:
     paragraph(_HONESTLY, style="dim")
 
 
-def _document(found: Replayed, changed: Sequence[str]) -> dict[str, Any]:
+def _document(replayed: Replayed, changed: Sequence[str]) -> dict[str, Any]:
     """The same for machines."""
     return {
-        "since": found.window.since,
-        "until": found.window.until,
+        "since": replayed.window.since,
+        "until": replayed.window.until,
         "changed": list(changed),
-        "num_recorded": found.num_recorded,
-        "num_reproduced": found.num_reproduced,
-        "num_given": found.num_given,
-        "left_out": {why: number for why, number in found.left_out.items() if number},
-        "reasons": dict(found.reasons),
-        "tasks": {task: _compared(its) for task, its in sorted(found.tasks.items())},
-        "total": _compared(total(found.tasks.values())),
+        "num_recorded": replayed.num_recorded,
+        "num_reproduced": replayed.num_reproduced,
+        "num_given": replayed.num_given,
+        "left_out": {why: number for why, number in replayed.left_out.items() if number},
+        "reasons": dict(replayed.reasons),
+        "tasks": {task: _compared(compared) for task, compared in sorted(replayed.tasks.items())},
+        "total": _compared(total(replayed.tasks.values())),
         "modelled": _HONESTLY,
     }
 
 
-def _compared(its: Compared) -> dict[str, Any]:
+def _compared(compared: Compared) -> dict[str, Any]:
     sums = "num_jobs", "num_tokens", "num_same_jobs", "num_untested_tokens", "measured_s", "replayed_s"
     return {
-        **{name: getattr(its, name) for name in sums},
-        "ratio": asdict(its.ratio) if its.ratio else None,
+        **{name: getattr(compared, name) for name in sums},
+        "ratio": asdict(compared.ratio) if compared.ratio else None,
         "ways": [
             {"was": asdict(was), "would": asdict(would), "num_tokens": tokens}
-            for (was, would), tokens in its.settings.most_common()
+            for (was, would), tokens in compared.settings.most_common()
         ],
     }
 
 
-def _cells(its: Compared) -> list[str]:
-    per_token = [f"{1000 * seconds / its.num_tokens:.2f}" for seconds in (its.measured_s, its.replayed_s)]
-    ratio = its.ratio
+def _cells(compared: Compared) -> list[str]:
+    per_token = [
+        f"{1000 * seconds / compared.num_tokens:.2f}" for seconds in (compared.measured_s, compared.replayed_s)
+    ]
+    ratio = compared.ratio
     gain = "-" if ratio is None else f"{ratio.mean - 1:+.1%} [{ratio.low - 1:+.1%} {ratio.high - 1:+.1%}]"
-    return [str(its.num_jobs), f"{its.num_same_jobs / its.num_jobs:.0%}", *per_token, gain]
+    return [str(compared.num_jobs), f"{compared.num_same_jobs / compared.num_jobs:.0%}", *per_token, gain]
 
 
-def _ways(its: Compared) -> str:
-    other = Counter({ways: tokens for ways, tokens in its.settings.items() if ways[0] != ways[1]})
+def _ways(compared: Compared) -> str:
+    other = Counter({ways: tokens for ways, tokens in compared.settings.items() if ways[0] != ways[1]})
     named_changes = []
     for ways, tokens in other.most_common(_MAX_WAYS):
         change = " → ".join(named(way.drafter, way.num_draft_tokens) for way in ways)
-        named_changes.append(f"{change} for {percent(tokens / its.num_tokens)} of the tokens")
+        named_changes.append(f"{change} for {percent(tokens / compared.num_tokens)} of the tokens")
     more = len(other) - _MAX_WAYS
     return "; ".join(named_changes) + (f"; {more} other changes" if more > 0 else "")
 

@@ -44,27 +44,27 @@ def report(
         raise typer.BadParameter("expected either --html or --json")
     target = None if html is None else Destination.of(html, option="--html")
     with open_database(connected_settings(context, broker=False)) as database:
-        found = ReportStore(database).latest()
-    if found is None:
+        newest = ReportStore(database).latest()
+    if newest is None:
         raise AlphaloopError("there is no report yet", hint="make one now with `alphaloop scheduler once`")
-    _say_if_old(found)
+    _say_if_old(newest)
     if as_json:
-        print_json({**found.content, "created_at": found.created_at, "summary": found.summary})
+        print_json({**newest.content, "created_at": newest.created_at, "summary": newest.summary})
     elif html is None or target is None:
-        out().print(found.text, soft_wrap=True)
+        out().print(newest.text, soft_wrap=True)
     else:
         with target.writing() as file:
-            file.write(found.html)
+            file.write(newest.html)
         if html.is_file():
             tell(f"written to {html.absolute().as_uri()}")
 
 
-def _say_if_old(found: StoredReport) -> None:
+def _say_if_old(newest: StoredReport) -> None:
     """A note where a newer report should exist."""
-    next_due = found.content.get("next_due")
+    next_due = newest.content.get("next_due")
     if next_due is not None and datetime.fromisoformat(next_due) < datetime.now(UTC):
         tell(
-            f"this report is old: it was made at {minute(found.created_at)}, and the run that was due at "
+            f"this report is old: it was made at {minute(newest.created_at)}, and the run that was due at "
             f"{minute(datetime.fromisoformat(next_due))} made none yet; does a scheduler run?"
         )
 
@@ -93,8 +93,8 @@ def list_events(
 
 
 def _event_cells(event: DriftEvent) -> list[str]:
-    its, opened = event.subject, f"{event.opened_at:%Y-%m-%d %H:%M}"
-    return [str(event.id), its.task, its.drafter, words(event.cause), event.state, cost(event), opened]
+    subject, opened = event.subject, f"{event.opened_at:%Y-%m-%d %H:%M}"
+    return [str(event.id), subject.task, subject.drafter, words(event.cause), event.state, cost(event), opened]
 
 
 @example("alphaloop drift show 17 --json")
@@ -110,8 +110,8 @@ def show(context: typer.Context, event_id: int = _NUMBER, as_json: bool = AS_JSO
         return
     subject = event.subject
     paragraph(f"{event.id}. {subject.task}, {subject.drafter}: {words(event.cause)}, {event.state}")
-    for told in (event.content.verdict, event.content.action, f"Cost of doing nothing: {cost(event)}."):
-        paragraph(told, indent=2)
+    for sentence in (event.content.verdict, event.content.action, f"Cost of doing nothing: {cost(event)}."):
+        paragraph(sentence, indent=2)
     paragraph("History")
     for state in history:
         paragraph(_line(state), indent=2)
@@ -150,9 +150,9 @@ def ack(
 
 def _as_dict(event: DriftEvent) -> dict[str, Any]:
     """An event as JSON shows it: flat, with its state."""
-    found = asdict(event)
-    content = found.pop("content")
-    return {"id": found.pop("id"), **content.pop("subject"), "state": event.state, **content, **found}
+    fields = asdict(event)
+    content = fields.pop("content")
+    return {"id": fields.pop("id"), **content.pop("subject"), "state": event.state, **content, **fields}
 
 
 def cost(event: DriftEvent) -> str:
@@ -172,13 +172,13 @@ def test(context: typer.Context) -> None:
     sinks = open_sinks(global_options(context).settings().scheduler.notify_urls)
     if not sinks:
         raise ConfigError("scheduler.notify_urls: expected at least one address, found none", hint=TEST_EXAMPLE)
-    told = NotificationText(
+    message = NotificationText(
         "alphaloop: a test", f"Sent by `alphaloop notify test` on {socket.gethostname()}.", Gravity.INFO
     )
     num_failed = 0
     for sink in sinks:
         try:
-            sink.send(told)
+            sink.send(message)
             tell(f"{sink.name}: taken")
         except NotificationFailed as error:
             num_failed += 1
@@ -195,9 +195,9 @@ def list_attempts(
 ) -> None:
     """List deliveries, the newest first, and those that failed."""
     with open_database(connected_settings(context, broker=False)) as database:
-        found = NotificationStore(database).attempted(limit)
+        attempts = NotificationStore(database).attempted(limit)
     show_rows(
-        found,
+        attempts,
         *("to", "about", "number", "attempts", "last attempt", "outcome"),
         right=["number", "attempts"],
         cells=_attempt_cells,
@@ -207,7 +207,7 @@ def list_attempts(
     )
 
 
-def _attempt_cells(one: Attempted) -> list[str]:
-    outcome = "taken" if one.sent_at is not None else one.failure or "not known: the process ended meanwhile"
-    at = f"{one.attempted_at:%Y-%m-%d %H:%M}"
-    return [one.sink, words(one.kind.value), str(one.source_id), str(one.num_attempts), at, outcome]
+def _attempt_cells(attempt: Attempted) -> list[str]:
+    outcome = "taken" if attempt.sent_at is not None else attempt.failure or "not known: the process ended meanwhile"
+    at = f"{attempt.attempted_at:%Y-%m-%d %H:%M}"
+    return [attempt.sink, words(attempt.kind.value), str(attempt.source_id), str(attempt.num_attempts), at, outcome]

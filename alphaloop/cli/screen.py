@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from rich import progress as bars
-from rich.cells import cell_len, chop_cells
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
@@ -23,15 +22,6 @@ Row = TypeVar("Row")
 _PIPE_WIDTH: Final = 80
 #: Room for the names of addresses.
 _NAMES: Final = 20
-#: Between two columns of a table.
-_GAP: Final = 2
-#: Rows by which widths are chosen: the others fit too, perhaps in more lines.
-_ROWS_WEIGHED: Final = 40
-_WORD: Final = re.compile(r"(?:\S+ )?\[[^\]\n]*\]|\S+")
-#: The same where figures and intervals are apart.
-_APART: Final = re.compile(r"\[[^\]\n]*\]|\S+")
-#: What a long name may be broken into.
-_PART: Final = re.compile(r"[^_\-./:,]*[_\-./:,]+|[^_\-./:,]+")
 
 
 def out() -> Console:
@@ -56,7 +46,7 @@ def print_json_line(value: Any) -> None:
 
 
 def show_rows(
-    found: Sequence[Row],
+    rows: Sequence[Row],
     *columns: str,
     cells: Callable[[Row], Sequence[str]],
     nothing: str,
@@ -66,13 +56,13 @@ def show_rows(
 ) -> None:
     """Print all that was found: as JSON, as a table with the cells of each row, or a note that there is nothing."""
     if as_json:
-        print_json([row_as_json(one) for one in found])
-    elif not found:
+        print_json([row_as_json(row) for row in rows])
+    elif not rows:
         note(nothing)
     else:
-        shown = FittedTable(*columns, right=right)
-        for one in found:
-            shown.add_row(*cells(one))
+        shown = table(*columns, right=right)
+        for row in rows:
+            shown.add_row(*cells(row))
         out().print(shown)
 
 
@@ -112,7 +102,7 @@ def show_error(error: AlphaloopError) -> None:
 
 def progress(*, is_shown: bool = True) -> bars.Progress:
     """A progress bar on standard error; silent where that is not a terminal, or where it is not to be shown."""
-    return bars.Progress(
+    columns = (
         bars.SpinnerColumn(),
         bars.TextColumn("{task.description}", markup=False),
         bars.BarColumn(bar_width=16),
@@ -121,139 +111,18 @@ def progress(*, is_shown: bool = True) -> bars.Progress:
         bars.TextColumn("left"),
         bars.TimeRemainingColumn(),
         bars.TextColumn("{task.fields[note]}", markup=False),
-        console=(console := err()),
-        transient=True,
-        disable=not (is_shown and console.is_terminal),
     )
+    console = err()
+    is_off = not (is_shown and console.is_terminal)
+    return bars.Progress(*columns, console=console, transient=True, disable=is_off)
 
 
-class FittedTable:
-    """A table that fits its window: cells are broken between words, and long names after `_`, `-`, `.` or `/`.
-
-    A figure and its interval in brackets are one word where they fit. Text is shown as it is: a string holds no markup.
-    """
-
-    def __init__(self, *columns: str, right: Sequence[str] = (), title: str | None = None) -> None:
-        """The columns named in `right` hold figures."""
-        self._title = title
-        self._columns = [(name, name in right) for name in columns]
-        self._rows: list[tuple[list[Text], str]] = []
-
-    def add_row(self, *cells: str | Text, style: str = "") -> None:
-        """A row."""
-        # What foreign text does to a terminal is written out first, because that takes more room.
-        self._rows.append(([_harmless(cell) for cell in cells], style))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Give every column its width, then render."""
-        header = [_harmless(name) for name, _ in self._columns]
-        by_column = zip(header, *(cells for cells, _ in self._rows), strict=True)
-        texts = [[cell.plain for cell in its] for its in by_column]
-        widths = _widths(texts, options.max_width - _GAP * (len(texts) - 1))
-        made = Table(title=self._title, title_justify="left", box=None, pad_edge=False, padding=(0, _GAP, 0, 0))
-        for (name, is_right), width in zip(self._columns, widths, strict=True):
-            made.add_column(
-                _broken(Text(harmless(name), "bold"), width),
-                justify="right" if is_right else "left",
-                width=width,
-                no_wrap=True,
-            )
-        for cells, style in self._rows:
-            made.add_row(*map(_broken, cells, widths), style=style or None)
-        yield made
-
-
-def _widths(texts: Sequence[Sequence[str]], room: int) -> list[int]:
-    """Widths of columns with these cells, `room` together at most.
-
-    No column is narrower than its longest word while the window has room for that; else names are broken that are
-    longer than need be. What is left over goes to the columns that lack most, so that the table has fewest lines.
-    """
-    wide = _least(texts, re.compile(r".+"), room)
-    if sum(wide) <= room:
-        return wide
-    fitting = [its for unit in (_WORD, _APART) if sum(its := _least(texts, unit, room)) <= room]
-    broken = (its for most in range(room, 0, -1) if sum(its := _least(texts, _APART, most)) <= room)
-    filled = [_filled(texts, its, wide, room) for its in fitting or [next(broken, [1] * len(texts))]]
-    return min(filled, key=lambda widths: _height(texts, widths))
-
-
-def _height(texts: Sequence[Sequence[str]], widths: Sequence[int]) -> int:
-    """Lines of the rows together."""
-    lines = ([_num_lines(cell, w) for cell in its[:_ROWS_WEIGHED]] for its, w in zip(texts, widths, strict=True))
-    return sum(map(max, zip(*lines, strict=True)))
-
-
-def _least(texts: Sequence[Sequence[str]], unit: re.Pattern[str], most: int) -> list[int]:
-    """Width of each column's longest unit, where units longer than `most` are broken."""
-    return [
-        max((cell_len(part) for t in its for found in unit.findall(t) for part in _parts(found, most)), default=0)
-        for its in texts
-    ]
-
-
-def _filled(texts: Sequence[Sequence[str]], widths: Sequence[int], wide: Sequence[int], room: int) -> list[int]:
-    """The widths with what is left of the room: each step widens the column that makes most rows tall."""
-    filled, rows = list(widths), [its[:_ROWS_WEIGHED] for its in texts]
-    heights = [[_num_lines(cell, width) for cell in its] for its, width in zip(rows, filled, strict=True)]
-    while sum(filled) < min(room, sum(wide)):
-        tallest = [max(its) for its in zip(*heights, strict=True)]
-        blame = [
-            (has < wants, sum(h for h, most in zip(its, tallest, strict=True) if h == most > 1), wants - has)
-            for has, wants, its in zip(filled, wide, heights, strict=True)
-        ]
-        chosen = max(range(len(filled)), key=blame.__getitem__)
-        filled[chosen] += 1
-        heights[chosen] = [_num_lines(cell, filled[chosen]) for cell in rows[chosen]]
-    return filled
-
-
-def _num_lines(text: str, width: int) -> int:
-    """Lines that a cell takes in a column of this width."""
-    return sum(len(_lines(line, width)) for line in text.split("\n"))
-
-
-def _lines(line: str, width: int) -> list[tuple[int, int]]:
-    """Where the lines begin and end into which a line is broken."""
-    if cell_len(line) <= width:
-        return [(0, len(line))]
-    found: list[tuple[int, int]] = []
-    begin = end = -1  # of the line that is being filled; nothing is in it yet
-    for word in _WORD.finditer(line):
-        at = word.start()
-        for part in _parts(word.group(), width):
-            if begin >= 0 and cell_len(line[begin : at + len(part)].rstrip()) > width:
-                found.append((begin, end))
-                begin = -1
-            begin = at if begin < 0 else begin
-            at += len(part)
-            end = at
-    return [*found, (begin, end)] if begin >= 0 else [(0, 0)]
-
-
-def _parts(word: str, most: int) -> list[str]:
-    """The parts of a word between which a line may end: the word itself where it fits."""
-    if cell_len(word) <= most:
-        return [word]
-    return [piece for part in _atoms(word) for piece in ([part] if cell_len(part) <= most else chop_cells(part, most))]
-
-
-def _atoms(word: str) -> list[str]:
-    """What a word may be broken into: a figure and its interval, or a name behind its marks."""
-    if not word.endswith("]"):
-        return _PART.findall(word)
-    figure, _, interval = word.partition(" [")
-    return [f"{figure} ", f"[{interval}"] if interval and not word.startswith("[") else [word]
-
-
-def _broken(text: Text, width: int) -> Text:
-    """The text in lines of this width."""
-    lines = []
-    for line in text.split("\n", allow_blank=True):
-        for begin, end in _lines(line.plain, width):
-            lines.append(line[begin:end])
-            lines[-1].rstrip()
-    return Text("\n").join(lines)
+def table(*columns: str, right: Sequence[str] = (), title: str | None = None) -> Table:
+    """An empty table that fits its window. The columns named in `right` hold figures. Strings hold no markup."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    return made
 
 
 def _console(file: Any) -> Console:
@@ -272,8 +141,5 @@ class _HarmlessConsole(Console):
         return super().render(_harmless(renderable) if isinstance(renderable, Text) else renderable, options)
 
 
-def _harmless(cell: str | Text) -> Text:
-    """A string as a Text, without markup; of a Text only what acts upon a terminal is written out."""
-    if isinstance(cell, str):
-        return Text(harmless(cell))
-    return cell if (shown := harmless(cell.plain)) == cell.plain else cell.blank_copy(shown)
+def _harmless(text: Text) -> Text:
+    return text if (shown := harmless(text.plain)) == text.plain else text.blank_copy(shown)

@@ -73,7 +73,7 @@ from alphaloop.store.installation import InstallationStore
 from alphaloop.wording import span
 
 _WATCH_S: Final = 0.5
-#: So many new starts within WINDOW_S; one more end is an error that a person has to see to.
+#: New starts within WINDOW_S; one more end is an error that a person has to see to.
 MOST_STARTS: Final = 5
 WINDOW_S: Final = 600.0
 #: Before the first new start; each further one within WINDOW_S waits twice as long.
@@ -177,14 +177,14 @@ def env(
     """
     settings = connected_settings(context)
     assert settings.kafka.bootstrap_servers and settings.postgres.url  # noqa: S101, PT018 - connected
-    found = {
+    addresses = {
         "KAFKA_BOOTSTRAP_SERVERS": settings.kafka.bootstrap_servers,
         "DATABASE_URL": settings.postgres.url.get_secret_value(),
     }
     if as_json:
-        print_json(found)
+        print_json(addresses)
         return
-    for name, value in found.items():
+    for name, value in addresses.items():
         sys.stdout.write(f"export {name}={shlex.quote(value)}\n")
 
 
@@ -216,8 +216,8 @@ def migrate(
     note(f"already at revision {after}" if before == after else f"from revision {before or 'none'} to {after}")
     if after is not None and (missing := schema.grant_to_roles(url)):
         note(
-            f"this user may not create the roles {', '.join(missing)}; until somebody does, and migrates again, every "
-            "process needs the rights of this user"
+            f"this user may not create the roles {', '.join(missing)}; until another user does, and migrates again, "
+            "every process needs the rights of this user"
         )
     if adopt_cluster is not None:
         with Database(url, pool_size=1) as database:
@@ -351,8 +351,8 @@ def _stay(
     supervised += [Supervised(server, note, then=make_topics) for server in servers if server.part == "broker"]
     supervised += [Supervised(child, note) for child in children]
     while not stop.wait(_WATCH_S):
-        for one in supervised:
-            one.look()
+        for child in supervised:
+            child.look()
 
 
 @dataclass(eq=False)
@@ -409,8 +409,8 @@ def _become(context: typer.Context, module: str, arguments: Sequence[str]) -> No
 
 def program() -> str:
     """What a person types here for `alphaloop`: with its folder where the shell does not find it."""
-    beside, found = _beside_python(), shutil.which("alphaloop")
-    if beside is None or (found is not None and beside.samefile(found)):
+    beside, on_path = _beside_python(), shutil.which("alphaloop")
+    if beside is None or (on_path is not None and beside.samefile(on_path)):
         return "alphaloop"
     here = Path.cwd()
     return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
@@ -448,24 +448,24 @@ def make_topics(
     missing = missing_topics(kafka, _names(settings, task or list(settings.tasks), high=high, everything=everything))
     if not dry_run:
         created = create_topics(kafka, missing)
-        missing = [one for one in missing if one.name in created]
+        missing = [topic for topic in missing if topic.name in created]
     if as_json:
-        print_json([dataclasses.asdict(one) for one in missing])
+        print_json([dataclasses.asdict(topic) for topic in missing])
     elif not missing:
         note("no topic is missing")
-    for one in [] if as_json else missing:
-        typer.echo(_command(one, kafka.bootstrap_servers or "") if dry_run else one.name)
+    for topic in [] if as_json else missing:
+        typer.echo(_command(topic, kafka.bootstrap_servers or "") if dry_run else topic.name)
 
 
 @example("alphaloop topics list --json")
 def list_topics(context: typer.Context, as_json: bool = AS_JSON) -> None:
     """List the topics that are there, with partitions, replicas and limits."""
 
-    def cells(one: Topic) -> tuple[str, ...]:
-        kept, size = one.retention_ms, one.max_message_bytes
+    def cells(topic: Topic) -> tuple[str, ...]:
+        kept, size = topic.retention_ms, topic.max_message_bytes
         kept_for = "-" if kept is None else "ever" if kept < 0 else span(kept / 1000)
         largest = "-" if size is None else f"{size:,}"
-        return one.name, str(one.num_partitions), str(one.replication_factor), kept_for, largest
+        return topic.name, str(topic.num_partitions), str(topic.replication_factor), kept_for, largest
 
     figures = "partitions", "replicas", "kept for", "message bytes"
     show_rows(

@@ -91,7 +91,7 @@ _HEADERS: Final[Mapping[str, str]] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-#: In order: address, name, key behind g.
+#: In order: address, name, key after g.
 _PLACES: Final = (
     ("/", "Now", "n"),
     ("/tasks", "Tasks", "t"),
@@ -105,7 +105,7 @@ _PLACES: Final = (
 #: What the addresses below a place begin with, where that is not the place's own.
 _BELOW: Final = {"/jobs": "/job", "/batches": "/batch", "/reports": "/report", "/dead-letters": "/dead-letter"}
 _STOP_S: Final = 5.0
-#: Of the loop, in which connections become known that were accepted before.
+#: Turns of the loop in which connections become known that were accepted before.
 _LAST_TURNS: Final = 10
 
 
@@ -200,23 +200,23 @@ class Console:
             session = self._session(request)
             if session is None and self._sessions.are_needed:
                 return self._turn_away(request)
-            found = view(self._sources, request)
-            return respond(found, request, self._frame(request, session)) if isinstance(found, Page) else found
+            shown = view(self._sources, request)
+            return respond(shown, request, self._frame(request, session)) if isinstance(shown, Page) else shown
 
         return self._open(answer)
 
     async def _stream(self, request: Request) -> Response:
         """The text of a job while it is decoded."""
-        found: list[jobs.Read] = []
+        reads: list[jobs.Read] = []
 
         def look(request: Request) -> Response:
             if self._sessions.are_needed and self._session(request) is None:
                 return Response(status_code=204)  # after which a browser does not ask again
-            found.append(jobs.follow_job(self._sources, request))
+            reads.append(jobs.follow_job(self._sources, request))
             return Response()
 
         refused = await run_in_threadpool(self._open(look), request)
-        return self._streams.answer(found[0]) if found else refused
+        return self._streams.answer(reads[0]) if reads else refused
 
     def _doing(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         """Carry an action out, for a form that was made for the session of whoever sends it."""
@@ -254,7 +254,7 @@ class Console:
         return self._error(request, 403, "sign in, and send the form again", None)
 
     def _open(self, answer: Callable[[Request], Response]) -> Callable[[Request], Response]:
-        """`answer` for everybody, with our errors in words."""
+        """`answer` for anyone, with our errors in words."""
 
         def in_words(request: Request) -> Response:
             try:
@@ -331,8 +331,10 @@ class Console:
 
     async def _refuse(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        told = {404: "there is no such page", 405: "this address takes no such request"}.get(status, "request refused")
-        return self._error(request, status, told, None)
+        message = {404: "there is no such page", 405: "this address takes no such request"}.get(
+            status, "request refused"
+        )
+        return self._error(request, status, message, None)
 
 
 def _inside(to: str | None) -> str:
@@ -389,13 +391,13 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
 
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
     """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
-    asked = {name: found for name in jobs.FILTERS if (found := fields.get(name, "").strip())}
+    asked = {name: value for name in jobs.FILTERS if (value := fields.get(name, "").strip())}
     _write_down(sources, session, request, "letters_redriven", urlencode(asked))
     done = jobs.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
     _log(session, "letters_redriven", f"{done.num_sent} dead letters")
     if "at" in asked:
         return f"/dead-letter?{urlencode({'at': asked['at']})}"
-    shown = {name: found for name, found in asked.items() if name != "until"}
+    shown = {name: value for name, value in asked.items() if name != "until"}
     return f"/dead-letters?{urlencode({**shown, 'sent': done.num_sent})}"
 
 
@@ -436,8 +438,8 @@ class _SafeHeaders:
         app = self._app
         if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope.get("headers", ())}:
             # A proxy between may read the other one, and then take what is left for a request (RFC 9112, 6.3).
-            told = "expected Content-Length or Transfer-Encoding, found both\n"
-            app = PlainTextResponse(told, 400, {"Connection": "close"})
+            message = "expected Content-Length or Transfer-Encoding, found both\n"
+            app = PlainTextResponse(message, 400, {"Connection": "close"})
         await app(scope, receive, send_safe if scope["type"] == "http" else send)
 
 
@@ -446,12 +448,12 @@ def _assets() -> dict[str, tuple[str, bytes, str]]:
     """By name: media type, content, and a version that changes with it. The style is every page's, then our own."""
     own = resources.files("alphaloop.console").joinpath("static")
     shared = resources.files("alphaloop.pages").joinpath("style.css").read_bytes()
-    found = {
+    assets = {
         "style.css": ("text/css", shared + own.joinpath("console.css").read_bytes()),
         "console.js": ("text/javascript", own.joinpath("console.js").read_bytes()),
         "icon.svg": ("image/svg+xml", own.joinpath("icon.svg").read_bytes()),
     }
-    return {name: (kind, content, hashlib.sha256(content).hexdigest()[:12]) for name, (kind, content) in found.items()}
+    return {name: (kind, content, hashlib.sha256(content).hexdigest()[:12]) for name, (kind, content) in assets.items()}
 
 
 def _asset_url(name: str) -> str:
@@ -461,9 +463,9 @@ def _asset_url(name: str) -> str:
 
 def _serve(request: Request) -> Response:
     """A file. Raises UnknownName."""
-    found = _assets().get(request.path_params["name"])
-    if found is None:
+    asset = _assets().get(request.path_params["name"])
+    if asset is None:
         raise UnknownName("no such file")
-    media_type, content, version = found
+    media_type, content, version = asset
     kept = "public, max-age=31536000, immutable" if request.url.query == version else "no-cache"
     return Response(content, media_type=media_type, headers={"Cache-Control": kept})

@@ -38,7 +38,7 @@ _FILES: Final = ("input", "output", "error")
 _PAGE_SIZE: Final = 50
 _CHUNK_CHARS: Final = 1 << 16
 _MAX_FIELD_BYTES: Final = 4096
-#: Of the form around the file.
+#: Size of the form around the file.
 _FRAME_BYTES: Final = 65_536
 _MB: Final = 10**6
 #: An uploaded batch file is deleted after it.
@@ -46,15 +46,15 @@ _KEPT_FOR: Final = timedelta(days=30)
 
 
 def batches(sources: Sources, request: Request) -> Page:
-    """Every batch, the newest first; a page begins behind the batch `behind`, which was made at `at`."""
+    """Every batch, the newest first; a page begins after the batch `behind`, which was made at `at`."""
     at, behind = moment(request, "at"), text(request, "behind")
-    found = BatchStore(sources.database).page(_PAGE_SIZE + 1, behind=None if at is None else (at, behind))
-    shown = found[:_PAGE_SIZE]
-    last = shown[-1] if len(found) > _PAGE_SIZE else None
+    known = BatchStore(sources.database).page(_PAGE_SIZE + 1, behind=None if at is None else (at, behind))
+    shown = known[:_PAGE_SIZE]
+    last = shown[-1] if len(known) > _PAGE_SIZE else None
     return Page(
         "batches.html.j2",
         "Batches",
-        {"batches": [batch_as_json(one) for one in shown], "max_mb": sources.settings.console.max_batch_mb},
+        {"batches": [batch_as_json(listed) for listed in shown], "max_mb": sources.settings.console.max_batch_mb},
         {
             "tasks": list(sources.settings.tasks),
             "is_first": at is None,
@@ -68,7 +68,7 @@ def batch(sources: Sources, request: Request) -> Page:
     batch_id = named(request, "batch")
     known = BatchStore(sources.database).find(batch_id)
     reading = sources.remembered.get(("batch", batch_id), lambda: _counted(sources, batch_id))
-    wrong = [] if reading.value is None else [_wrong(row) for row in reading.value.wrong]
+    wrong = [] if reading.value is None else [row.as_wrong() for row in reading.value.wrong]
     # What a scheduler has counted is shown at once, and the requests without a text once they are read.
     now = Progress.of(known) if known is not None and known.status else reading.value
     if known is None and now is not None and not now.by_status:
@@ -110,7 +110,7 @@ def file(sources: Sources, request: Request) -> Response:
     if chunks is None and part == "input":
         raise UnknownName("its input file is not kept here")
     parts = _chunks(_rows(sources, batch_id), part) if chunks is None else chunks
-    first = next(parts, "")  # so that a server that is away is told in words, and not by a file that breaks off
+    first = next(parts, "")  # so that a server that is away is an error in words, not a file that breaks off
     name = re.sub(r"[^A-Za-z0-9_-]", "_", batch_id)
     headers = {"Content-Disposition": f'attachment; filename="{name}.{part}.jsonl"'}
     return StreamingResponse(chain([first], parts), media_type="application/jsonl", headers=headers)
@@ -118,10 +118,10 @@ def file(sources: Sources, request: Request) -> Response:
 
 def cancel(sources: Sources, deed: Deed) -> int:
     """Cancel what has not ended of a batch, as `alphaloop batch cancel` does; returns how many requests that are."""
-    with batch_named(deed.subject, sources.settings, sources.database) as found:
-        require_sent(found, sources.settings, sources.database)
+    with batch_named(deed.subject, sources.settings, sources.database) as source:
+        require_sent(source, sources.settings, sources.database)
         write_down(sources.database, deed)
-        num_open, _ = advancing.cancel(found, sources.settings, sources.database, None)
+        num_open, _ = advancing.cancel(source, sources.settings, sources.database, None)
     sources.remembered.forget(("batch", deed.subject))
     return num_open
 
@@ -144,8 +144,8 @@ def check_size(request: Request, max_mb: int) -> None:
     if not announced.isdigit():
         raise WrongRequest("expected the length of the file", hint="send the form of the page of batches")
     if int(announced) > max_mb * _MB + _FRAME_BYTES:
-        told = f"expected a file of at most {max_mb} MB, found {int(announced) / _MB:.0f} MB"
-        raise WrongRequest(told, hint="split the file, or raise console.max_batch_mb")
+        problem = f"expected a file of at most {max_mb} MB, found {int(announced) / _MB:.0f} MB"
+        raise WrongRequest(problem, hint="split the file, or raise console.max_batch_mb")
 
 
 @asynccontextmanager
@@ -179,41 +179,33 @@ def submit(sources: Sources, session: Session, upload: Upload, address: str | No
     kept = KeptBatches(settings.console_batches)
     kept.drop_before(now - _KEPT_FOR)
     upload.file.seek(0)
-    found, num_bytes = kept.add(upload.file), upload.file.tell()
+    source, num_bytes = kept.add(upload.file), upload.file.tell()
     upload.file.seek(0)
-    write_down(sources.database, Deed("login", session.username, "batch_submitted", found.batch_id, address))
+    write_down(sources.database, Deed("login", session.username, "batch_submitted", source.batch_id, address))
     lines = source_of(upload.file, upload.name, max_bytes=most).lines
     noted: dict[str, str | int] = {"source": "console", "by": session.username, "name": upload.name}
     noted |= {"task": upload.task, "num_bytes": num_bytes, "num_total": num_lines}
-    reader = BatchReader(settings, found.batch_id, task=upload.task)
-    sent = send(reader.read(lines), settings, sources.database, found.batch_id, noted=noted)
-    told = f"batch {found.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
-    log.info(told, extra={"action": "batch_submitted"})
-    sources.remembered.forget(("batch", found.batch_id))
-    return f"/batch?id={quote(found.batch_id)}&sent={sent.num_sent}"
+    reader = BatchReader(settings, source.batch_id, task=upload.task)
+    sent = send(reader.read(lines), settings, sources.database, source.batch_id, noted=noted)
+    event = f"batch {source.batch_id}, {sent.num_sent} requests, by {session.username} in the console"
+    log.info(event, extra={"action": "batch_submitted"})
+    sources.remembered.forget(("batch", source.batch_id))
+    return f"/batch?id={quote(source.batch_id)}&sent={sent.num_sent}"
 
 
 def _told(file: ApiFile) -> dict[str, Any]:
     return {"id": file.id, "name": file.filename, "num_bytes": file.num_bytes}
 
 
-def _wrong(one: RequestRow) -> dict[str, Any]:
-    """A request without a text, from its row of the error file."""
-    row = one.row or {}
-    told = {name: row.get(name) for name in ("line", "custom_id", "error")}
-    answered = ((row.get("response") or {}).get("body") or {}).get("error") or {}
-    return {**told, "status": one.status, "job_id": one.job_id, "field": answered.get("param")}
-
-
 def _counted(sources: Sources, batch_id: str) -> Progress:
-    with batch_named(batch_id, sources.settings, sources.database) as found:
-        return count(found, sources.settings, sources.database, most_wrong=_MAX_ERRORS)
+    with batch_named(batch_id, sources.settings, sources.database) as source:
+        return count(source, sources.settings, sources.database, most_wrong=_MAX_ERRORS)
 
 
 def _rows(sources: Sources, batch_id: str) -> Iterator[RequestRow]:
-    with batch_named(batch_id, sources.settings, sources.database) as found:
-        require_sent(found, sources.settings, sources.database)
-        yield from rows_of(found, sources.settings, sources.database, ContentStore.of(sources.settings.claim_check))
+    with batch_named(batch_id, sources.settings, sources.database) as source:
+        require_sent(source, sources.settings, sources.database)
+        yield from rows_of(source, sources.settings, sources.database, ContentStore.of(sources.settings.claim_check))
 
 
 def _chunks(rows: Iterator[RequestRow], part: str) -> Iterator[str]:

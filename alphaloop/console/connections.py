@@ -32,13 +32,15 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._due = self.loop.time() + PATIENCE_S
         self._timer = self.loop.call_later(_LOOK_S, self._look)
-        others = [one for one in self.connections if isinstance(one, Connection) and not one.transport.is_closing()]
-        of_address = [one for one in others if (one.client or "?")[0] == (self.client or "?")[0]]
+        others = [
+            other for other in self.connections if isinstance(other, Connection) and not other.transport.is_closing()
+        ]
+        of_address = [other for other in others if (other.client or "?")[0] == (self.client or "?")[0]]
         if len(of_address) > MOST_OF_ADDRESS or len(others) > MOST_CONNECTIONS:
             among = of_address if len(of_address) > MOST_OF_ADDRESS else others
-            slow = [one for one in among if one is not self and one._is_waited_for]
+            slow = [other for other in among if other is not self and other._is_waited_for]
             if slow:
-                min(slow, key=lambda one: one._due)._end()
+                min(slow, key=lambda other: other._due)._end()
             else:
                 self.limit_concurrency = 0
 

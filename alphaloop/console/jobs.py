@@ -32,24 +32,24 @@ from alphaloop.store.workers import not_served
 _PAGE_SIZE: Final = 50
 #: Parameters of an address that choose jobs.
 _FILTERS: Final = ("task", "status", "since", "until", "batch")
-#: Of rows: a refused message has none.
-_STATUSES: Final = ("running", *(one.value for one in Status if one is not Status.REFUSED))
+#: What a row may have: a refused message has no row.
+_STATUSES: Final = ("running", *(status.value for status in Status if status is not Status.REFUSED))
 log = logging.getLogger(__name__)
 #: Each stream has a thread and a consumer of its own.
 _MAX_STREAMS: Final = 24
 #: After this long a stream ends, and the browser asks anew: then it is seen whether its session still stands.
 _LONGEST_S: Final = 600.0
 _ALIVE_EVERY_S: Final = 15.0
-#: Reads events until they end or nobody watches: alphaloop.outcomes.reading.follow of one job.
+#: Reads events until they end or no browser watches: alphaloop.outcomes.reading.follow of one job.
 Read = Callable[[Callable[[], bool]], Iterable[Event]]
 
 
 def jobs(sources: Sources, request: Request) -> Page:
     """The newest jobs of the task `task`, with the status `status`, claimed first from `since` to `until`.
 
-    Or those of the batch `batch`. A page begins behind the job `behind`, which was claimed at `at`.
+    Or those of the batch `batch`. A page begins after the job `behind`, which was claimed at `at`.
     """
-    asked = {name: found for name in _FILTERS if (found := text(request, name))}
+    asked = {name: value for name in _FILTERS if (value := text(request, name))}
     wanted = _wanted(asked)
     pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
     if "batch" in asked:
@@ -86,53 +86,53 @@ def _wanted(asked: Mapping[str, str]) -> Wanted:
 
 
 def job(sources: Sources, request: Request) -> Page:
-    """The job `id`; of one that runs with `show=text` the text so far, where somebody has to sign in to see it.
+    """The job `id`; of one that runs with `show=text` the text so far, where pages need a sign-in.
 
     One that no worker has claimed waits in Kafka, or was never sent.
     """
     job_id = named(request, "job")
-    found = JobPages(sources.database).find(job_id)
+    known = JobPages(sources.database).find(job_id)
     find = partial(find_jobs, sources.settings, sources.database, [job_id])
-    elsewhere = None if found else sources.remembered.get(("job", job_id), find)
+    elsewhere = None if known else sources.remembered.get(("job", job_id), find)
     where = elsewhere.value[0] if elsewhere and elsewhere.value else None
-    is_running = found is not None and found.status == "running"
-    result = _result(sources, found) if found is not None and not is_running else None
+    is_running = known is not None and known.status == "running"
+    result = _result(sources, known) if known is not None and not is_running else None
     is_text_asked_for = is_running and sources.shows_texts and text(request, "show") == "text"
     so_far = None
-    if found is not None and is_text_asked_for:
-        so_far = text_so_far(sources.settings.kafka, job_id, found.created_at)
+    if known is not None and is_text_asked_for:
+        so_far = text_so_far(sources.settings.kafka, job_id, known.created_at)
     reading, letter = None, None
-    if (where is not None and not where.is_open) or (found is not None and found.status == Status.FAILED):
+    if (where is not None and not where.is_open) or (known is not None and known.status == Status.FAILED):
         choice, kafka = LetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
         reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 9, depth=_DEPTH))
-        told = (one.told for one in reversed(reading.value or ()))
-        letter = next((one for one in told if job_id in (one["job_id"], one["sent_job_id"])), None)
+        reasons = (reason.told for reason in reversed(reading.value or ()))
+        letter = next((reason for reason in reasons if job_id in (reason["job_id"], reason["sent_job_id"])), None)
     read = {"broker": elsewhere, "dead letters": reading}
     return Page(
         "job.html.j2",
         "Job",
         {
             "job_id": job_id,
-            "job": found,
+            "job": known,
             "result": result and result.model_dump(mode="json", exclude_none=True),
             "text_so_far": so_far,
             "where": where and where.as_json(),
             "letter": letter,
-            "errors": {name: one.error for name, one in read.items() if one is not None and one.error},
+            "errors": {name: source.error for name, source in read.items() if source is not None and source.error},
         },
         {
             "may_cancel": is_running or (where is not None and where.is_open),
             "result": result,
-            "not_served": found is not None
+            "not_served": known is not None
             and is_running
-            and not found.owner
-            and not_served(sources.settings.bindings, found.task, sources.workers()),
+            and not known.owner
+            and not_served(sources.settings.bindings, known.task, sources.workers()),
             "asked": text(request, "asked"),
             "is_followed": is_running and sources.shows_texts,
             "is_text_shown": is_text_asked_for,
         },
-        status=200 if found or letter or (where and where.place is not JobPlace.UNKNOWN) else 404,
-        is_live=found is None or is_running,
+        status=200 if known or letter or (where and where.place is not JobPlace.UNKNOWN) else 404,
+        is_live=known is None or is_running,
     )
 
 
@@ -151,9 +151,9 @@ def follow_job(sources: Sources, request: Request) -> Read:
     return read
 
 
-def _result(sources: Sources, found: ListedJob) -> Result | None:
-    """The recorded result; without its texts unless somebody has to sign in to see it."""
-    known = known_jobs(sources.database, [found.job_id]).get(found.job_id)
+def _result(sources: Sources, listed: ListedJob) -> Result | None:
+    """The recorded result; without its texts where pages need no sign-in."""
+    known = known_jobs(sources.database, [listed.job_id]).get(listed.job_id)
     if known is None or known.outcome is None:
         return None
     try:
@@ -178,11 +178,11 @@ class Streams:
         if not self._free.acquire(blocking=False):
             yield _sent("refused", {"reason": "too many streams are open"})
             return
-        watched, told, is_over = _Watched(read), "", False
+        watched, sent, is_over = _Watched(read), "", False
         try:
             while not is_over:
                 is_over, event = await watched.news(_ALIVE_EVERY_S)
-                said, told = _of(event, told)
+                said, sent = _of(event, sent)
                 yield said
         finally:
             watched.is_stopped.set()
@@ -231,25 +231,25 @@ class _Watched:
             self._loop.call_soon_threadsafe(note)
 
 
-def _of(event: Event | str | None, told: str) -> tuple[str, str]:
-    """What is sent for an event behind the text that was told before, and the text that is told then."""
+def _of(event: Event | str | None, sent: str) -> tuple[str, str]:
+    """What is sent for an event after the text that was sent before, and the text that is sent then."""
     match event:
         case Waits():
-            return _sent("waits", {"is_claimed": event.is_claimed}), told
+            return _sent("waits", {"is_claimed": event.is_claimed}), sent
         case TextSoFar():
-            return _text(event.shown, told), event.shown
+            return _text(event.shown, sent), event.shown
         case Ended():
             end = _sent("end", {"status": event.status.value, "reason": event.reason})
-            return (end if event.shown is None else _text(event.shown, told) + end), told
+            return (end if event.shown is None else _text(event.shown, sent) + end), sent
         case str():
-            return _sent("refused", {"reason": event}), told
-    return ": \n\n", told  # nothing new; a browser that is gone is seen by that
+            return _sent("refused", {"reason": event}), sent
+    return ": \n\n", sent  # nothing new; a browser that is gone is seen by that
 
 
-def _text(text: str, told: str) -> str:
-    """What is new; the whole text where it does not go on with what was told: the job is decoded again."""
-    if told and text.startswith(told):
-        return _sent("text", {"add": text[len(told) :]}) if len(text) > len(told) else ""
+def _text(text: str, sent: str) -> str:
+    """What is new; the whole text where it does not continue what was sent: the job is decoded again."""
+    if sent and text.startswith(sent):
+        return _sent("text", {"add": text[len(sent) :]}) if len(text) > len(sent) else ""
     return _sent("text", {"text": text})
 
 
@@ -258,7 +258,7 @@ def _sent(event: str, data: Mapping[str, Any]) -> str:
 
 
 _MOST_LETTERS: Final = 100
-#: Of each partition so many of the newest letters are looked through where not all are asked for.
+#: The newest letters of each partition that are looked through where not all are asked for.
 _DEPTH: Final = 20_000
 #: Letters that one click sends again.
 _MAX_REDRIVEN: Final = 1000
@@ -273,13 +273,13 @@ def letters(sources: Sources, request: Request) -> Page:
     kafka = sources.settings.kafka
     key = ("letters", *sorted(asked.items()))
     reading = sources.remembered.get(key, lambda: newest_letters(kafka, choice, _MOST_LETTERS, depth=_DEPTH))
-    found = list(reversed(reading.value or ()))
-    redriven = _redriven(sources, [one.key for one in found])
+    newest = list(reversed(reading.value or ()))
+    redriven = _redriven(sources, [listed.key for listed in newest])
     return Page(
         "letters.html.j2",
         "Dead letters",
         {
-            "letters": [one.with_redrive(redriven) for one in found],
+            "letters": [listed.with_redrive(redriven) for listed in newest],
             "asked": asked,
             "limit": _MOST_LETTERS,
             "read_at": reading.read_at,
@@ -290,19 +290,19 @@ def letters(sources: Sources, request: Request) -> Page:
 
 
 def letter(sources: Sources, request: Request) -> Page:
-    """The letter at `at`; its message with `show=message`, where somebody has to sign in to see it."""
-    found = _at(sources, text(request, "at"))
-    job_id = (_redriven(sources, [found.key]) or {}).get(found.key)
+    """The letter at `at`; its message with `show=message`, where pages need a sign-in."""
+    dead_letter = _at(sources, text(request, "at"))
+    job_id = (_redriven(sources, [dead_letter.key]) or {}).get(dead_letter.key)
     is_asked_for = text(request, "show") == "message"
-    value = found.record.value or b""
+    value = dead_letter.record.value or b""
     data: dict[str, Any] = {
-        **found.as_json(),
-        "is_failed_job": found.is_failed_job,
+        **dead_letter.as_json(),
+        "is_failed_job": dead_letter.is_failed_job,
         "batch_id": (fields_of(value) or {}).get("batch_id"),
-        "reason": found.reason,
+        "reason": dead_letter.reason,
         "headers": {
             name: content.decode("utf-8", "replace") if sources.shows_texts else f"{len(content)} bytes"
-            for name, content in found.record.headers
+            for name, content in dead_letter.record.headers
             if not is_reason(name)
         },
         "redriven_as": job_id,
@@ -349,18 +349,18 @@ def choice_of(asked: Mapping[str, str]) -> LetterFilter:
 
 
 def _asked(request: Request) -> dict[str, str]:
-    return {name: found for name in FILTERS if (found := text(request, name))}
+    return {name: value for name in FILTERS if (value := text(request, name))}
 
 
 def _at(sources: Sources, place: str) -> Letter:
-    found = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
-    if found is None:
+    dead_letter = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
+    if dead_letter is None:
         raise UnknownName(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
-    return found
+    return dead_letter
 
 
 def _redriven(sources: Sources, keys: Collection[LetterKey]) -> Mapping[LetterKey, str] | None:
-    """The letters that were sent again; None where the database does not tell, because the rest is of use without."""
+    """The letters that were sent again; None where the database does not answer, because the rest is of use without."""
     with contextlib.suppress(AlphaloopError):
         return RedriveStore(sources.database).of(keys)
     return None

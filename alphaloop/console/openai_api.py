@@ -1,7 +1,7 @@
 """OpenAI's API for files and batches, under /v1: what its own client asks, and answers in its own form.
 
-A request is somebody's by its key alone: no cookie counts here, and no key on a page. What belongs to another key is
-answered exactly as what is not there.
+A request belongs to a key, and to nothing else: no cookie counts here, and no key on a page. What belongs to another
+key is answered exactly as what is not there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 PREFIX: Final = "/v1"
 _MB: Final = 10**6
-#: Of the form around a file, and of any other body.
+#: Size of the form around a file, and of any other body.
 _FRAME_BYTES: Final = 65_536
 _MAX_FIELD_BYTES: Final = 4096
 _CHUNK_BYTES: Final = 1 << 20
@@ -134,7 +134,7 @@ Handler = Callable[[ApiKey, Request], Response]
 
 
 class OpenAIApi:
-    """Answers requests below /v1, and lets everything else pass to the application behind it."""
+    """Answers requests below /v1, and lets everything else pass to the application that it wraps."""
 
     def __init__(self, behind: ASGIApp, sources: Sources, advancing: Advancing) -> None:
         self._behind, self._sources, self._advancing = behind, sources, advancing
@@ -194,18 +194,18 @@ class OpenAIApi:
 
     def _key(self, request: Request) -> ApiKey:
         scheme, _, secret = request.headers.get("authorization", "").partition(" ")
-        found = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
-        if found is None:
+        key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" else None
+        if key is None:
             what = "a key that is unknown, revoked or expired" if scheme.lower() == "bearer" else "none"
-            told = f"expected the header `Authorization: Bearer KEY` with a key that is valid, found {what}"
-            raise Refused(told, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+            problem = f"expected the header `Authorization: Bearer KEY` with a key that is valid, found {what}"
+            raise Refused(problem, status=401, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         with self._lock:
-            request.scope["key_name"] = found.name
-            self._num_of_key[found.name] += 1
-            if self._num_of_key[found.name] > MOST_OF_KEY:
-                told = f"expected at most {MOST_OF_KEY} requests of this key at once, found another one"
-                raise Refused(told, status=429, code="limit_reached", headers={"Retry-After": "1"})
-        return found
+            request.scope["key_name"] = key.name
+            self._num_of_key[key.name] += 1
+            if self._num_of_key[key.name] > MOST_OF_KEY:
+                problem = f"expected at most {MOST_OF_KEY} requests of this key at once, found another one"
+                raise Refused(problem, status=429, code="limit_reached", headers={"Retry-After": "1"})
+        return key
 
     async def _upload(self, request: Request) -> Response:
         body = _Body(request, self._most_bytes + _FRAME_BYTES)
@@ -222,8 +222,8 @@ class OpenAIApi:
 
     async def _received(self, request: Request, body: _Body, key: ApiKey) -> Response:
         """Read the form around a file: the file goes to the disk as it comes, and no further than the limit."""
-        told = f"expected a file of at most {self._most_bytes // _MB} MB"
-        too_large = Refused(told, status=413, code="file_too_large", param="file")
+        problem = f"expected a file of at most {self._most_bytes // _MB} MB"
+        too_large = Refused(problem, status=413, code="file_too_large", param="file")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
             raise Refused("expected a form of the type multipart/form-data", status=415, code="unsupported_media_type")
         try:
@@ -250,13 +250,22 @@ class OpenAIApi:
         self, key: ApiKey, request: Request, content: IO[bytes], name: str, fields: Mapping[str, str]
     ) -> Response:
         if (purpose := fields.get("purpose")) != "batch":
-            told = f"expected the purpose batch, found {'nothing' if purpose is None else _shown(purpose)}"
-            raise Refused(told, code="invalid_purpose", param="purpose")
+            problem = f"expected the purpose batch, found {'nothing' if purpose is None else _shown(purpose)}"
+            raise Refused(problem, code="invalid_purpose", param="purpose")
         kept_for = _kept_for(fields)
         file_id, now = new_id("file-"), self._clock.measure()
         num_bytes, parts = self._contents.write(file_id, iter(lambda: content.read(_CHUNK_BYTES), b""))
         shown = _encodable(name.replace("\x00", ""))[:200] or "file"
-        file = ApiFile(file_id, key.name, shown, "batch", num_bytes, parts, now, now + kept_for)
+        file = ApiFile(
+            id=file_id,
+            key_name=key.name,
+            filename=shown,
+            purpose="batch",
+            num_bytes=num_bytes,
+            parts=parts,
+            created_at=now,
+            expires_at=now + kept_for,
+        )
         most_bytes = self._sources.settings.console.max_stored_mb * _MB
         try:
             self._files.add(file, most_bytes=most_bytes, deed=_deed(key, request, "file_uploaded", file_id))
@@ -274,8 +283,8 @@ class OpenAIApi:
         purpose = request.query_params.get("purpose")
         if purpose not in (None, "batch", "batch_output"):
             return _list([], limit)
-        found = self._files.page(key.name, limit + 1, after=after, purpose=purpose, oldest_first=order == "asc")
-        return _list([_file_object(one) for one in found], limit)
+        files = self._files.page(key.name, limit + 1, after=after, purpose=purpose, oldest_first=order == "asc")
+        return _list([_file_object(file) for file in files], limit)
 
     def _file(self, key: ApiKey, request: Request) -> Response:
         return JSONResponse(_file_object(self._found_file(key, request)))
@@ -286,7 +295,7 @@ class OpenAIApi:
     def _content(self, key: ApiKey, request: Request) -> Response:
         file = self._found_file(key, request)
         chunks: Iterator[bytes] = self._contents.read(file.id, file.parts)
-        first = next(chunks, b"")  # so that a store that is away is told in words, and not by a file that breaks off
+        first = next(chunks, b"")  # so that a store that is away is an error in words, not a file that breaks off
         headers = {
             "Content-Length": str(file.num_bytes),
             "Content-Disposition": f'attachment; filename="{file.id}.jsonl"',
@@ -296,7 +305,7 @@ class OpenAIApi:
     def _delete_file(self, key: ApiKey, request: Request) -> Response:
         file_id = _named(request, _FILE_ID, "file")
         file = self._files.remove(key.name, file_id, _deed(key, request, "file_deleted", file_id))
-        with suppress(AlphaloopError, OSError):  # nobody finds it any more, and it is tried again
+        with suppress(AlphaloopError, OSError):  # no request finds it any more, and it is tried again
             self._contents.delete(file.id, file.parts)
             self._files.forget(file.id)
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
@@ -316,8 +325,8 @@ class OpenAIApi:
     def _created(self, key: ApiKey, request: Request, asked: _BatchAsked) -> Response:
         task = self._task(key, asked)
         if (purpose := self._files.find(key.name, asked.input_file_id).purpose) != "batch":
-            told = f"expected a file that was uploaded with the purpose batch, found the purpose {purpose}"
-            raise Refused(told, code="invalid_file", param="input_file_id")
+            problem = f"expected a file that was uploaded with the purpose batch, found the purpose {purpose}"
+            raise Refused(problem, code="invalid_file", param="input_file_id")
         now, window = self._clock.measure(), asked.completion_window
         batch = ApiBatch(
             id=new_id("batch_"),
@@ -345,8 +354,10 @@ class OpenAIApi:
             return
         backlog = backlog_of_segment(self._sources.database, segment)
         if wait_s := backlog.retry_after_s(most):
-            told = f"{backlog.num_waiting} requests of this segment wait; a batch is taken while fewer than {most} do"
-            raise Refused(told, status=429, code="limit_reached", headers={"Retry-After": str(wait_s)})
+            problem = (
+                f"{backlog.num_waiting} requests of this segment wait; a batch is taken while fewer than {most} do"
+            )
+            raise Refused(problem, status=429, code="limit_reached", headers={"Retry-After": str(wait_s)})
 
     def _task(self, key: ApiKey, asked: _BatchAsked) -> str | None:
         """The task of lines that name none: the one of `metadata`, or the only one that there is."""
@@ -356,43 +367,43 @@ class OpenAIApi:
         if named is None:
             return allowed[0] if len(allowed) == 1 else None
         if named not in allowed or named not in known:
-            told = f"expected one of {', '.join(one for one in allowed if one in known)}, found {named!r}"
-            raise Refused(told, code="unknown_task", param="metadata.task")
+            problem = f"expected one of {', '.join(task for task in allowed if task in known)}, found {named!r}"
+            raise Refused(problem, code="unknown_task", param="metadata.task")
         return named
 
     def _list_batches(self, key: ApiKey, request: Request) -> Response:
         limit, after = _page_of(request, "batches")
-        found = self._batches.page(key.name, limit + 1, after=after)
-        return _list([_batch_object(one) for one in found], limit)
+        batches = self._batches.page(key.name, limit + 1, after=after)
+        return _list([_batch_object(batch) for batch in batches], limit)
 
     def _batch(self, key: ApiKey, request: Request) -> Response:
         return JSONResponse(_batch_object(self._batches.find(key.name, _named(request, _BATCH_ID, "batch"))))
 
     def _cancel(self, key: ApiKey, request: Request) -> Response:
         batch_id = _named(request, _BATCH_ID, "batch")
-        found = self._batches.cancel(key.name, batch_id, _deed(key, request, "batch_cancelled", batch_id))
-        if found.status not in OPEN:
-            told = f"Cannot cancel a batch with status '{found.status}'."
-            raise Refused(told, status=409, code="batch_ended")
+        batch = self._batches.cancel(key.name, batch_id, _deed(key, request, "batch_cancelled", batch_id))
+        if batch.status not in OPEN:
+            problem = f"Cannot cancel a batch with status '{batch.status}'."
+            raise Refused(problem, status=409, code="batch_ended")
         self._advancing.wake()
-        return JSONResponse(_batch_object(found))
+        return JSONResponse(_batch_object(batch))
 
     def _models(self, key: ApiKey, request: Request) -> Response:
-        found = self._served()
-        return JSONResponse({"object": "list", "data": [found[name] for name in sorted(found)]})
+        served = self._served()
+        return JSONResponse({"object": "list", "data": [served[name] for name in sorted(served)]})
 
     def _model(self, key: ApiKey, request: Request) -> Response:
-        if (found := self._served().get(request.path_params["id"])) is None:
+        if (served := self._served().get(request.path_params["id"])) is None:
             raise NotThere("no worker serves this model now")
-        return JSONResponse(found)
+        return JSONResponse(served)
 
     def _served(self) -> dict[str, dict[str, Any]]:
         """What live workers serve, by name."""
-        found: dict[str, dict[str, Any]] = {}
-        for one in heard_lately(self._workers.seen()):
-            made = {"id": one.load.target, "object": "model", "created": _second(one.started_at)}
-            found.setdefault(one.load.target, {**made, "owned_by": "alphaloop"})
-        return found
+        models: dict[str, dict[str, Any]] = {}
+        for worker in heard_lately(self._workers.seen()):
+            made = {"id": worker.load.target, "object": "model", "created": _second(worker.started_at)}
+            models.setdefault(worker.load.target, {**made, "owned_by": "alphaloop"})
+        return models
 
 
 class _BrokenOff(MultiPartException):
@@ -443,7 +454,7 @@ def _told(answer: Callable[[Request], Awaitable[Response]]) -> Callable[[Request
         except Refused as error:
             return _error(error.status, error.message, error.told_code, error.param, error.headers)
         except AlphaloopError as error:
-            _, status, code, headers = next(one for one in _ANSWERS if isinstance(error, one[0]))
+            _, status, code, headers = next(answer_of for answer_of in _ANSWERS if isinstance(error, answer_of[0]))
             if status >= 500:
                 log.warning("%s", error.message, extra={**failed, "code": error.code})
             # Not the error's own words where these name servers and folders.
@@ -461,8 +472,8 @@ def _error(
     status: int, message: str, code: str, param: str | None, headers: Mapping[str, str] | None = None
 ) -> Response:
     kind = "server_error" if status >= 500 else "rate_limit_error" if status == 429 else "invalid_request_error"
-    told = {"error": {"message": _encodable(message), "type": kind, "param": param and _encodable(param), "code": code}}
-    return JSONResponse(told, status, dict(headers or {}))
+    body = {"error": {"message": _encodable(message), "type": kind, "param": param and _encodable(param), "code": code}}
+    return JSONResponse(body, status, dict(headers or {}))
 
 
 def _encodable(text: str) -> str:
@@ -472,8 +483,8 @@ def _encodable(text: str) -> str:
 
 async def _no_such_address(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code == 405:
-        told = f"{request.url.path} takes no {request.method}"
-        return _error(405, told, "method_not_allowed", None, error.headers)
+        message = f"{request.url.path} takes no {request.method}"
+        return _error(405, message, "method_not_allowed", None, error.headers)
     return _error(404, f"{request.url.path[:200]} is not served here: {_TOLD_ONLINE}", "unknown_url", None)
 
 
@@ -500,13 +511,13 @@ def _wrong(error: ValidationError) -> Refused:
     param = ".".join(str(part)[:64] for part in first["loc"] if part not in ("", "[key]"))
     if name not in fields:
         return _unknown(name, fields)
-    found = "nothing" if first["type"] == "missing" else _shown(first["input"])
-    return Refused(f"expected {fields[name].description}, found {found}", param=param)
+    shown = "nothing" if first["type"] == "missing" else _shown(first["input"])
+    return Refused(f"expected {fields[name].description}, found {shown}", param=param)
 
 
 def _unknown(name: str, known: Iterable[str]) -> Refused:
-    told = f"expected {', '.join(known) or 'no parameter'}, found {name[:64]!r}"
-    return Refused(told, code="unknown_parameter", param=name[:64])
+    problem = f"expected {', '.join(known) or 'no parameter'}, found {name[:64]!r}"
+    return Refused(problem, code="unknown_parameter", param=name[:64])
 
 
 def _shown(value: object) -> str:
@@ -539,10 +550,10 @@ def _page_of(request: Request, kind: str) -> tuple[int, str | None]:
 
 
 def _named(request: Request, pattern: re.Pattern[str], what: str) -> str:
-    found = str(request.path_params["id"])
-    if not pattern.fullmatch(found):
-        raise NotThere(f"no {what} {found[:60]!r}")
-    return found
+    object_id = str(request.path_params["id"])
+    if not pattern.fullmatch(object_id):
+        raise NotThere(f"no {what} {object_id[:60]!r}")
+    return object_id
 
 
 def _deed(key: ApiKey, request: Request, action: str, subject: str) -> Deed:
@@ -598,8 +609,8 @@ def _batch_object(batch: ApiBatch) -> dict[str, Any]:
 
 
 def _usage(input: int, output: int, reasoning: int) -> dict[str, Any]:
-    told = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
-    return told | {
+    totals = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
+    return totals | {
         "input_tokens_details": {"cached_tokens": 0},
         "output_tokens_details": {"reasoning_tokens": reasoning},
     }

@@ -33,7 +33,7 @@ class Page:
     data: Mapping[str, Any]
     shown: Mapping[str, Any] = field(default_factory=dict)  #: what the template needs beside the data
     status: int = 200
-    is_live: bool = True  #: whether the page is fetched anew while somebody looks at it
+    is_live: bool = True  #: whether the page is fetched anew while a browser shows it
     has_twin: bool = True
 
 
@@ -77,7 +77,7 @@ def templates() -> Environment:
 
 
 def ago(at: datetime | None) -> Markup:
-    """`4 min ago`, with the moment itself behind it; a dash without one."""
+    """`4 min ago`, with the moment itself as its title; a dash without one."""
     if at is None:
         return Markup("–")
     seconds = (datetime.now(UTC) - at).total_seconds()
@@ -92,33 +92,33 @@ def stamp(at: datetime | str | None) -> Markup:
     return _time(moment, f"{moment:%Y-%m-%d %H:%M:%S}")
 
 
-def _time(at: datetime, told: str) -> Markup:
+def _time(at: datetime, shown: str) -> Markup:
     iso = at.astimezone(UTC).isoformat(timespec="seconds")
-    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso, f"{at.astimezone(UTC):%F %T}", told)
+    return Markup('<time datetime="{}" title="{} UTC">{}</time>').format(iso, f"{at.astimezone(UTC):%F %T}", shown)
 
 
 def text(request: Request, name: str) -> str:
     """A parameter of the address; empty without one. Raises WrongRequest if it is too long or not text."""
-    found = request.query_params.get(name, "").strip()
-    if len(found) > _MAX_CHARS or "\x00" in found:
+    value = request.query_params.get(name, "").strip()
+    if len(value) > _MAX_CHARS or "\x00" in value:
         raise WrongRequest(f"{name}: expected at most {_MAX_CHARS} characters of text")
-    return found
+    return value
 
 
 def named(request: Request, what: str) -> str:
     """The id of what the address is about. Raises UnknownName without one, WrongRequest."""
-    if not (found := text(request, "id")):
+    if not (object_id := text(request, "id")):
         raise UnknownName(f"name a {what}: /{what}?id=…")
-    return found
+    return object_id
 
 
 def moment(request: Request, name: str) -> datetime | None:
     """A moment of the address, with its zone; None without one. Raises WrongRequest."""
-    found = text(request, name)
-    if not found:
+    value = text(request, name)
+    if not value:
         return None
     try:
-        at = datetime.fromisoformat(found.replace(" ", "+"))
+        at = datetime.fromisoformat(value.replace(" ", "+"))
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:

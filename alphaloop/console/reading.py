@@ -26,12 +26,12 @@ from alphaloop.store.workers import SeenWorker, WorkerStore
 WINDOW: Final = timedelta(days=1)
 _POOL_SIZE: Final = 6
 T = TypeVar("T")
-#: Between two readings of the figures of a page that somebody looks at.
+#: Between two readings of the figures of a page that is open.
 REFRESH_S: Final = 5.0
-_STATEMENT_S: Final = 20.0  #: longest query for a page: somebody waits for it
-#: A page waits so long for a first reading, and then shows that it is under way.
+_STATEMENT_S: Final = 20.0  #: longest query for a page: a person waits for it
+#: A page waits this long for a first reading, and then shows that it is under way.
 _PATIENCE_S: Final = 0.15
-#: What takes long is read seldom: the pause is at least so many times the last reading.
+#: What takes long is read seldom: the pause is at least this multiple of the last reading.
 _PAUSE_OVER_READING: Final = 5.0
 _MAX_KEPT: Final = 200
 
@@ -65,12 +65,12 @@ class Sources:
 
     def waiting(self) -> Reading[Mapping[str, int]]:
         """By task, the jobs that no worker has claimed: what `alphaloop status` shows."""
-        found = self.remembered.get("unfinished", lambda: unended(self.settings.kafka, self.database))
+        unfinished = self.remembered.get("unfinished", lambda: unended(self.settings.kafka, self.database))
         tasks = self.tasks().value
-        if found.value is None or tasks is None:
-            return Reading(None, None, found.error)
-        numbers = {task: its.num_messages for task, its in found.value.items()}
-        return Reading(waits(tasks, numbers), found.read_at, found.error)
+        if unfinished.value is None or tasks is None:
+            return Reading(None, None, unfinished.error)
+        numbers = {task: backlog.num_messages for task, backlog in unfinished.value.items()}
+        return Reading(waits(tasks, numbers), unfinished.read_at, unfinished.error)
 
     def workers(self) -> Sequence[SeenWorker]:
         """Every worker that was heard of in the last hour."""
@@ -114,7 +114,7 @@ class Remembered:
         patience_s: float = _PATIENCE_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """A reading that is older than `max_age_s` is repeated when somebody asks for it."""
+        """A reading that is older than `max_age_s` is repeated when it is asked for."""
         self._max_age_s, self._patience_s, self._clock = max_age_s, patience_s, clock
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
@@ -146,10 +146,10 @@ class Remembered:
     def _read(self, kept: _Kept, read: Callable[[], Any]) -> None:
         began = self._clock()
         try:
-            found = Reading(read(), datetime.now(UTC), None)
+            newest = Reading(read(), datetime.now(UTC), None)
         except Exception as failed:
-            found = replace(kept.reading, error=reason_of(failed))
+            newest = replace(kept.reading, error=reason_of(failed))
         ended = self._clock()
         with self._lock:
-            kept.reading, kept.under_way = found, None
+            kept.reading, kept.under_way = newest, None
             kept.due = ended + max(self._max_age_s, _PAUSE_OVER_READING * (ended - began))

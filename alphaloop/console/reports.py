@@ -31,8 +31,8 @@ def drift(sources: Sources, request: Request) -> Page:
         "drift.html.j2",
         "Drift and incidents",
         {
-            "open_events": [one for one in events if one.closed_at is None],
-            "closed_events": [one for one in reversed(events) if one.closed_at is not None],
+            "open_events": [event for event in events if event.closed_at is None],
+            "closed_events": [event for event in reversed(events) if event.closed_at is not None],
             "open_incidents": incidents.open_incidents(),
             "closed_incidents": incidents.closed_since(since)[::-1],
             "days": _SHOWN_FOR.days,
@@ -76,22 +76,22 @@ def drift_event(sources: Sources, request: Request) -> Page:
 def reports(sources: Sources, request: Request) -> Page:
     """A page of reports, the newest first, made before `before`."""
     before = moment(request, "before")
-    found = ReportStore(sources.database).headings(_PAGE_SIZE + 1, before=before)
-    shown = found[:_PAGE_SIZE]
-    older = shown[-1].created_at if len(found) > _PAGE_SIZE else None
+    headings = ReportStore(sources.database).headings(_PAGE_SIZE + 1, before=before)
+    shown = headings[:_PAGE_SIZE]
+    older = shown[-1].created_at if len(headings) > _PAGE_SIZE else None
     return Page("reports.html.j2", "Reports", {"reports": shown, "before": older, "is_first": before is None})
 
 
 def report(sources: Sources, request: Request) -> Response:
     """The report of `at`, the newest without one, as it was published, with a way back. Raises UnknownName."""
     at, store = moment(request, "at"), ReportStore(sources.database)
-    found = store.latest() if at is None else store.made_at(at)
-    if found is None:
+    stored = store.latest() if at is None else store.made_at(at)
+    if stored is None:
         raise UnknownName("there is no report yet" if at is None else f"no report was made at {at.isoformat()}")
     if wants_json(request):
-        return as_json({**found.content, "created_at": found.created_at, "summary": found.summary})
+        return as_json({**stored.content, "created_at": stored.created_at, "summary": stored.summary})
     back = '<main>\n<p><a href="/">alphaloop</a> · <a href="/reports">Reports</a></p>'
-    return HTMLResponse(found.html.replace("<main>", back, 1), headers={"Content-Security-Policy": _POLICY})
+    return HTMLResponse(stored.html.replace("<main>", back, 1), headers={"Content-Security-Policy": _POLICY})
 
 
 def drafts(sources: Sources, request: Request) -> Page:

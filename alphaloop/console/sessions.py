@@ -1,4 +1,4 @@
-"""Who is signed in. Sessions live in this process: a new start asks everybody to sign in again."""
+"""Who is signed in. Sessions live in this process: a new start asks everyone to sign in again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alphaloop.settings import ConsoleSettings
 
 COOKIE: Final = "alphaloop_console"
 USERNAME: Final = "alphaloop"  #: of the one login
-#: Wrong passwords that are tried within WINDOW_S; then nobody can sign in until the first of them is older.
+#: Wrong passwords that are tried within WINDOW_S; then no one can sign in until the first of them is older.
 MAX_FAILURES: Final = 10
 WINDOW_S: Final = 60.0
 #: After it a person signs in again.
@@ -68,11 +68,11 @@ class Sessions:
     def of_cookie(self, cookie: str | None) -> Session | None:
         """The session of a browser; None where it has none or it is over."""
         with self._lock:
-            found = self._sessions.get(cookie or "")
-            if found is not None and found.expires_at <= self._clock():
-                del self._sessions[found.cookie]
+            session = self._sessions.get(cookie or "")
+            if session is not None and session.expires_at <= self._clock():
+                del self._sessions[session.cookie]
                 return None
-            return found
+            return session
 
     def of_header(self, header: str | None) -> Session | None:
         """A program that sends `Authorization: Basic …`. Raises TooManyFailures."""
@@ -98,7 +98,7 @@ class Sessions:
                 self._failures.popleft()
             if len(self._failures) >= MAX_FAILURES:
                 raise TooManyFailures(hint=f"try again in {WINDOW_S:.0f} seconds")
-            # Both in constant time, so that an answer's delay tells nothing about either.
+            # Both in constant time, so that an answer's delay gives nothing of either away.
             is_name = hmac.compare_digest(username.encode(), USERNAME.encode())
             is_password = hmac.compare_digest(password.encode(), self._password.get_secret_value().encode())
             if not (is_name and is_password):

@@ -41,7 +41,7 @@ def now(sources: Sources, request: Request) -> Page:
     lately = sources.remembered.get("lately", lambda: decoded_lately(database))
     workers = sources.workers()
     heard = heard_lately(workers)
-    speeds = [one.load.tokens_per_s for one in heard if one.load.tokens_per_s is not None]
+    speeds = [worker.load.tokens_per_s for worker in heard if worker.load.tokens_per_s is not None]
     every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, workers)
     activity = by_activity(every, lately.value or [], waiting.value)
     run = ScheduleStore(database).newest()
@@ -53,10 +53,10 @@ def now(sources: Sources, request: Request) -> Page:
             "num_waiting": None if waiting.value is None else sum(waiting.value.values()),
             "num_held": None if tasks.value is None else sum(now.num_held for now in tasks.value),
             "num_workers": len(heard),
-            "num_running": sum(len(one.load.tokens) for one in heard),
-            "num_slots": sum(one.load.num_slots for one in heard),
+            "num_running": sum(len(worker.load.tokens) for worker in heard),
+            "num_slots": sum(worker.load.num_slots for worker in heard),
             "tokens_per_s": sum(speeds) if speeds else None,
-            "workers": [one.as_json() for one in workers],
+            "workers": [worker.as_json() for worker in workers],
             "tasks": activity[:_MAX_TASKS],
             "num_other_tasks": max(0, len(activity) - _MAX_TASKS),
             "window_s": WINDOW.total_seconds(),
@@ -76,18 +76,20 @@ def by_activity(
 ) -> list[_TaskActivity]:
     """The tasks with jobs that wait, run or have just ended, the busiest first."""
     ended, measuring, tokens = Counter[str](), Counter[str](), Counter[str]()
-    for one in decoded:
-        (ended if one.purpose == Purpose.TRAFFIC else measuring)[one.task] += one.num_jobs
-        tokens[one.task] += one.num_tokens
+    for lately in decoded:
+        (ended if lately.purpose == Purpose.TRAFFIC else measuring)[lately.task] += lately.num_jobs
+        tokens[lately.task] += lately.num_tokens
     held = {now.task: now.num_held for now in tasks if now.num_held}
     why = {now.task: now.not_served for now in tasks}
     waits = {task: number for task, number in (waiting or {}).items() if number}
-    found = []
+    busy = []
     for task in {*held, *ended, *measuring, *waits}:
         num_waiting = None if waiting is None else waits.get(task, 0)
         counted = ended[task], measuring[task], tokens[task]
-        found.append(_TaskActivity(task, num_waiting, held.get(task, 0), *counted, why.get(task)))
-    return sorted(found, key=lambda one: (-one.num_tokens, -one.num_held, -(one.num_waiting or 0), one.task))
+        busy.append(_TaskActivity(task, num_waiting, held.get(task, 0), *counted, why.get(task)))
+    return sorted(
+        busy, key=lambda lately: (-lately.num_tokens, -lately.num_held, -(lately.num_waiting or 0), lately.task)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +102,17 @@ class _TaskActivity:
     num_ended: int  #: jobs of traffic that were decoded in the last minute
     num_measuring: int  #: probes and controls that were
     num_tokens: int  #: of all of those
-    not_served: str | None  #: why nobody takes its jobs; None where somebody does
+    not_served: str | None  #: why no worker takes its jobs; None where one does
 
 
 def tasks(sources: Sources, request: Request) -> Page:
-    """A page of tasks by name: those whose name holds `q`, behind the task `behind`."""
+    """A page of tasks by name: those whose name holds `q`, after the task `behind`."""
     wanted, behind = text(request, "q"), text(request, "behind")
     reading, waiting = sources.tasks(), sources.waiting()
     every = with_waiting(reading.value or [], waiting.value)
-    found = [now for now in with_targets(every, sources.settings.bindings, sources.workers()) if wanted in now.task]
-    begin = bisect_right(found, behind, key=lambda now: now.task) if behind else 0
-    shown = found[begin : begin + _PAGE_SIZE]
+    matching = [now for now in with_targets(every, sources.settings.bindings, sources.workers()) if wanted in now.task]
+    begin = bisect_right(matching, behind, key=lambda now: now.task) if behind else 0
+    shown = matching[begin : begin + _PAGE_SIZE]
     names = [now.task for now in shown]
     pages = TaskPages(sources.database)
     changes = pages.last_changes(names)
@@ -124,11 +126,13 @@ def tasks(sources: Sources, request: Request) -> Page:
                 for now in shown
             ],
             "q": wanted,
-            "num_tasks": len(found),
+            "num_tasks": len(matching),
             "first": begin + 1 if shown else 0,
-            "behind": names[-1] if begin + _PAGE_SIZE < len(found) else None,
+            "behind": names[-1] if begin + _PAGE_SIZE < len(matching) else None,
             "read_at": reading.read_at,
-            "errors": {name: one.error for name, one in (("tasks", reading), ("broker", waiting)) if one.error},
+            "errors": {
+                name: source.error for name, source in (("tasks", reading), ("broker", waiting)) if source.error
+            },
         },
         {"rows": [(now, changes.get(now.task), hours.get(now.task, [])) for now in shown], "waiting": waiting.value},
     )
@@ -139,7 +143,7 @@ def task(sources: Sources, request: Request) -> Page:
     name = request.path_params["task"]
     tasks, waiting = sources.tasks(), sources.waiting()
     every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, sources.workers())
-    now = next((one for one in every if one.task == name), None)
+    now = next((figures for figures in every if figures.task == name), None)
     changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
         raise UnknownName(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")
@@ -150,23 +154,23 @@ def task(sources: Sources, request: Request) -> Page:
         return explain_task(sources.database, sources.settings, request)
 
     explained = sources.remembered.get(("explain", name), explain)
-    found = explained.value
+    explanation = explained.value
     return Page(
         "task.html.j2",
         name,
         {
             "task": name,
             "now": None if now is None else now.as_json(waiting.value),
-            "opening": None if found is None else " ".join(opening(found)),
-            "explanation": None if found is None else document(found),
+            "opening": None if explanation is None else " ".join(opening(explanation)),
+            "explanation": None if explanation is None else document(explanation),
             "explained_at": explained.read_at,
             "explain_error": explained.error,
             "history": _history(sources, name),
             "changes": changes,
-            "drift": [one for one in DriftEventStore(sources.database).open_events() if one.subject.task == name],
+            "drift": [event for event in DriftEventStore(sources.database).open_events() if event.subject.task == name],
             "num_waiting": None if waiting.value is None else waiting.value.get(name, 0),
         },
-        {"its": now, "found": found, "max_alternatives": _MAX_ALTERNATIVES},
+        {"its": now, "found": explanation, "max_alternatives": _MAX_ALTERNATIVES},
     )
 
 

@@ -124,7 +124,7 @@ class Decision:
     settings_by_running: tuple[DraftSetting, ...] = ()
     kept: DraftSetting | None = None  #: the incumbent from now on; while exploring, what was not tried but chosen
     budget: ExplorationBudget | None = None  #: what is left after these jobs; None: the budget was not touched
-    #: Of the drafters, where the draft length may follow what else runs (lengths_together.py); None: it may not.
+    #: Of the drafters, where the draft length may follow what else runs (draft_lengths.py); None: it may not.
     posteriors: Mapping[str, Posterior] | None = field(default=None, compare=False, repr=False)
 
     @property

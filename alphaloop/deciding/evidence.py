@@ -17,7 +17,7 @@ Two sums are kept, because it is not known how long old evidence stays valid:
     recent = recent · 2^(-Δt/6 h) · 2^(-jobs/16)      + job      (likewise)
 
 Where the recent window contradicts older evidence beyond three standard errors, older evidence is dropped as far as
-contradicted (trust.py). From two standard errors on, `current` discounts older evidence while it is contradicted.
+contradicted. From two standard errors on, `current` discounts older evidence while it is contradicted.
 
 A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
 

@@ -44,7 +44,7 @@ class DrafterState:
     #: empty: the drafter proposes as many tokens as it is asked for. Only costs depend on it.
     offers: tuple[float, ...] = ()
     #: Prior of s_i, P(a token is proposed at i and accepted | accepted through i - 1), in the same form; empty:
-    #: `policy.prior_alpha`.
+    #: `PolicyLimits.prior_alpha`.
     through: tuple[float, ...] = ()
     is_scored: bool = False  #: every finished text yields its evidence, at its longest draft: trials add nothing
     is_scorable: bool = False  #: one pass over a greedy text gives the counts of decoding it

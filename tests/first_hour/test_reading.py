@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import Path
 from typing import Final
 
-import click
 import pytest
-from typer.main import get_command
 
-from alphaloop.cli.app import app
 from tests.first_hour.comparing import difference
-from tests.first_hour.pages import ROOT, commands, steps
+from tests.first_hour.pages import ROOT, steps
 from tests.first_hour.walk import PAGES
 
 GUIDES: Final = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
@@ -53,44 +49,3 @@ def test_no_command_of_a_walked_page_is_left_out(page: str) -> None:
     for language, block in re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         if language != "sh":
             assert not re.search(r"^(?:\S*/)?(?:alphaloop|make|kcat|psql|curl) ", block, re.MULTILINE), block
-
-
-@pytest.mark.parametrize("page", GUIDES, ids=[page.relative_to(ROOT).as_posix() for page in GUIDES])
-def test_every_option_of_a_shown_command_exists(page: Path) -> None:
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    for line in (line for language, block in blocks if language in ("", "sh", "bash") for line in commands(block)):
-        if re.search(r"(^|[/|] ?|bin/)alphaloop ", line):
-            for arguments in calls(line):
-                parse(arguments, line)
-
-
-def calls(line: str) -> list[list[str]]:
-    """The arguments of each call of `alphaloop` in a line of a shell."""
-    words = shlex.shlex(line, posix=True, punctuation_chars=True)
-    words.whitespace_split = True
-    found: list[list[str]] = []
-    is_call = False
-    for word in words:
-        if set(word) <= set("();<>|&"):
-            is_call = False
-        elif is_call:
-            found[-1].append(word)
-        elif Path(word).name == "alphaloop":
-            is_call = True
-            found.append([])
-    return found
-
-
-def parse(arguments: list[str], line: str) -> None:
-    """As the command line does, without doing anything; files need not be there."""
-    command: click.Command = get_command(app)
-    while True:
-        context = click.Context(command, info_name=line, resilient_parsing=True)
-        try:
-            _, rest, _ = command.make_parser(context).parse_args(list(arguments))
-        except click.UsageError as error:
-            pytest.fail(f"{line}: {error.format_message()}", pytrace=False)
-        if not isinstance(command, click.Group):
-            return
-        assert rest[0] in command.commands, line
-        command, arguments = command.commands[rest[0]], rest[1:]

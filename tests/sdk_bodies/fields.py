@@ -60,7 +60,7 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
         completion_create_params.CompletionCreateParamsStreaming,
     ),
 }
-#: What the client tells apart by a field, and which.
+#: What the client distinguishes by a field, and which.
 KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     "chat.completions.create, role of a message": (ChatCompletionMessageParam, "role"),
     "chat.completions.create, type of a content part": (ChatCompletionContentPartParam, "type"),

@@ -69,7 +69,7 @@ _MOST_KNOWN: Final = 10_000
 #: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
 #: something drafts.
 ASSUMED_RATIO: Final = 1.25
-#: Requests behind a half-life, for each round of `worker.correction_half_life_rounds`: they vary more than rounds.
+#: Requests behind a half-life, for each round of `_HALF_LIFE_ROUNDS`: they vary more than rounds.
 _REQUESTS_A_ROUND: Final = 4
 #: Reading takes in proportion to the tokens of a prompt, and a little more.
 _PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)

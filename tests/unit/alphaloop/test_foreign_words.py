@@ -8,7 +8,7 @@ import json
 import pytest
 from rich.text import Text
 
-from alphaloop.cli.screen import FittedTable, _console
+from alphaloop.cli.screen import _console, table
 from alphaloop.wording import harmless, json_text, one_line
 
 
@@ -38,7 +38,7 @@ def test_json_stays_the_same_value() -> None:
 
 def test_a_console_shows_texts_and_tables_without_their_acts_and_markup() -> None:
     screen = _console(io.StringIO())
-    shown = FittedTable("[red]name", "text", title="\x1b[2J")
+    shown = table("[red]name", "text", title="\x1b[2J")
     shown.add_row("[bold]x[/bold]", Text("\x1b]0;X\x07", style="red"))
     for one in (shown, "[red]\u202e :smile:", Text("\x9b31m")):
         screen.print(one)

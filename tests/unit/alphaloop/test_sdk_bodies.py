@@ -1,6 +1,6 @@
 """Bodies as openai, litellm, LangChain and instructor build them are read, or refused with the field that is not.
 
-How they were made: tests/sdk_bodies/capture.py.
+The libraries built them on 2026-11-27: tests/sdk_bodies/capture.py at commit 89566003 shows how.
 """
 
 from __future__ import annotations
