@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from alphaloop.acceptance import AcceptanceCounts, Interval, share_interval, t_quantile
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 
 LEVEL: Final = 0.95

@@ -17,7 +17,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
+from alphaloop.deciding.job_facts import JobFacts, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Step
 from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
@@ -192,11 +192,11 @@ class OursOnSlots:
             clock=lambda: self._now_ms / 1000,
         )
         self._errors = ExpectationErrors(HALF_LIFE)
-        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE, errors=self._errors if learns else None)
+        self._evidence = EvidenceSnapshot(HALF_LIFE, errors=self._errors if learns else None)
         self._session = DecisionSession(
             TARGET,
             ENGINE,
-            Posteriors(self._evidence, limits),
+            Posteriors(self._evidence),
             choices=ChoicesInMemory(),
             budgets=BudgetsInMemory(self._evidence, lambda: self._drafters),
             costs=lambda: self._costs.table,

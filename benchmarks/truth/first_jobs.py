@@ -41,7 +41,7 @@ from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSnapshot, EvidenceSum
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
 from alphaloop.deciding.posterior import MEASURED_JOBS
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Generation, PreparedJob, Sampling
@@ -83,7 +83,7 @@ def shown(
     session = DecisionSession(
         TARGET,
         ENGINE,
-        Posteriors(evidence, PolicyLimits()),
+        Posteriors(evidence),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: costs,

@@ -15,7 +15,6 @@ from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningGroup, RunningSequence, lengths_together
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from tests.fixtures import deciding
 from tests.fixtures.deciding import context_of
@@ -35,7 +34,7 @@ inferred = partial(deciding.inferred, k=7, jobs=100.0, sd=0.01)
 
 
 def decided(alpha: float, table: CostTable) -> Decision:
-    return decide({"draft": inferred(alpha)}, [DRAFT], table, context_of(4, 1, 200.0), PolicyLimits())
+    return decide({"draft": inferred(alpha)}, [DRAFT], table, context_of(4, 1, 200.0))
 
 
 def worth_a_ms(alphas: tuple[float, ...], lengths: tuple[int, ...], table: CostTable, each: int) -> float:

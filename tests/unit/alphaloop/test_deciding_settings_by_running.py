@@ -13,14 +13,13 @@ from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import settings_by_running
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
+from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
 from tests.fixtures.deciding import context_of, inferred
 
 LOOKUP, DRAFT = DrafterState("lookup", "r1", 8), DrafterState("draft", "r1", 5)
-LIMITS = PolicyLimits()
 MEASURED = (1, 2, 4, 8, 16)
 VANILLA = DraftSetting()
 
@@ -44,8 +43,8 @@ def found(
     known: dict[str, Posterior], table: CostTable, num_running: int, num_slots: int = 16, **more: object
 ) -> tuple[Decision, tuple[DraftSetting, ...]]:
     context = context_of(num_running, 1, 200.0, **more)
-    decision = decide(known, [LOOKUP, DRAFT], table, context, LIMITS)
-    return decision, settings_by_running(decision, known, [LOOKUP, DRAFT], table, context, LIMITS, num_slots)
+    decision = decide(known, [LOOKUP, DRAFT], table, context)
+    return decision, settings_by_running(decision, known, [LOOKUP, DRAFT], table, context, num_slots)
 
 
 def test_a_vanilla_job_drafts_once_the_device_has_emptied() -> None:

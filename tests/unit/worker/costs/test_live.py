@@ -14,12 +14,12 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.engine import ProposalShape, Step
 from tests.fixtures.costs import Store
-from tests.fixtures.deciding import LIMITS, choose, inferred
+from tests.fixtures.deciding import choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.learning import LiveCosts
 
@@ -369,5 +369,5 @@ def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> Non
     assert not any(drafts(decision) for decision in decisions[20:])
     assert 0 < sum(decision.drafter is not None for decision in decisions[20:]) < 20
     vanilla_s = worker.num_tokens * VANILLA_MS / 1000
-    assert worker.now_s / vanilla_s - 1 < LIMITS.explore_share
-    assert worker.budget.spent <= worker.budget.accrued <= (LIMITS.explore_share + 0.002) * worker.num_tokens
+    assert worker.now_s / vanilla_s - 1 < worker.budget.explore_share
+    assert worker.budget.spent <= worker.budget.accrued <= (worker.budget.explore_share + 0.002) * worker.num_tokens
