@@ -63,7 +63,7 @@ class News(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Of both together."""
+        """Standard deviation of both together."""
         return hypot(self.tokens_sd, self.cost_sd)
 
 

@@ -1,8 +1,8 @@
 """What a decision was taken from, as a JSON document of at most 4 KiB; and the decision, taken again from it. Pure.
 
-A snapshot has the posteriors as they were inferred and the counts behind them, what rounds of the decision's load were
-expected to take, the jobs, the budget, the incumbent, and what was decided. Figures have five digits. So
-the same policy decides the same again, and other rules decide with what was known then. What is inferred from evidence
+A snapshot has the posteriors as they were inferred, the counts that they come from, what rounds of the decision's load
+were expected to take, the jobs, the budget, the incumbent, and what was decided. Figures have five digits. So the same
+policy decides the same again, and other rules decide with what was known then. What is inferred from evidence
 is not inferred again: a snapshot has no evidence of other tasks.
 """
 

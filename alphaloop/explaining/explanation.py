@@ -539,7 +539,15 @@ def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     expected = acceptance(posterior)
     tested = fitted(seen.trials, len(expected))
     shown = tuple(alpha if trials or not any(tested) else None for alpha, trials in zip(expected, tested, strict=True))
-    return Evidence(posterior, shown, None, seen, group.alike.get(drafter, 0.0), past.is_split, tested)
+    return Evidence(
+        posterior,
+        shown,
+        borrowed=None,
+        seen=seen,
+        jobs_alike=group.alike.get(drafter, 0.0),
+        is_split=past.is_split,
+        tested=tested,
+    )
 
 
 def _is_meant(group: Group, segment: str, prompt_bucket: str | None, form_bucket: str | None) -> int:

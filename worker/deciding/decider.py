@@ -209,6 +209,7 @@ def open_deciding(
     identity, explore_share = engine.identity, settings.policy.explore_share
     registry, expectations = DraftRegistry(database), ExpectationStore(database)
     served = identity.target_revision, identity.engine
+    drafters = revisions(engine)
     for drafter in engine.drafters:
         registry.register(drafter.name, drafter.revision, identity.target_revision, is_scorable=drafter.is_scorable)
     costs = open_costs(settings.worker, engine, CostStore(database), write=write)
@@ -217,7 +218,7 @@ def open_deciding(
         registry,
         target_revision=identity.target_revision,
         engine=identity.engine,
-        drafters=revisions(engine),
+        drafters=drafters,
         half_life=HALF_LIFE,
         pairs=lambda since: expectations.newest(*served, identity.device, since=since),
     )
@@ -240,19 +241,11 @@ def open_deciding(
         TrafficStore(database),
         evidence_cache,
         identity,
-        revisions(engine),
+        drafters,
         explore_share=explore_share,
         write=write,
     )
-    decider = Decider(
-        engine,
-        evidence_cache,
-        choices,
-        budgets,
-        costs=costs,
-        now=clock.now,
-        note=journal.note,
-    )
+    decider = Decider(engine, evidence_cache, choices, budgets, costs=costs, now=clock.now, note=journal.note)
     return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
 
 

@@ -61,10 +61,9 @@ def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_al
     posteriors = {"gated": posterior, "draft": posterior}
 
     def tried(*rivals: Alternative, shared_weights: dict[str, str]) -> Alternative | None:
-        trial = worth_trying(gated, [gated, VANILLA, *rivals], posteriors, RICH, 1, 100.0, shared_weights=shared_weights)
+        ways = [gated, VANILLA, *rivals]
+        trial = worth_trying(gated, ways, posteriors, RICH, 1, 100.0, shared_weights=shared_weights)
         return trial.alternative if trial else None
-        )
-        return found.alternative if found else None
 
     shared_weights = {"gated": "weights", "draft": "weights"}
     assert tried(one, three, shared_weights=shared_weights) is None
