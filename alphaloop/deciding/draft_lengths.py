@@ -335,6 +335,7 @@ class _SearchTogether:
     def __init__(self, groups: Sequence[RunningGroup], costs: CostTable) -> None:
         self._groups, self._costs = groups, costs
         self._num_running = sum(group.num_sequences for group in groups)
+        self._all_rounds = costs.rounds(self._num_running)
         self._longest = [
             group.posterior.longest_proposed(group.num_sequences) if group.posterior else () for group in groups
         ]
@@ -363,7 +364,7 @@ class _SearchTogether:
     def _rate(self, lengths: Sequence[int]) -> float:
         """Worth a millisecond; 0 where a cost was never measured."""
         worth = num_proposed = 0.0
-        drafting: dict[str, tuple[float, float]] = {}
+        drafting: dict[str, tuple[int, float]] = {}
         for group, each, longest_of, k in zip(self._groups, self._worth, self._longest, lengths, strict=True):
             num, drafter, posterior = group.num_sequences, group.setting.drafter, group.posterior
             worth += num * each * (posterior.corrected_tokens[k] if posterior else 1.0)
@@ -373,11 +374,11 @@ class _SearchTogether:
             num_proposed += num * (posterior.proposed[k] if posterior else k)
             others, longest = drafting.get(drafter, (0, 0.0))
             drafting[drafter] = others + num, max(longest, longest_of[k] if posterior else k)
-        ms = shared_round_ms(self._costs.rounds, self._num_running, num_proposed / self._num_running, drafting)
+        ms = shared_round_ms(self._all_rounds, num_proposed / self._num_running, drafting, self._costs.rounds)
         return worth / ms if ms else 0.0
 
     def _least_ms(self, group: RunningGroup) -> float:
-        rounds, drafter, posterior = self._costs.rounds(self._num_running), group.setting.drafter, group.posterior
+        rounds, drafter, posterior = self._all_rounds, group.setting.drafter, group.posterior
         vanilla_ms = rounds.part_ms(None, 1) or 0.0
         if drafter is None or posterior is None:
             return vanilla_ms

@@ -226,7 +226,8 @@ class _Scale:
         rounds = costs.rounds(self._shares.of(drafter), size.context if size else None)
         longest = posterior.longest_proposed(self._num_running)
         draft_read_ms = self._num_read * drafter.reading_ms(costs, size.num_prompt_tokens) if size else 0.0
-        read_ms = draft_read_ms if costs.is_served(drafter.name) else self._reading_ms + draft_read_ms
+        is_served, draft_variance = costs.is_served(drafter.name), rounds.variance(drafter.name)
+        read_ms = draft_read_ms if is_served else self._reading_ms + draft_read_ms
         first_ms = drafter.first_token_ms(costs, size.num_prompt_tokens) if size and self._has_target else 0.0
         first_ms *= self._shares.at_one(self._num_first, drafter.num_endpoints)
         job_ms, vanilla_share, has_target = error.factor * self._job_ms, self._share * self._share, self._has_target
@@ -241,9 +242,10 @@ class _Scale:
             speedup = job_ms / taken_ms
             pass_share = num_tokens * pass_ms / tokens / taken_ms
             draft_share = (draft_read_ms + num_tokens * draft_ms / tokens) / taken_ms
+            if is_served:
+                draft_variance = rounds.variance(drafter.name, k + 1)
             cost_sd = sqrt(
-                (vanilla_share + pass_share * pass_share) * self._variance
-                + draft_share * draft_share * rounds.variance(drafter.name, k + 1)
+                (vanilla_share + pass_share * pass_share) * self._variance + draft_share * draft_share * draft_variance
             )
             slope = rounds_ms / tokens / tokens / taken_ms
             low, high = posterior.tokens_bounds(k, num_tokens)
@@ -299,21 +301,21 @@ def token_ms(rounds: RoundCosts, drafter: str, k: int, posterior: Posterior, lon
 
 
 def shared_round_ms(
-    rounds: Callable[[float], RoundCosts],
-    num_running: int,
+    all_rounds: RoundCosts,
     mean_proposed: float,
-    drafting: Mapping[str, tuple[float, float]],
+    drafting: Mapping[str, tuple[int, float]],
+    rounds_of: Callable[[int], RoundCosts],
 ) -> float | None:
     """Milliseconds of a round that sequences with different drafts share; None where a cost was never measured.
 
         T(mean width) + Σ_drafters D(its sequences, its longest draft)
 
-    `rounds` gives the costs by sequences. `drafting` has for each drafter its sequences and the tokens of its longest
-    draft on average.
+    `all_rounds` are the costs with all that run. `drafting` has for each drafter its sequences, or jobs, of which
+    `rounds_of` gives the costs, and the tokens of its longest draft on average.
     """
-    ms = rounds(num_running).part_ms(None, 1 + mean_proposed)
-    for drafter, (num_sequences, longest) in drafting.items():
-        draft_ms = rounds(num_sequences).part_ms(drafter, 1 + longest)
+    ms = all_rounds.part_ms(None, 1 + mean_proposed)
+    for drafter, (num, longest) in drafting.items():
+        draft_ms = rounds_of(num).part_ms(drafter, 1 + longest)
         ms = None if ms is None or draft_ms is None else ms + draft_ms
     return ms
 

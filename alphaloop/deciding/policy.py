@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from alphaloop.costs import CostTable, RoundCosts
@@ -412,6 +413,8 @@ class Together:
         if size is not None:
             self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
+        self._all_rounds = self._at(num_running)
+        self._rounds_of = cache(lambda num_jobs: self._at(self._running(num_jobs)))
         self._shares, self._drafters = Shares(num_running, drafters), {d.name: d for d in drafters}
         self._longest = [
             {
@@ -437,8 +440,7 @@ class Together:
             return self._rate_apart(choices)
         tokens = num_proposed = 0.0
         reading_ms = self._num_jobs * self._reading_ms[None]
-        jobs: dict[str, int] = {}
-        longest: dict[str, float] = {}
+        drafting: dict[str, tuple[int, float]] = {}
         for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
             drafter, k = choice.drafter, choice.num_draft_tokens
             if drafter is None:
@@ -448,10 +450,9 @@ class Together:
             reading_ms += group.num_jobs * self._reading_ms.get(drafter, 0.0)
             tokens += group.num_jobs * posterior.corrected_tokens[k]
             num_proposed += group.num_jobs * posterior.proposed[k]
-            jobs[drafter] = jobs.get(drafter, 0) + group.num_jobs
-            longest[drafter] = max(longest.get(drafter, 0.0), longest_of[drafter][k])
-        drafting = {drafter: (self._running(num), longest[drafter]) for drafter, num in jobs.items()}
-        ms = shared_round_ms(self._at, self._num_running, num_proposed / self._num_jobs, drafting)
+            jobs, longest = drafting.get(drafter, (0, 0.0))
+            drafting[drafter] = jobs + group.num_jobs, max(longest, longest_of[drafter][k])
+        ms = shared_round_ms(self._all_rounds, num_proposed / self._num_jobs, drafting, self._rounds_of)
         if not ms:
             return None
         tokens, reading_ms = self._share * tokens, self._share * reading_ms
