@@ -6,7 +6,7 @@ differ: a pass of width 8 may cost hardly more than one of width 1 (a GPU, or a 
 or eight times as much. What real rounds took corrects the points while the worker runs. Each point carries the variance
 of its logarithm, so that decisions know how sure a cost is.
 
-A server that drafts does not tell draft and pass apart: there a round has one time, and `batch` is the number of
+A server that drafts does not report draft and pass separately: there a round has one time, and `batch` is the number of
 requests in flight at one server.
 """
 
@@ -32,7 +32,7 @@ class CostKind(StrEnum):
 
     ROUND = "round"  #: one round's target pass, or one round's proposal
     PREFILL = "prefill"  #: reading a prompt that was never seen
-    SERVED = "served"  #: one round on a server that drafts, draft and pass together: no server tells them apart
+    SERVED = "served"  #: one round on a server that drafts: servers do not report draft and pass separately
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class CostPoint:
     """Median time at one shape: `width` target positions for each of `batch` sequences with `context` tokens before.
 
     `drafter` is None for the target's own time; otherwise the point is the time that drafter needs to propose
-    `width - 1` tokens for each of `batch` sequences, or of a whole round on a server where it drafts. Of a prefill
-    `width` is the prompt's length, and `context` is 0.
+    `width - 1` tokens for each of `batch` sequences, or of a whole round on a server where it drafts. A prefill has the
+    prompt's length as its `width`, and `context` 0.
     """
 
     drafter: str | None
@@ -52,7 +52,7 @@ class CostPoint:
     context: int = BASE_CONTEXT
     kind: CostKind = CostKind.ROUND
     correction: float = 1.0  #: what real rounds took, over `median_ms`
-    num_corrections: int = 0  #: real rounds behind the correction
+    num_corrections: int = 0  #: real rounds that the correction rests on
     correction_variance: float = 0.0  #: of ln(ms): how far a real round's usual time may be from `ms`
 
     @property
@@ -69,9 +69,7 @@ class CostTable:
     """
 
     def __init__(self, points: Iterable[CostPoint]) -> None:
-        self.points: Final = tuple(
-            sorted(points, key=lambda one: (one.drafter or "", one.kind, one.context, one.batch, one.width))
-        )
+        self.points: Final = tuple(sorted(points, key=lambda p: (p.drafter or "", p.kind, p.context, p.batch, p.width)))
         self._prepared: dict[tuple[float, float | None], RoundCosts] = {}
         self._prompts: dict[str | None, tuple[list[float], list[float]]] = {}
         self._served: Final = frozenset(point.drafter for point in self.points if point.kind is CostKind.SERVED)
@@ -105,11 +103,11 @@ class CostTable:
         """
         if len(self._prepared) >= _MOST_PREPARED:
             self._prepared.clear()
-        found = self._prepared.get((batch, context))
-        if found is None:
-            found = RoundCosts(self._surfaces, self._variances, self._served, batch, context)
-            self._prepared[batch, context] = found
-        return found
+        rounds = self._prepared.get((batch, context))
+        if rounds is None:
+            rounds = RoundCosts(self._surfaces, self._variances, self._served, batch, context)
+            self._prepared[batch, context] = rounds
+        return rounds
 
     def part_ms(self, drafter: str | None, batch: float, width: float, context: float | None = None) -> float | None:
         """Milliseconds of the target's pass, or of that drafter's proposal for it; None when never measured."""
@@ -163,8 +161,8 @@ class RoundCosts:
         """
         if drafter is None or num_draft_tokens == 0:
             return self.part_ms(None, num_draft_tokens + 1)
-        found = self.components_ms(drafter, num_draft_tokens, proposed, longest_proposed)
-        return None if found is None else sum(found)
+        components = self.components_ms(drafter, num_draft_tokens, proposed, longest_proposed)
+        return None if components is None else sum(components)
 
     def components_ms(
         self,
@@ -194,7 +192,7 @@ class RoundCosts:
     def variance(self, drafter: str | None, width: float = 1) -> float:
         """Variance of ln(milliseconds) of the target's pass, or of that drafter's proposal: the mean over its points.
 
-        Of a server's rounds, over those of that width, because a server that was asked for one length tells less of
+        For a server's rounds it is the mean over those of that width, because rounds of one length say less about
         another. 0 when never measured.
         """
         variances = self.variances.get(drafter)
@@ -216,21 +214,21 @@ class RoundCosts:
                 self._steps = [interpolated(line, width + 1) - interpolated(line, width) for width in range(1, k + 1)]
             each = zip(pairwise(proposed), self._steps[:k], strict=False)
             return narrow + sum((after - before) * step for (before, after), step in each)
-        somebody = 1 - (1 - proposed[1]) ** self.batch
-        wide = self.part_ms(None, 1 + proposed[k] / somebody) if somebody > 0 else 0.0
-        return None if wide is None else somebody * wide + (1 - somebody) * narrow
+        proposing = 1 - (1 - proposed[1]) ** self.batch
+        wide = self.part_ms(None, 1 + proposed[k] / proposing) if proposing > 0 else 0.0
+        return None if wide is None else proposing * wide + (1 - proposing) * narrow
 
 
 def _mean_variances(points: Iterable[CostPoint]) -> dict[str | None, Line]:
     """By what was timed, the target or a drafter; of rounds, not of prompts. By width on servers, else one for all."""
-    found: dict[str | None, dict[int, list[float]]] = {}
+    variances: dict[str | None, dict[int, list[float]]] = {}
     for point in points:
         if point.kind is not CostKind.PREFILL:
             width = point.width if point.kind is CostKind.SERVED else 1
-            found.setdefault(point.drafter, {}).setdefault(width, []).append(point.correction_variance)
+            variances.setdefault(point.drafter, {}).setdefault(width, []).append(point.correction_variance)
     return {
         drafter: (sorted(by_width), [sum(by_width[width]) / len(by_width[width]) for width in sorted(by_width)])
-        for drafter, by_width in found.items()
+        for drafter, by_width in variances.items()
     }
 
 
@@ -260,9 +258,10 @@ class Surface:
         if context is None or len(self._ratios) == 1:
             return ms
         after = bisect_left(self._ratios, context, key=lambda ratio: ratio[0])
-        (far, one), (near, other) = self._ratios[min(after, len(self._ratios) - 1)], self._ratios[max(after - 1, 0)]
+        far, far_ratios = self._ratios[min(after, len(self._ratios) - 1)]
+        near, near_ratios = self._ratios[max(after - 1, 0)]
         share = (context - near) / (far - near) if far > near else 0.0
-        ratio = _blend(_flat(other, batch), _flat(one, batch), share)
+        ratio = _blend(_flat(near_ratios, batch), _flat(far_ratios, batch), share)
         widths = sorted({*ms[0], *ratio[0]})
         return widths, [interpolated(ms, width) * interpolated(ratio, width) for width in widths]
 
@@ -292,12 +291,12 @@ def _flat(plane: Plane | None, batch: float) -> Line:
     return ((1,), (1.0,)) if plane is None else _line(plane, batch)
 
 
-def _blend(one: Line, other: Line, share: float) -> Line:
-    """(1 - share) · one + share · other, at every width of either."""
-    if share == 0.0 or one is other:
-        return one
-    widths = sorted({*one[0], *other[0]})
-    return widths, [(1 - share) * interpolated(one, w) + share * interpolated(other, w) for w in widths]
+def _blend(near: Line, far: Line, share: float) -> Line:
+    """(1 - share) · near + share · far, at every width of either."""
+    if share == 0.0 or near is far:
+        return near
+    widths = sorted({*near[0], *far[0]})
+    return widths, [(1 - share) * interpolated(near, w) + share * interpolated(far, w) for w in widths]
 
 
 def interpolated(line: Line, x: float) -> float:
@@ -314,7 +313,7 @@ def interpolated(line: Line, x: float) -> float:
 
 #: Work that slows a host down (a build, a backup, another tenant's load) ends after seconds to minutes.
 HALF_LIFE_S: Final = 300.0
-#: A return to a drafter that is still slow is noticed within 32 rounds. Once in so many rounds of the target it costs
+#: A return to a drafter that is still slow is noticed within 32 rounds. Once in 8,192 rounds of the target that costs
 #: at most 32 / 8,192 = 0.4 % of the time, a fifth of the usual share for exploration.
 HALF_LIFE_ROUNDS: Final = 8192
 #: Standard deviation of ln(a drafter's slowness over the target's), with nothing known: 95 % within a factor of 2.2.
@@ -339,12 +338,12 @@ class LogEstimate:
 
 
 def num_half_lives(seconds: float, num_rounds: float = 0.0) -> float:
-    """Half-lives that pass in so many seconds and rounds of the target; both age an estimate."""
+    """Half-lives that pass in these seconds and rounds of the target; both age an estimate."""
     return max(0.0, seconds) / HALF_LIFE_S + num_rounds / HALF_LIFE_ROUNDS
 
 
 def faded(estimate: LogEstimate, towards: float, half_lives: float) -> LogEstimate:
-    """The estimate after so many half-lives without a measurement; `towards` is ln(the target's correction).
+    """The estimate after `half_lives` without a measurement; `towards` is ln(the target's correction).
 
     The logarithm of a drafter's correction is modelled as an Ornstein–Uhlenbeck process around that of the target's
     correction (Uhlenbeck and Ornstein 1930), because other load on a host slows a drafter down only for a while. With m
@@ -361,7 +360,7 @@ def faded(estimate: LogEstimate, towards: float, half_lives: float) -> LogEstima
 
 
 def timing_variance(num_samples: int) -> float:
-    """Variance of ln(median of so many timings): π/2 · σ² / n, the asymptotic one of a normal sample's median."""
+    """Variance of ln(median of `num_samples` timings): π/2 · σ² / n, the asymptotic one of a normal sample's median."""
     return math.pi / 2 * TIMING_SD**2 / num_samples
 
 

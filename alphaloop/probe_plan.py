@@ -26,6 +26,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Final
 
+from alphaloop.deciding.exploration import CHANGE_JOBS
 from alphaloop.probes import ProbeSet, TaskTraffic
 from alphaloop.settings import Bindings, Settings
 from alphaloop.store.costs import CostStore
@@ -118,7 +119,6 @@ class ProbePlanner:
         self._drift, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._workers, self._bindings = WorkerStore(database), settings.bindings
         self._settings, self._tasks = settings.scheduler, settings.tasks
-        self._change_jobs = settings.policy.limits().change_jobs
 
     def sets(self) -> dict[str, ProbeSet]:
         """The probe sets in use, of tasks that workers know."""
@@ -136,7 +136,7 @@ class ProbePlanner:
             max_age=self._max_age,
             alarms=self._alarms(),
             traffic=self._probes.traffic(now - WINDOW, now),
-            change_jobs=self._change_jobs,
+            change_jobs=CHANGE_JOBS,
             scorable=_scorable(drafts),
             incidents={(incident.found.task, incident.found.drafter) for incident in self._incidents.open_incidents()},
         )

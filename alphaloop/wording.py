@@ -36,11 +36,11 @@ def one_line(text: str) -> str:
 def json_text(value: Any, *, indent: int | None = None) -> str:
     """JSON as a screen may show it: the same value, with what `harmless` writes out as `\\u` escapes."""
     encoded = json.dumps(value, indent=indent, ensure_ascii=False, default=str)
-    return _ACTING.sub(lambda found: found[0] if found[0] == "\n" else f"\\u{ord(found[0]):04x}", encoded)
+    return _ACTING.sub(lambda match: match[0] if match[0] == "\n" else f"\\u{ord(match[0]):04x}", encoded)
 
 
-def _written_out(found: re.Match[str]) -> str:
-    character = found[0]
+def _written_out(match: re.Match[str]) -> str:
+    character = match[0]
     if character in "\n\t":
         return character
     return f"\\x{ord(character):02x}" if ord(character) < 0x100 else f"\\u{ord(character):04x}"
@@ -125,25 +125,25 @@ _UNITS: Final = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w":
 
 def moment_ago(text: str, now: datetime, option: str) -> datetime:
     """The moment that `text` says, UTC where it names no zone. Raises ConfigError naming `option`."""
-    found = _read(text, now, option, _AGO, -1, FORMS)
-    if found > now:
-        raise ConfigError(f"{option}: expected a time in the past, found {second(found)}", hint=FORMS)
-    return found
+    moment = _read(text, now, option, _AGO, -1, FORMS)
+    if moment > now:
+        raise ConfigError(f"{option}: expected a time in the past, found {second(moment)}", hint=FORMS)
+    return moment
 
 
 def moment_ahead(text: str, now: datetime, option: str) -> datetime:
     """The moment after `now` that `text` says: of a duration, so long from now. Raises ConfigError naming `option`."""
-    found = _read(text, now, option, _AHEAD, 1, FORMS_AHEAD)
-    if found <= now:
-        raise ConfigError(f"{option}: expected a time in the future, found {second(found)}", hint=FORMS_AHEAD)
-    return found
+    moment = _read(text, now, option, _AHEAD, 1, FORMS_AHEAD)
+    if moment <= now:
+        raise ConfigError(f"{option}: expected a time in the future, found {second(moment)}", hint=FORMS_AHEAD)
+    return moment
 
 
 def _read(text: str, now: datetime, option: str, duration: re.Pattern[str], sign: int, forms: str) -> datetime:
     written = text.strip()
     try:
-        if found := duration.fullmatch(written):
-            return now + sign * timedelta(**{_UNITS[found[2]]: float(found[1])})
+        if match := duration.fullmatch(written):
+            return now + sign * timedelta(**{_UNITS[match[2]]: float(match[1])})
         when = datetime.fromisoformat(written)
         return when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
     except (ValueError, OverflowError):

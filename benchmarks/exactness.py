@@ -25,7 +25,7 @@ import torch
 from rich.progress import Progress
 
 import engine as _engine  # noqa: F401  # before torch computes: it settles how threads wait
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, Sampling
 from alphaloop.messages.job import Job
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings

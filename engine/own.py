@@ -20,8 +20,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
 from alphaloop.engine import (
     CacheMemory,
     DeviceMemory,

@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
 from alphaloop.engine import (
     CacheMemory,
     EngineIdentity,

@@ -18,7 +18,7 @@ from itertools import groupby
 from typing import Final
 from uuid import UUID, uuid4
 
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import AsksServers, Generation
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
 from alphaloop.experiment.observe import Slice

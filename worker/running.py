@@ -29,7 +29,7 @@ from typing import Final
 from uuid import UUID
 
 from alphaloop import page
-from alphaloop.deciding.policy import Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.engine import Engine, FailedRequest, Generation, PreparedJob, Sampling, Step
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat

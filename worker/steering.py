@@ -18,8 +18,8 @@ from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
-from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.engine import AsksServers, EngineIdentity, Generation, Served, Step
 from alphaloop.experiment.assign import Arm, RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject

@@ -178,7 +178,7 @@ def rules_of(was: Settings, would: Settings) -> Rules:
         if after[name].max_draft_tokens != before[name].max_draft_tokens
     }
     tasks = {name: task.rules() for name, task in would.tasks.items()}
-    return Rules(would.policy.limits(), tasks, longest, frozenset(before.keys() - after.keys()))
+    return Rules(would.policy.explore_share, tasks, longest, frozenset(before.keys() - after.keys()))
 
 
 def replay_history(
@@ -194,7 +194,7 @@ def replay_history(
         for stored, jobs in store.between(begin, end, task=window.task):
             past, facts = stored.snapshot, stored.facts
             replayed.num_recorded += 1
-            replayed.num_reproduced += past.is_reproduced(past.decide(facts.limits))
+            replayed.num_reproduced += past.is_reproduced(past.decide())
             decisions = replays.setdefault(facts.owner, Replay(rules)).decide(past, facts)
             _compare(past, decisions, jobs, pricing, replayed)
             if replayed.num_recorded % 200 == 0:

@@ -81,7 +81,7 @@ class DecisionContext:
     decoding: Decoding = Decoding.AUTO  #: the subject's, else that of its task's rules
     prompt_tokens: float | None = None  #: mean over the jobs; None: prompts and the time to read them are left out
     objective: Objective = field(default_factory=Objective)
-    known_output_jobs: float = 0.0  #: jobs behind `expected_tokens`; 0: `expected_tokens` is the jobs' own limit
+    known_output_jobs: float = 0.0  #: jobs that `expected_tokens` is learned from; 0: it is the jobs' own limit
     free_cache_bytes: int | None = None  #: left for drafts' keys and values beside the target; None: never short
     free_elsewhere: Mapping[str, int] = field(default_factory=dict)  #: drafter → the same on a device of its own
     max_sequence_tokens: float | None = None  #: prompt and output of the longest of the jobs
@@ -124,7 +124,7 @@ class Decision:
     settings_by_running: tuple[DraftSetting, ...] = ()
     kept: DraftSetting | None = None  #: the incumbent from now on; while exploring, what was not tried but chosen
     budget: ExplorationBudget | None = None  #: what is left after these jobs; None: the budget was not touched
-    #: Of the drafters, where the draft length may follow what else runs (draft_lengths.py); None: it may not.
+    #: By drafter, where the draft length may follow what else runs (draft_lengths.py); None: it may not.
     posteriors: Mapping[str, Posterior] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -165,7 +165,7 @@ class IncumbentKey(NamedTuple):
     def of(
         cls, task: str, sampling_bucket: str, prompt_bucket: str, num_running: int, form_bucket: str = ""
     ) -> IncumbentKey:
-        """The key of jobs that share a round with so many sequences, at least one."""
+        """The key of jobs that share a round of `num_running` sequences, at least one."""
         return cls(task, sampling_bucket, prompt_bucket, 1 << (num_running - 1).bit_length(), form_bucket)
 
 

@@ -1,11 +1,11 @@
-"""k for whatever runs: how a job drafts while more, fewer or other sequences run than when it was decided. Pure.
+"""k by what runs: how a job drafts while more, fewer or other sequences run than when it was decided. Pure.
 
 Jobs join and leave at every round, and longer drafts pay in a pass that fewer sequences share. So a vanilla job may
 start to draft when other jobs end, and a drafting job may stop when others join. A job uses at most one drafter,
 because a second drafter would have to read the job's text again.
 
 The best setting is searched at powers of two. It replaces the decision's own setting only where the expected goodput
-grows by `min_speedup`, and between two powers only as far as it is not slower than the decision's own setting.
+grows by `MIN_SPEEDUP`, and between two powers only as far as it is not slower than the decision's own setting.
 
 Draft lengths of sequences that run together but were decided apart.
 
@@ -36,13 +36,12 @@ from typing import Final, NamedTuple, TypeAlias
 
 from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
-from alphaloop.deciding.goodput import DrafterState, JobSize
-from alphaloop.deciding.job_facts import Aim, PolicyLimits
+from alphaloop.deciding.goodput import MIN_SPEEDUP, DrafterState, JobSize, climbed, shared_round_ms, token_ms
+from alphaloop.deciding.job_facts import Aim
 from alphaloop.deciding.posterior import Posterior
 
 #: Reasons of decisions that compared speeds. All others keep one setting.
 COMPARED: Final = frozenset({Reason.FASTER, Reason.NOT_FASTER, Reason.UNCERTAIN, Reason.NO_HISTORY})
-_VANILLA: Final = DraftSetting()
 
 
 def settings_by_running(
@@ -51,7 +50,6 @@ def settings_by_running(
     drafters: Sequence[DrafterState],
     costs: CostTable,
     context: DecisionContext,
-    limits: PolicyLimits,
     num_slots: int,
 ) -> tuple[DraftSetting, ...]:
     """The setting while 1, 2 … `num_slots` sequences run; empty where `decision` keeps one setting.
@@ -67,14 +65,14 @@ def settings_by_running(
     if decision.drafter is not None:
         candidate = next((d for d in drafters if d.name == decision.drafter), None)
     else:
-        candidate = _first_to_gain(search, decision, drafters, expected, limits.min_speedup)
+        candidate = _first_to_gain(search, decision, drafters, expected)
     if candidate is None:
         return ()
     k = _start(decision, candidate.name)
     for first, last in _ranges(num_slots, expected):
         best, gain = search.best(candidate, last, k)
         k = best.num_draft_tokens or k
-        if best == decision.setting or gain < limits.min_speedup:
+        if best == decision.setting or gain < MIN_SPEEDUP:
             continue
         begin = search.first_not_slower(best, first, last)
         settings[begin - 1 : last] = [best] * (last - begin + 1)
@@ -104,19 +102,19 @@ def _start(decision: Decision, drafter: str) -> int:
 
 
 def _first_to_gain(
-    search: _SearchByRunning, decision: Decision, drafters: Sequence[DrafterState], expected: int, min_speedup: float
+    search: _SearchByRunning, decision: Decision, drafters: Sequence[DrafterState], expected: int
 ) -> DrafterState | None:
     """The drafter that becomes faster than vanilla first as fewer than `expected` sequences run."""
     best_k = {drafter.name: _start(decision, drafter.name) for drafter in drafters}
     for _, last in _ranges(expected, expected):
-        found: tuple[float, DrafterState] | None = None
+        gains: dict[str, float] = {}
         for drafter in drafters:
             best, gain = search.best(drafter, last, best_k[drafter.name])
             best_k[drafter.name] = best.num_draft_tokens or best_k[drafter.name]
-            if best.drafter is not None and gain >= min_speedup and (found is None or gain > found[0]):
-                found = gain, drafter
-        if found:
-            return found[1]
+            if best.drafter is not None and gain >= MIN_SPEEDUP:
+                gains[drafter.name] = gain
+        if gains:
+            return max(drafters, key=lambda drafter: gains.get(drafter.name, 0.0))
     return None
 
 
@@ -142,18 +140,17 @@ class _SearchByRunning:
 
     def best(self, drafter: DrafterState, num_running: int, k: int) -> tuple[DraftSetting, float]:
         """The faster of vanilla and the drafter's best k, climbed to from `k`; and its gain over the chosen setting."""
+
+        def worth(k: int) -> float:
+            return -self._ms_of(drafter.name, k, num_running)
+
         longest = min(drafter.max_draft_tokens, self._posteriors[drafter.name].max_draft_tokens)
-        best = DraftSetting(drafter.name, min(k, longest))
-        ms = self._ms_of(best, num_running)
-        for step in (1, -1):
-            while 1 <= best.num_draft_tokens + step <= longest:
-                other = DraftSetting(drafter.name, best.num_draft_tokens + step)
-                if (its := self._ms_of(other, num_running)) >= ms:
-                    break
-                best, ms = other, its
-        if (vanilla := self._ms_of(_VANILLA, num_running)) <= ms:
-            best, ms = _VANILLA, vanilla
-        return best, self._ms_of(self._chosen, num_running) / ms
+        k = min(k, longest)
+        k, least = climbed(k, worth(k), range(1, longest + 1), worth)
+        best, ms = DraftSetting(drafter.name, k), -least
+        if (vanilla_ms := self._ms_of(None, 0, num_running)) <= ms:
+            best, ms = DraftSetting(), vanilla_ms
+        return best, self._chosen_ms(num_running) / ms
 
     def first_not_slower(self, setting: DraftSetting, first: int, last: int) -> int:
         """The least number from which on, up to `last`, the setting is not slower than the chosen one.
@@ -163,27 +160,28 @@ class _SearchByRunning:
         """
 
         def is_faster_or_equal(num_running: int) -> bool:
-            return self._ms_of(setting, num_running) <= self._ms_of(self._chosen, num_running)
+            ms = self._ms_of(setting.drafter, setting.num_draft_tokens, num_running)
+            return ms <= self._chosen_ms(num_running)
 
         return first + bisect_left(range(first, last), True, key=is_faster_or_equal)
 
-    def _computed_ms(self, setting: DraftSetting, num_running: int) -> float:
-        here = self._costs.rounds(num_running, self._size.context if self._size else None)
-        if setting.drafter is None:
-            ms = here.part_ms(None, 1)
-            return math.inf if ms is None else ms
-        posterior, k = self._posteriors[setting.drafter], setting.num_draft_tokens
-        ms = here.round_ms(setting.drafter, k, posterior.proposed, self._longest(setting.drafter, num_running)[k])
-        if ms is None:
-            return math.inf
-        ms /= posterior.corrected_tokens[k]
+    def _chosen_ms(self, num_running: int) -> float:
+        return self._ms_of(self._chosen.drafter, self._chosen.num_draft_tokens, num_running)
+
+    def _computed_ms(self, drafter: str | None, k: int, num_running: int) -> float:
+        rounds = self._costs.rounds(num_running, self._size.context if self._size else None)
+        if drafter is None:
+            vanilla_ms = rounds.part_ms(None, 1)
+            return math.inf if vanilla_ms is None else vanilla_ms
+        longest = self._longest(drafter, num_running)
+        ms = token_ms(rounds, drafter, k, self._posteriors[drafter], longest)
         if self._size is not None and self._chosen.drafter is None:
-            read_ms = self._drafters[setting.drafter].reading_ms(self._costs, self._size.context)
+            read_ms = self._drafters[drafter].reading_ms(self._costs, self._size.context)
             ms += num_running * read_ms / max(self._size.num_tokens / 2, 1.0)
         return ms
 
 
-#: Settings are computed for lengths that are rounded to steps of so much.
+#: Settings are computed for lengths that are rounded to powers of this step.
 _LENGTH_STEP: Final = 1.25
 #: Real rounds correct the costs in small steps. The settings are computed anew after this time at the latest.
 _COSTS_LAST: Final = timedelta(seconds=1)
@@ -201,15 +199,15 @@ class _Table(NamedTuple):
     def serves(self, posteriors: tuple[Posterior, ...], costs: CostTable, now: datetime | None) -> bool:
         """Whether the settings are still up to date."""
         is_recent = self.at is not None and now is not None and timedelta(0) <= now - self.at < _COSTS_LAST
-        is_same = all(one is other for one, other in zip(self.posteriors, posteriors, strict=True))
+        is_same = all(old is new for old, new in zip(self.posteriors, posteriors, strict=True))
         return is_same and (costs is self.costs or is_recent)
 
 
 class SettingsTables:
     """The tables of one session, whose engine can run `num_slots` sequences; with 0 there are none."""
 
-    def __init__(self, limits: PolicyLimits, num_slots: int) -> None:
-        self._limits, self._num_slots = limits, num_slots
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
         self._tables: dict[tuple[object, ...], _Table] = {}
 
     def completed(
@@ -230,13 +228,13 @@ class SettingsTables:
         )
         names = tuple(drafter.name for drafter in able)
         name = (decision.setting, decision.reason, context.objective.aim, context.num_running, rounded.size, names)
-        found = tuple(posteriors[drafter] for drafter in names)
+        known = tuple(posteriors[drafter] for drafter in names)
         table = self._tables.get(name)
-        if table is None or not table.serves(found, costs, context.now):
+        if table is None or not table.serves(known, costs, context.now):
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
-            settings = settings_by_running(decision, posteriors, able, costs, rounded, self._limits, self._num_slots)
-            table = self._tables[name] = _Table(found, costs, context.now, settings)
+            settings = settings_by_running(decision, posteriors, able, costs, rounded, self._num_slots)
+            table = self._tables[name] = _Table(known, costs, context.now, settings)
         return replace(decision, settings_by_running=table.settings) if table.settings else decision
 
 
@@ -244,10 +242,10 @@ def _rounded(num_tokens: float) -> float:
     return _LENGTH_STEP ** round(math.log(max(num_tokens, 1.0), _LENGTH_STEP))
 
 
-#: Of a group: lane, setting, and whether its length may change.
+#: A group's lane, setting, and whether its length may change.
 _Name: TypeAlias = tuple[Hashable, DraftSetting, bool]
 
-#: Lengths, and the costs that they rest on, are at most so old: posteriors and costs move in small steps.
+#: Most age of lengths and of the costs that they rest on: posteriors and costs move in small steps.
 _LAST: Final = timedelta(seconds=1)
 #: Lengths are chosen anew when a larger share of the sequences has started or ended.
 _SAME_MIX: Final = 1 / 8
@@ -306,8 +304,8 @@ class LengthsTogether:
         if len(num_sequences) < 2:
             return apart
         if self._choice is None or not self._choice.serves(num_sequences, now):
-            # Of the posteriors of a group's jobs, the one of the job that started last.
-            latest = {name: _posterior(one.decision, name[1]) for name, one in zip(names, running, strict=True)}
+            # A group has the posterior of the job that started last.
+            latest = {name: _posterior(decision, name[1]) for name, (_, decision) in zip(names, running, strict=True)}
             groups = [RunningGroup(name[1], num, latest[name]) for name, num in num_sequences.items()]
             chosen = lengths_together(groups, self._costs_at(now))
             self._choice = _Choice(now, num_sequences, dict(zip(num_sequences, chosen, strict=True)))
@@ -326,7 +324,7 @@ def lengths_together(groups: Sequence[RunningGroup], costs: CostTable) -> tuple[
         before = search.best
         for i in range(len(groups)):
             search.climb(i)
-        for drafter in {group.setting.drafter for group in groups if group.posterior}:
+        for drafter in dict.fromkeys(group.setting.drafter for group in groups if group.posterior):
             search.try_one_length(drafter)
         if search.best <= before * _LEAST_GAIN:
             break
@@ -337,6 +335,7 @@ class _SearchTogether:
     def __init__(self, groups: Sequence[RunningGroup], costs: CostTable) -> None:
         self._groups, self._costs = groups, costs
         self._num_running = sum(group.num_sequences for group in groups)
+        self._all_rounds = costs.rounds(self._num_running)
         self._longest = [
             group.posterior.longest_proposed(group.num_sequences) if group.posterior else () for group in groups
         ]
@@ -346,26 +345,21 @@ class _SearchTogether:
 
     def climb(self, i: int) -> None:
         """Make the drafts of one group longer or shorter, as long as that gains."""
-        able = _able(self._groups[i])
-        for step in (1, -1):
-            while self.lengths[i] + step in able:
-                if not self._keep_if_better([*self.lengths[:i], self.lengths[i] + step, *self.lengths[i + 1 :]]):
-                    break
+        before, after = self.lengths[:i], self.lengths[i + 1 :]
+        k, self.best = climbed(
+            self.lengths[i], self.best, _able(self._groups[i]), lambda k: self._rate([*before, k, *after])
+        )
+        self.lengths = [*before, k, *after]
 
     def try_one_length(self, drafter: str | None) -> None:
         """Give all groups of a drafter one length, if that gains."""
-        its = [group.posterior is not None and group.setting.drafter == drafter for group in self._groups]
+        uses_it = [group.posterior is not None and group.setting.drafter == drafter for group in self._groups]
         longest = [_able(group)[-1] for group in self._groups]
-        for k in range(max(itertools.compress(longest, its)) + 1):
-            rows = zip(its, longest, self.lengths, strict=True)
-            self._keep_if_better([min(k, most) if is_its else now for is_its, most, now in rows])
-
-    def _keep_if_better(self, lengths: list[int]) -> bool:
-        rate = self._rate(lengths)
-        is_better = rate > self.best
-        if is_better:
-            self.lengths, self.best = lengths, rate
-        return is_better
+        for k in range(max(itertools.compress(longest, uses_it)) + 1):
+            rows = zip(uses_it, longest, self.lengths, strict=True)
+            lengths = [min(k, most) if is_free else now for is_free, most, now in rows]
+            if (rate := self._rate(lengths)) > self.best:
+                self.lengths, self.best = lengths, rate
 
     def _rate(self, lengths: Sequence[int]) -> float:
         """Worth a millisecond; 0 where a cost was never measured."""
@@ -376,30 +370,24 @@ class _SearchTogether:
             worth += num * each * (posterior.corrected_tokens[k] if posterior else 1.0)
             if drafter is None or not k:
                 continue
-            # Of a fixed setting it is not known how much is proposed: as much as it asks for.
+            # How much a fixed setting proposes is not known: as much as it asks for.
             num_proposed += num * (posterior.proposed[k] if posterior else k)
             others, longest = drafting.get(drafter, (0, 0.0))
             drafting[drafter] = others + num, max(longest, longest_of[k] if posterior else k)
-        ms = self._costs.rounds(self._num_running).part_ms(None, 1 + num_proposed / self._num_running)
-        for drafter, (num, longest) in drafting.items():
-            draft_ms = self._costs.rounds(num).part_ms(drafter, 1 + longest)
-            ms = None if ms is None or draft_ms is None else ms + draft_ms
+        ms = shared_round_ms(self._all_rounds, num_proposed / self._num_running, drafting, self._costs.rounds)
         return worth / ms if ms else 0.0
 
     def _least_ms(self, group: RunningGroup) -> float:
-        here, drafter = self._costs.rounds(self._num_running), group.setting.drafter
-        least = here.part_ms(None, 1) or 0.0
-        if drafter is None or group.posterior is None:
-            return least
-        longest = group.posterior.longest_proposed(self._num_running)
-        for k in _able(group)[1:]:
-            ms = here.round_ms(drafter, k, group.posterior.proposed, longest[k])
-            least = least if ms is None else min(least, ms / group.posterior.corrected_tokens[k])
-        return least
+        rounds, drafter, posterior = self._all_rounds, group.setting.drafter, group.posterior
+        vanilla_ms = rounds.part_ms(None, 1) or 0.0
+        if drafter is None or posterior is None:
+            return vanilla_ms
+        longest = posterior.longest_proposed(self._num_running)
+        return min([vanilla_ms, *(token_ms(rounds, drafter, k, posterior, longest) for k in _able(group)[1:])])
 
 
 def _posterior(decision: Decision, setting: DraftSetting) -> Posterior | None:
-    """Of the setting's drafter, where the draft length may change."""
+    """The posterior of the setting's drafter, where the draft length may change."""
     if decision.posteriors is None or setting.drafter is None or not setting.num_draft_tokens:
         return None
     return decision.posteriors.get(setting.drafter)

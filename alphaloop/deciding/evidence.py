@@ -21,7 +21,7 @@ contradicted. From two standard errors on, `current` discounts older evidence wh
 
 A job that ended before the row's `as_of` (two workers, two clocks) is faded to `as_of` before it is added.
 
-The weight of counts, at last: jobs are the unit of variance, and contradicted older evidence is discounted.
+The weight of counts: jobs are the unit of variance, and contradicted older evidence is discounted.
 
 * Trials inside a job are correlated. The intraclass correlation ρ is estimated from the second-order sums (Cochran
   1977, §6.4) around a prior, and counts are divided by the design effect 1 + (m - 1)·ρ at m chances a job (Kish 1965).
@@ -107,7 +107,7 @@ class EvidenceSums:
         allowed = _padded(usual if chances is None else chances, len(counts.trials))
         trials, accepts = _padded(counts.trials, len(allowed)), _padded(counts.accepts, len(allowed))
         # A job whose prefill was censored has no round to compare a trial with.
-        given = [max(c, n) for c, n in zip(allowed, trials, strict=True)]
+        chances_of = tuple(max(c, n) for c, n in zip(allowed, trials, strict=True))
         return cls(
             as_of=decoded_at,
             jobs=1.0,
@@ -119,13 +119,13 @@ class EvidenceSums:
             prompt_tokens=float(num_prompt_tokens),
             texts=1.0,
             ends=0.0 if is_cut else 1.0,
-            proposed=_padded(counts.proposed, len(given)),
-            chances=tuple(given),
+            proposed=_padded(counts.proposed, len(chances_of)),
+            chances=chances_of,
             trials=trials,
             accepts=accepts,
             accepts_w2=tuple(a * a for a in accepts),
-            chances_w2=tuple(c * c for c in given),
-            accepts_chances_w2=tuple(a * c for a, c in zip(accepts, given, strict=True)),
+            chances_w2=tuple(c * c for c in chances_of),
+            accepts_chances_w2=tuple(a * c for a, c in zip(accepts, chances_of, strict=True)),
         )
 
     def faded(self, now: datetime, half_life: timedelta) -> EvidenceSums:
@@ -154,7 +154,7 @@ class EvidenceSums:
     def __sub__(self, other: EvidenceSums) -> EvidenceSums:
         """The sums without `other`, whose jobs are all part of these sums, with no larger weight.
 
-        Of second-order sums it is an upper bound, since (v - w)² ≤ v² - w² where w ≤ v. Rounding never goes below 0.
+        Second-order sums are an upper bound, since (v - w)² ≤ v² - w² where w ≤ v. Rounding never goes below 0.
         """
         if self.as_of != other.as_of or other.jobs > self.jobs * (1 + 1e-6) + 1e-9:
             raise InconsistentEvidence(
@@ -294,12 +294,12 @@ def effective(sums: EvidenceSums, deff: float) -> Counts:
     return Counts(tuple(a * factor for a in sums.accepts), tuple(c * factor for c in sums.chances))
 
 
-#: After so many jobs, or so long, `KeyEvidence.recent` weighs a job half.
+#: Jobs, and time, after which `KeyEvidence.recent` weighs a job half.
 RECENT_JOBS: Final = 16.0
 RECENT_WINDOW: Final = timedelta(hours=6)
 #: Least share of the recent window that outlives a contradiction.
 _KEPT_RECENT: Final = 0.25
-#: A contradiction counts beyond so many standard errors: when evidence is read, and when it is stored.
+#: Standard errors beyond which a contradiction counts: when evidence is read, and when it is stored.
 _READING_Z: Final = 2.0
 _FORGETTING_Z: Final = 3.0
 
@@ -353,7 +353,7 @@ class Place(NamedTuple):
     draft_revision: str = ""
 
 
-#: Texts that ended so long ago that they weigh less are none.
+#: Texts that weigh less, because they ended long ago, are none.
 _LEAST_ENDS: Final = 1e-9
 
 
@@ -376,11 +376,11 @@ class JobLengths:
         of mean length n end before a limit m with probability 1 - exp(-m / n); where none has ended, they are m long.
         """
         texts = ends = output = prompt = 0.0
-        for weight, its in sums:
-            texts += weight * its.texts
-            ends += weight * its.ends
-            output += weight * its.output_tokens
-            prompt += weight * its.prompt_tokens
+        for weight, evidence in sums:
+            texts += weight * evidence.texts
+            ends += weight * evidence.ends
+            output += weight * evidence.output_tokens
+            prompt += weight * evidence.prompt_tokens
         mean, share = (output / ends, ends / texts) if ends > _LEAST_ENDS else (None, 0.0)
         limit = output / texts if texts > 0 and mean is None else None
         if mean is not None and share < 1 - _LEAST_ENDS:
@@ -437,14 +437,14 @@ class EvidenceSnapshot:
         by_key: dict[EvidenceKey, list[EvidenceSums]] = {}
         for key, job in jobs:
             by_key.setdefault(key, []).append(job)
-        for key, its in by_key.items():
-            place, added = place_of(key), together(its, self.half_life)
+        for key, added_jobs in by_key.items():
+            place, added = place_of(key), together(added_jobs, self.half_life)
             held = self._held.setdefault(place, {})
             held[key] = (held.get(key) or KeyEvidence.empty(added.as_of)).with_job(added, self.half_life)
-            self.changed(place, num_jobs(its))
+            self.changed(place, num_jobs(added_jobs))
 
     def put(self, key: EvidenceKey, evidence: KeyEvidence, num_more: int) -> None:
-        """Hold this evidence of a key in place of what is held; it includes so many jobs more."""
+        """Hold this evidence of a key in place of what is held; it includes `num_more` more jobs."""
         self._held.setdefault(place_of(key), {})[key] = evidence
         self.changed(place_of(key), num_more)
 
@@ -460,7 +460,7 @@ class EvidenceSnapshot:
         self._held, self._totals = {}, {}
 
     def changed(self, place: Place, num_more: int) -> None:
-        """Count so many jobs there as new."""
+        """Count `num_more` jobs there as new."""
         self._versions[place] = self.version(place) + num_more
         self._totals.pop(place, None)
 
@@ -470,11 +470,11 @@ class EvidenceSnapshot:
 
     def segments(self, task: str) -> dict[str, datetime]:
         """Segments of the task of which there is evidence, and when each was used last; the empty one: without one."""
-        found: dict[str, datetime] = {}
+        last_used: dict[str, datetime] = {}
         for place in (place for place in self._held if place.task == task):
             for key, evidence in self._held[place].items():
-                found[key.segment] = max(evidence.all.as_of, found.get(key.segment, evidence.all.as_of))
-        return found
+                last_used[key.segment] = max(evidence.all.as_of, last_used.get(key.segment, evidence.all.as_of))
+        return last_used
 
     def held(self, place: Place) -> Mapping[EvidenceKey, KeyEvidence]:
         """The evidence there, by key, each as of its last job."""
@@ -519,7 +519,7 @@ class EvidenceSnapshot:
 
 def num_jobs(sums: Iterable[EvidenceSums]) -> int:
     """Jobs that the sums hold, at least one each."""
-    return sum(max(1, round(one.jobs)) for one in sums)
+    return sum(max(1, round(evidence.jobs)) for evidence in sums)
 
 
 def place_of(key: EvidenceKey) -> Place:

@@ -37,8 +37,8 @@ _TAUS: Final = _SIGMAS / 2
 _PRIOR: Final = -math.log(2.0) * np.add.outer(_STEPS, _STEPS).ravel()  # [grid]
 _VAR_SIGMA: Final = np.repeat(_SIGMAS**2, len(_STEPS))
 _VAR_TAU: Final = np.tile(_TAUS**2, len(_STEPS))
-#: Of a task and drafter each pair counts half, because one resembles the next: they share evidence and load. After so
-#: many newer ones it counts half again, so that a change shows. Chosen by simulation (docs/concepts/expectations.md).
+#: Each pair of a task and drafter counts half, because it resembles the next: they share evidence and load. After this
+#: many newer pairs it counts half again, so that a change shows. Chosen by simulation (docs/concepts/expectations.md).
 _OF_A_PAIR: Final = 0.5
 _RECENT_PAIRS: Final = 8.0
 #: A weight is never 0, which would leave a task without a mean.
@@ -93,7 +93,7 @@ class ExpectationErrors:
                     self._fits.pop(pair.subject.drafter, None)
 
     def of(self, task: str, drafter: str, now: datetime) -> ExpectationError:
-        """Of the next expectation of a drafter in a task."""
+        """The error of the next expectation of a drafter in a task."""
         with self._lock:
             fit = self._fits.get(drafter)
             if fit is None or not timedelta(0) <= now - fit.at < _LASTS:
@@ -103,13 +103,13 @@ class ExpectationErrors:
     def _fitted(self, drafter: str, now: datetime) -> _Fit:
         by_task: dict[str, list[ExpectationPair]] = {}
         held = self._held.get(drafter, {})
-        for pair in sorted(held.values(), key=lambda one: one.covers_to, reverse=True):
+        for pair in sorted(held.values(), key=lambda pair: pair.covers_to, reverse=True):
             by_task.setdefault(pair.subject.task, []).append(pair)
         kept = [pair for pairs in by_task.values() for pair in pairs[:MOST_PAIRS]]
         fade = [
             _weight(pair, number, now, self._half_life)
-            for its in by_task.values()
-            for number, pair in enumerate(its[:MOST_PAIRS])
+            for pairs in by_task.values()
+            for number, pair in enumerate(pairs[:MOST_PAIRS])
         ]
         self._held[drafter] = {(pair.subject, pair.covers_from): pair for pair in kept}
         names = list(by_task)
@@ -124,7 +124,7 @@ def _weight(pair: ExpectationPair, num_newer: int, now: datetime, half_life: tim
 
 
 def _errors(pairs: Sequence[ExpectationPair], tasks: Sequence[str], fade: Floats) -> list[ExpectationError]:
-    """Of each task, and last of one without a pair. `fade` is the weight of each pair."""
+    """The error of each task, and last that of a task without a pair. `fade` is the weight of each pair."""
     error = np.array([pair.log_error for pair in pairs])  # [pairs]
     stated = np.array([pair.variance for pair in pairs])
     is_of = np.array([[float(pair.subject.task == task) for task in tasks] for pair in pairs])

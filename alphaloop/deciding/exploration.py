@@ -8,7 +8,7 @@ Two things are worth a trial:
 
 * **A setting that could turn out better** (knowledge gradient, Frazier, Powell and Dayanik 2008). With Δ the gap of
   ln(speed-up) to the best, σ the uncertainty that only trying can resolve, and σ̃ the part of σ that m more jobs would
-  resolve, the expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `horizon_jobs`. The uncertainty is
+  resolve, the expected gain of knowing is σ̃ · (φ(u) - u·Φ(-u)) at u = Δ / σ̃, for `_HORIZON_JOBS`. The uncertainty is
   about acceptance, which a job shows with noise, and about costs, which the rounds of one job show. The gain falls
   exponentially with certainty, so exploration ends by itself. Two draft lengths of one drafter, or of drafters with
   shared weights, share most of their uncertainty; a longer draft is tried for the positions that were never seen.
@@ -30,28 +30,27 @@ from math import hypot, sqrt
 from typing import Final, NamedTuple, Protocol
 
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 
 
-def noise_between(one: Alternative, other: Alternative, posteriors: Mapping[str, Posterior]) -> float:
-    """Standard deviation of ln(speed-up of one / speed-up of other).
+def noise_between(left: Alternative, right: Alternative, posteriors: Mapping[str, Posterior]) -> float:
+    """Standard deviation of ln(speed-up of left / speed-up of right).
 
     Two draft lengths of one drafter share most of their uncertainty, about acceptance and about costs, which then
     cancels.
     """
-    if one.drafter != other.drafter:
+    if left.drafter != right.drafter:
         return hypot(
-            *(sd for way in (one, other) for sd in (_noise(way, posteriors), way.cost_sd, way.error.sd)),
+            *(sd for way in (left, right) for sd in (_noise(way, posteriors), way.cost_sd, way.error.sd)),
         )
-    if one.drafter is None:
+    if left.drafter is None:
         return 0.0
-    posterior = posteriors[one.drafter]
-    k, n = one.num_draft_tokens, other.num_draft_tokens
-    variance = (posterior.common_sd[k] * one.slope - posterior.common_sd[n] * other.slope) ** 2
-    variance += (one.cost_sd - other.cost_sd) ** 2
-    for mine, its in zip(posterior.slopes[k], posterior.slopes[n], strict=True):
-        moved = mine * one.slope - its * other.slope
+    posterior = posteriors[left.drafter]
+    k, n = left.num_draft_tokens, right.num_draft_tokens
+    variance = (posterior.common_sd[k] * left.slope - posterior.common_sd[n] * right.slope) ** 2
+    variance += (left.cost_sd - right.cost_sd) ** 2
+    for slope_k, slope_n in zip(posterior.slopes[k], posterior.slopes[n], strict=True):
+        moved = slope_k * left.slope - slope_n * right.slope
         variance += moved * moved
     return sqrt(variance)
 
@@ -64,7 +63,7 @@ class News(NamedTuple):
 
     @property
     def sd(self) -> float:
-        """Of both together."""
+        """Standard deviation of both together."""
         return hypot(self.tokens_sd, self.cost_sd)
 
 
@@ -80,8 +79,8 @@ def news_of(
     If the chosen alternative uses the same drafter, or one with shared weights, its rounds already time that drafter.
     Then only the positions beyond the chosen length count. `shared_weights` is by drafter.
 
-    Of the drafters in `timed_apart`, servers', rounds of one length do not time another, so what the time of the tried
-    length is doubted more than that of the chosen one counts too.
+    Rounds of one draft length do not time another for the drafters in `timed_apart`, those of servers. There the extra
+    uncertainty about the time of the tried length counts too.
     """
     if tried.drafter is None:
         return News()
@@ -115,6 +114,12 @@ class Budgets(Protocol):
         """As `keep`, at the end of the session: writes at once."""
 
 
+#: First credit of a new task, in jobs.
+FIRST_JOBS: Final = 8.0
+#: Jobs over which the result of a trial pays back.
+_HORIZON_JOBS: Final = 300.0
+#: Prior of the jobs between two changes of a task.
+CHANGE_JOBS: Final = 500.0
 #: Standard deviation over jobs of ln(tokens a round).
 _JOB_NOISE: Final = 0.25
 #: A trial goes on for one of these numbers of decisions: one may be too few to change the choice.
@@ -132,7 +137,7 @@ _LEAST_LOSS: Final = 0.01
 _CHANGE_S: Final = 86_400.0
 _DENSITY_AT_0: Final = 1 / math.sqrt(2 * math.pi)
 _SQRT_HALF: Final = math.sqrt(0.5)
-#: A budget holds at most the tokens of so many jobs, so that a quiet week's credit is not spent in an hour.
+#: A budget holds at most the tokens of this many jobs, so that a quiet week's credit is not spent in an hour.
 _MOST_JOBS: Final = 16.0
 
 
@@ -146,24 +151,19 @@ class ExplorationBudget:
     unseen: Mapping[str, float] | None = None  #: jobs since a drafter was last used; None before the first decision
     unseen_s: Mapping[str, float] = field(default_factory=dict)  #: seconds likewise, of drafters in `unseen`
     decided_at: datetime | None = None  #: the last decision; None where no time was given
+    explore_share: float = 0.02  #: `policy.explore_share`: of all tokens, what exploration may be expected to cost
 
     def after(
-        self,
-        num_jobs: int,
-        num_tokens: float,
-        limits: PolicyLimits,
-        *,
-        is_cold: bool,
-        now: datetime | None = None,
+        self, num_jobs: int, num_tokens: float, *, is_cold: bool, now: datetime | None = None
     ) -> ExplorationBudget:
-        """With the credit of so many jobs and tokens; the first jobs of a cold task bring a first credit.
+        """With the credit of these jobs and tokens; the first jobs of a cold task bring a first credit.
 
-        Without `now` only jobs tell how long a drafter was not used.
+        Without `now`, how long a drafter was not used is counted in jobs alone.
         """
         per_job = num_tokens / num_jobs
-        credit = limits.explore_share * num_tokens
-        if self.unseen is None and is_cold and limits.explore_share > 0:
-            credit += limits.first_jobs * per_job
+        credit = self.explore_share * num_tokens
+        if self.unseen is None and is_cold and self.explore_share > 0:
+            credit += FIRST_JOBS * per_job
         balance = min(self.balance + credit, max(self.balance, _MOST_JOBS * per_job))
         unseen = {name: n + num_jobs for name, n in (self.unseen or {}).items()}
         seconds = (now - self.decided_at).total_seconds() if now and self.decided_at else 0.0
@@ -184,7 +184,7 @@ class ExplorationBudget:
         return replace(self, unseen={**(self.unseen or {}), drafter: 0.0}, unseen_s={**self.unseen_s, drafter: 0.0})
 
     def paid(self, tokens: float) -> ExplorationBudget:
-        """After jobs that are expected to lose so many tokens."""
+        """After jobs that are expected to lose this many tokens."""
         return replace(self, balance=self.balance - tokens, spent=self.spent + tokens)
 
 
@@ -207,9 +207,9 @@ def worth_trying(
     alternatives: Sequence[Alternative],
     posteriors: Mapping[str, Posterior],
     budget: ExplorationBudget,
-    limits: PolicyLimits,
     num_jobs: int,
     num_tokens: float,
+    *,
     shared_weights: Mapping[str, str] | None = None,
     timed_apart: Collection[str] = (),
 ) -> Trial | None:
@@ -217,9 +217,9 @@ def worth_trying(
 
     `shared_weights` and `timed_apart` as for `news_of`.
     """
-    if limits.explore_share <= 0:
+    if budget.explore_share <= 0:
         return None
-    if recheck := _recheck(chosen, alternatives, posteriors, budget, limits, num_jobs, num_tokens):
+    if recheck := _recheck(chosen, alternatives, posteriors, budget, num_jobs, num_tokens):
         return recheck
     per_job = num_tokens / num_jobs
     best: tuple[float, Trial] | None = None
@@ -230,14 +230,14 @@ def worth_trying(
         if lost > budget.balance:
             continue
         news = news_of(rival, chosen, posteriors, shared_weights or {}, timed_apart)
-        gain = _gain(chosen, rival, news, num_jobs, limits.horizon_jobs) * per_job - lost / num_jobs
+        gain = _gain(chosen, rival, news, num_jobs) * per_job - lost / num_jobs
         if gain > 0 and (best is None or gain > best[0]):
             explanation = f"could be better: {rival.speedup:.2f}x ({rival.speedup_low:.2f} to {rival.speedup_high:.2f})"
             best = gain, Trial(rival, lost, explanation)
     return best[1] if best else None
 
 
-def _gain(chosen: Alternative, rival: Alternative, news: News, num_jobs: int, horizon: float) -> float:
+def _gain(chosen: Alternative, rival: Alternative, news: News, num_jobs: int) -> float:
     """Expected gain of a job of this trial, in jobs, less what the rest of the trial would lose."""
     gap, noise = math.log(chosen.speedup / rival.speedup), news.sd
     # A rival that is expected to be better is chosen without a trial once its gain is beyond its noise.
@@ -253,7 +253,7 @@ def _gain(chosen: Alternative, rival: Alternative, news: News, num_jobs: int, ho
         if value < _LEAST_GAIN:
             continue
         later = (decisions - 1) / decisions * max(0.0, math.expm1(gap))
-        best = max(best, horizon * value / jobs - later)
+        best = max(best, _HORIZON_JOBS * value / jobs - later)
     return best
 
 
@@ -268,23 +268,22 @@ def _recheck(
     alternatives: Sequence[Alternative],
     posteriors: Mapping[str, Posterior],
     budget: ExplorationBudget,
-    limits: PolicyLimits,
     num_jobs: int,
     num_tokens: float,
 ) -> Trial | None:
     """A re-check of the drafter that is most overdue, at the draft length that loses least."""
-    between = limits.change_jobs + sum(posterior.jobs for posterior in posteriors.values())
-    found: tuple[float, Trial] | None = None
+    between = CHANGE_JOBS + sum(posterior.jobs for posterior in posteriors.values())
+    most_overdue: tuple[float, Trial] | None = None
     for name, jobs in (budget.unseen or {}).items():
-        its = [a for a in alternatives if a.drafter == name and a.chance >= chosen.chance]
-        if name == chosen.drafter or not its or name not in posteriors:
+        lengths = [a for a in alternatives if a.drafter == name and a.chance >= chosen.chance]
+        if name == chosen.drafter or not lengths:
             continue
-        cheapest = its[0]
+        cheapest = lengths[0]
         lost = loss(chosen, cheapest, num_tokens)
         better = posteriors[name].tokens_moved(_BETTER_BY)
         upside = max(
             max(_gain_if(a, better[a.num_draft_tokens]), _CHEAPER_BY * a.cost_sd) + math.log(a.speedup / chosen.speedup)
-            for a in its
+            for a in lengths
         )
         if upside <= 0 or lost > budget.balance:
             continue
@@ -293,15 +292,15 @@ def _recheck(
         seconds = budget.unseen_s.get(name, 0.0)
         by_jobs, by_time = jobs / between, seconds / _CHANGE_S
         overdue = math.sqrt(jobs * (by_jobs + by_time) * _BETTER * upside / (2 * cost_jobs))
-        if overdue >= 1 and (found is None or overdue > found[0]):
+        if overdue >= 1 and (most_overdue is None or overdue > most_overdue[0]):
             why = f"{name} was not used for {jobs:.0f} jobs"
             if by_time > by_jobs:
                 why += f" in {seconds / 60:.0f} minutes"
-            found = overdue, Trial(cheapest, lost, why)
-    return found[1] if found else None
+            most_overdue = overdue, Trial(cheapest, lost, why)
+    return most_overdue[1] if most_overdue else None
 
 
 def _gain_if(alternative: Alternative, tokens: float) -> float:
-    """Change of ln(speed-up) if a round yielded so many tokens; too large a change for the slope alone."""
+    """Change of ln(speed-up) if a round yielded `tokens`; too large a change for the slope alone."""
     elasticity = alternative.slope * alternative.tokens_per_round
     return elasticity * math.log(tokens / alternative.tokens_per_round)

@@ -31,9 +31,12 @@ from alphaloop.deciding.evidence import (
 )
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import ASSUMED_JOBS, JOB_INFORMATION, Counts, Posterior, Profile, clamped, total
 
+#: Acceptance of a draft model that no task has used; standard deviation (logits) between tasks before any were
+#: compared.
+_PRIOR_ALPHA: Final = 0.5
+_PRIOR_SPREAD: Final = 1.0
 #: Standard deviation (logits) between siblings before any was compared.
 _LEVELS: Final = (
     ("sampling_bucket", 0.5),
@@ -62,8 +65,8 @@ class PairPosterior:
     def unknown(
         cls,
         max_draft_tokens: int,
-        acceptance: float = 0.5,
-        spread: float = 1.0,
+        acceptance: float = _PRIOR_ALPHA,
+        spread: float = _PRIOR_SPREAD,
         offers: Sequence[float] = (),
         through: Sequence[float] = (),
     ) -> PairPosterior:
@@ -76,7 +79,9 @@ class PairPosterior:
 
     def for_a_task(self) -> Posterior:
         """The posterior for a task without evidence."""
-        return Posterior(self.profile.widened(self.spread), self.reach, 0.0, 1.0, offered=self.offered)
+        return Posterior(
+            self.profile.widened(self.spread), self.reach, jobs=0.0, design_effect=1.0, offered=self.offered
+        )
 
     def with_tasks(self, tasks: Iterable[EvidenceSums]) -> PairPosterior:
         """After the sums of each task. Their number may be cut to the latest few hundred; order does not matter."""
@@ -92,13 +97,9 @@ class PairPosterior:
         return PairPosterior(pooled, between, reach, offered)
 
     @classmethod
-    def of_drafter(
-        cls, drafter: DrafterState, limits: PolicyLimits, tasks: Iterable[EvidenceSums] = ()
-    ) -> PairPosterior:
-        """Of `drafter`, from the sums of each task; without any, the prior."""
-        prior = cls.unknown(
-            drafter.max_draft_tokens, limits.prior_alpha, limits.prior_spread, drafter.offers, drafter.through
-        )
+    def of_drafter(cls, drafter: DrafterState, tasks: Iterable[EvidenceSums] = ()) -> PairPosterior:
+        """The posterior of `drafter` from the sums of each task; without any, the prior."""
+        prior = cls.unknown(drafter.max_draft_tokens, offers=drafter.offers, through=drafter.through)
         return prior.with_tasks(tasks)
 
 
@@ -145,13 +146,13 @@ def infer(
     return Posterior(
         _sized(profile, max_draft_tokens),
         _lasting(reach, max_draft_tokens),
-        num_jobs,
-        deff,
-        kept,
-        _lasting(offered, max_draft_tokens),
-        error,
-        (ASSUMED_JOBS * JOB_INFORMATION + information) / (ASSUMED_JOBS + num_jobs),
-        num_tokens / num_texts if num_texts > 0 else 0.0,
+        jobs=num_jobs,
+        design_effect=deff,
+        kept=kept,
+        offered=_lasting(offered, max_draft_tokens),
+        error=error,
+        job_information=(ASSUMED_JOBS * JOB_INFORMATION + information) / (ASSUMED_JOBS + num_jobs),
+        text_tokens=num_tokens / num_texts if num_texts > 0 else 0.0,
     )
 
 
@@ -168,7 +169,7 @@ def splits_by_segment(leaves: Mapping[EvidenceKey, KeyEvidence]) -> bool:
 
 
 def _pooled(profile: Profile, groups: Sequence[Counts], spread: float) -> Counts:
-    """The evidence of groups that differ by `spread` about their common centre: of each at most 1/spread²."""
+    """The evidence of groups that differ by `spread` about their common centre: each counts at most 1/spread²."""
     return total(group.scaled(1 / (1 + _information(profile, group) * spread**2)) for group in groups)
 
 
@@ -204,41 +205,41 @@ def _information(profile: Profile, counts: Counts) -> float:
 
 
 def _reach(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
-    found: list[float] = []
+    reach: list[float] = []
     for i in range(max(len(parent), len(sums.chances))):
-        expected = parent[i] if i < len(parent) else found[-1] if found else 1.0
+        expected = parent[i] if i < len(parent) else reach[-1] if reach else 1.0
         trials, chances = (sums.trials[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
-        found.append(min(1.0, (trials + _REACH_CHANCES * expected) / (chances + _REACH_CHANCES)))
-    return tuple(found)
+        reach.append(min(1.0, (trials + _REACH_CHANCES * expected) / (chances + _REACH_CHANCES)))
+    return tuple(reach)
 
 
 def _offered(sums: EvidenceSums, parent: Sequence[float]) -> tuple[float, ...]:
-    """How often a token is proposed behind those proposed before it.
+    """How often a token is proposed after those proposed before it.
 
     Evidence holds how many accepted drafts ended at k (`chances`), not how many proposals did. The share is assumed
     to be the same for proposals.
     """
-    found: list[float] = []
+    offered: list[float] = []
     for i in range(max(len(parent), len(sums.chances))):
-        expected = parent[i] if i < len(parent) else found[-1] if found else 1.0
+        expected = parent[i] if i < len(parent) else offered[-1] if offered else 1.0
         proposed, allowed = (sums.proposed[i], sums.chances[i]) if i < len(sums.chances) else (0.0, 0.0)
         if i and allowed:
             through = sums.accepts[i - 1]
             allowed = sums.proposed[i - 1] * (min(1.0, allowed / through) if through > 0 else 1.0)
         if i and not allowed:
-            expected = min(expected, found[-1])  # no longer draft was ever allowed: it ends as at the position before
-        found.append(min(1.0, (proposed + _REACH_CHANCES * expected) / (allowed + _REACH_CHANCES)))
-    return tuple(found)
+            expected = min(expected, offered[-1])  # no longer draft was ever allowed: it ends as at the position before
+        offered.append(min(1.0, (proposed + _REACH_CHANCES * expected) / (allowed + _REACH_CHANCES)))
+    return tuple(offered)
 
 
 def _lasting(values: Sequence[float], size: int) -> tuple[float, ...]:
-    """So many values, the last one again where there are fewer."""
+    """`size` values, the last one repeated where there are fewer."""
     last = values[-1] if values else 1.0
     return (*values, *(last,) * size)[:size]
 
 
 def _sized(profile: Profile, size: int) -> Profile:
-    mean, own_var, loading = (_lasting(its, size) for its in (profile.mean, profile.own_var, profile.loading))
+    mean, own_var, loading = (_lasting(row, size) for row in (profile.mean, profile.own_var, profile.loading))
     return Profile(mean, profile.common_var, own_var, loading, profile.goes_on)
 
 
@@ -249,12 +250,12 @@ _NEWS_WAITS: Final = timedelta(seconds=1)
 #: Where no evidence was added, only fading moves a posterior.
 _LASTS: Final = timedelta(seconds=60)
 _MAX_HELD: Final = 10_000
-#: The leaves of a place stand at one moment, or, of clocks that differ, at moments close to each other.
+#: The leaves of a place stand at one moment, or, where clocks differ, at moments close to each other.
 _NO_FADING: Final = timedelta(days=3650)
 
 
 class Inferred(NamedTuple):
-    """A posterior, and the evidence behind it."""
+    """A posterior, and the evidence that it comes from."""
 
     posterior: Posterior
     seen: EvidenceSums  #: of the whole task
@@ -277,7 +278,6 @@ class Posteriors:
     """
 
     evidence: EvidenceSource
-    limits: PolicyLimits
     _: KW_ONLY
     lasts: timedelta = _LASTS
     pair_lasts: timedelta = _LASTS
@@ -286,7 +286,7 @@ class Posteriors:
     _splits: dict[Place, tuple[int, bool]] = field(default_factory=dict, init=False)
 
     def inferred(self, wanted: EvidenceKey, drafter: DrafterState, now: datetime) -> Inferred:
-        """The posterior of `drafter` for `wanted`, whose own drafter is ignored, and the evidence behind it."""
+        """The posterior of `drafter` for `wanted`, whose own drafter is ignored, and its evidence."""
         place = Place(wanted.task, drafter.name, drafter.revision)
         key = replace(wanted, drafter=drafter.name, draft_revision=drafter.revision)
         version = self.evidence.version(place)
@@ -298,9 +298,9 @@ class Posteriors:
             self._held.clear()
         posterior = infer(standing.leaves, key, drafter.max_draft_tokens, pair, standing.error)
         alike = standing.leaves[key].all.jobs if key in standing.leaves else 0.0
-        found = Inferred(posterior, seen_in(standing.leaves, now), alike)
-        self._held[key, drafter.max_draft_tokens] = _Held(version, now, found)
-        return found
+        inferred = Inferred(posterior, seen_in(standing.leaves, now), alike)
+        self._held[key, drafter.max_draft_tokens] = _Held(version, now, inferred)
+        return inferred
 
     def pair(self, drafter: DrafterState, now: datetime) -> PairPosterior:
         """The posterior of the drafter over all tasks."""
@@ -308,9 +308,9 @@ class Posteriors:
         held = self._pairs.get(name)
         if held is not None and timedelta(0) <= now - held[0] < self.pair_lasts:
             return held[1]
-        found = PairPosterior.of_drafter(drafter, self.limits, self.evidence.of_tasks(drafter, now))
-        self._pairs[name] = now, found
-        return found
+        pair = PairPosterior.of_drafter(drafter, self.evidence.of_tasks(drafter, now))
+        self._pairs[name] = now, pair
+        return pair
 
     def splits_by_segment(self, task: str, drafters: Iterable[DrafterState], now: datetime) -> bool:
         """Whether the task's segments differ in acceptance beyond chance for one of the drafters."""

@@ -29,7 +29,7 @@ class Aim(StrEnum):
     """What is optimised."""
 
     THROUGHPUT = "throughput"
-    TIME_PER_TOKEN = "time_per_token"  # noqa: S105  #: behind the first token
+    TIME_PER_TOKEN = "time_per_token"  # noqa: S105  #: after the first token
     TIME_TO_FIRST_TOKEN = "time_to_first_token"  # noqa: S105
     DEADLINE = "deadline"  #: the whole job, its prompt included
 
@@ -61,24 +61,6 @@ class Objective:
             return 1.0 if tokens_per_round >= needed else 0.0
         met = 0.5 * math.erfc((needed - tokens_per_round) / tokens_sd / math.sqrt(2))
         return 1.0 if met >= SURE_ENOUGH else met
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyLimits:
-    """`[policy]` of the settings, as the pure policy takes it."""
-
-    explore_share: float = 0.02  #: of all tokens, what exploration may be expected to cost
-    #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
-    control_share: float = 0.02
-    first_jobs: float = 8.0  #: first credit of a new task, in jobs
-    min_jobs: float = 4.0  #: a drafter with fewer is cold
-    min_speedup: float = 1.01  #: expected gain over vanilla below which speculation is not worth its risk
-    switch_gain: float = 0.02  #: a rival that is expected to be so much faster is taken, however uncertain that is
-    horizon_jobs: float = 300.0  #: jobs over which the result of a trial pays back
-    change_jobs: float = 500.0  #: prior for the jobs between two changes of a task
-    short_output_tokens: float = 20.0
-    prior_alpha: float = 0.5  #: of a draft model that no task has used
-    prior_spread: float = 1.0  #: standard deviation between tasks, in logits, before tasks were compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,9 +125,9 @@ def main_segment(jobs: Sequence[JobFacts]) -> str:
 def alike(jobs: Sequence[JobFacts], *, by_segment: bool) -> list[list[int]]:
     """Indices of the jobs that share their posteriors: by prompt bucket and form, and by segment where segments differ.
 
-    Forms are always told apart: what a text has to match moves acceptance more than the length of its prompt.
+    Forms are always kept apart: what a text has to match moves acceptance more than the length of its prompt.
     """
-    found: dict[tuple[str, str, str], list[int]] = {}
+    groups: dict[tuple[str, str, str], list[int]] = {}
     for index, job in enumerate(jobs):
-        found.setdefault((job.prompt_bucket, job.form_bucket, job.segment if by_segment else ""), []).append(index)
-    return list(found.values())
+        groups.setdefault((job.prompt_bucket, job.form_bucket, job.segment if by_segment else ""), []).append(index)
+    return list(groups.values())

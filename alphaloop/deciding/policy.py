@@ -26,17 +26,30 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Final, NamedTuple
 
 from alphaloop.costs import CostTable, RoundCosts
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import COMPARED
 from alphaloop.deciding.exploration import ExplorationBudget, noise_between, worth_trying
-from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, Shares, weigh
-from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.job_facts import Aim, PolicyLimits
+from alphaloop.deciding.goodput import (
+    MIN_SPEEDUP,
+    Alternative,
+    DrafterState,
+    JobSize,
+    Shares,
+    shared_round_ms,
+    weigh,
+)
+from alphaloop.deciding.job_facts import Aim
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
+
+#: A rival that is expected to be this much faster is taken, however uncertain that is.
+_SWITCH_GAIN: Final = 0.02
+#: Jobs of which fewer tokens are expected gain nothing from drafts.
+_SHORT_OUTPUT_TOKENS: Final = 20
 
 
 class Refusal(NamedTuple):
@@ -46,18 +59,18 @@ class Refusal(NamedTuple):
     explanation: str
 
 
-def refused(context: DecisionContext, drafters: Sequence[DrafterState], limits: PolicyLimits) -> Refusal | None:
+def refused(context: DecisionContext, drafters: Sequence[DrafterState]) -> Refusal | None:
     """Why no drafter may draft for these jobs; None if the jobs allow drafts."""
     if not drafters:
         return Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     if (pattern := context.subject.switched_off) is not None:
         return Refusal(Reason.SWITCHED_OFF, f"an operator switched speculation off for {pattern!r}")
-    if context.expected_tokens < limits.short_output_tokens:
+    if context.expected_tokens < _SHORT_OUTPUT_TOKENS:
         known = f"learned from {context.known_output_jobs:.0f} jobs" if context.known_output_jobs else "the jobs' limit"
-        told = (
-            f"about {context.expected_tokens:.0f} tokens expected, {known}, fewer than {limits.short_output_tokens:g}"
+        return Refusal(
+            Reason.SHORT_OUTPUT,
+            f"about {context.expected_tokens:.0f} tokens expected, {known}, fewer than {_SHORT_OUTPUT_TOKENS}",
         )
-        return Refusal(Reason.SHORT_OUTPUT, told)
     return None
 
 
@@ -67,8 +80,8 @@ def fit(
     """The drafters that may serve, and why the last refused one may not."""
     able, refusal = [], Refusal(Reason.NO_DRAFTER, "no drafter is configured")
     for drafter in drafters:
-        if found := _refused(context, drafter, costs):
-            refusal = found
+        if own := _refused(context, drafter, costs):
+            refusal = own
         else:
             able.append(drafter)
     return able, refusal
@@ -117,29 +130,24 @@ def _late(context: DecisionContext, drafter: DrafterState, costs: CostTable) -> 
     )
 
 
-__all__ = ["Decision", "DecisionContext", "DraftSetting", "ExplorationBudget", "Reason", "decide"]
-
-
 def decide(
     posteriors: Mapping[str, Posterior],
     drafters: Sequence[DrafterState],
     costs: CostTable,
     context: DecisionContext,
-    limits: PolicyLimits,
     *,
     incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> Decision:
     """Choose how to decode jobs that are alike.
 
-    `posteriors` are by drafter name; a drafter without one has the prior that `limits` give an unknown pair.
-    `incumbent` and `budget` are `kept` and `budget` of the task's last decision. Without a budget nothing is explored.
-    The decision keeps one setting however many sequences run; `settings_by_running` completes it.
+    `posteriors` are by drafter name, one for each of `drafters`. `incumbent` and `budget` are `kept` and `budget` of
+    the task's last decision. Without a budget nothing is explored. The decision keeps one setting however many
+    sequences run; `settings_by_running` completes it.
     """
-    posteriors = _with_unknown(posteriors, drafters, limits)
     if fixed := _fixed_by_caller(posteriors, drafters, costs, context):
         return fixed
-    if refusal := refused(context, drafters, limits):
+    if refusal := refused(context, drafters):
         return _vanilla(*refusal)
     able, refusal = fit(context, drafters, costs)
     if not able:
@@ -147,14 +155,13 @@ def decide(
     alternatives = _weigh(posteriors, able, costs, context)
     if len(alternatives) < 2:
         return _vanilla(Reason.NO_COSTS, f"no cost was measured for {context.num_running} sequences", alternatives)
-    chosen, reason, sentence = _choose(alternatives, posteriors, limits, incumbent)
+    chosen, reason, sentence = _choose(alternatives, posteriors, incumbent)
     decision = _decision(chosen, reason, sentence, able, alternatives)
     if budget is not None:
-        served = [drafter.name for drafter in able if costs.is_served(drafter.name)]
-        decision = _explore(decision, chosen, able, posteriors, budget, context, limits, served)
+        decision = _explore(decision, chosen, able, posteriors, budget, context, costs=costs)
     if decision.reason in COMPARED and context.objective.aim is Aim.THROUGHPUT:
         # A request on a server keeps its draft length, so it cannot follow what else runs.
-        free = {name: its for name, its in posteriors.items() if not costs.is_served(name)}
+        free = {name: posterior for name, posterior in posteriors.items() if not costs.is_served(name)}
         decision = replace(decision, posteriors=free if costs.is_of_servers else posteriors)
     return decision
 
@@ -162,53 +169,47 @@ def decide(
 def _choose(
     alternatives: Sequence[Alternative],
     posteriors: Mapping[str, Posterior],
-    limits: PolicyLimits,
     incumbent: DraftSetting | None,
 ) -> tuple[Alternative, Reason, str]:
     """The best by expectation; the incumbent, while the gain of a change is small and within its noise.
 
-    A gain beyond half a standard deviation of the comparison is followed at once, and so is one of `switch_gain`:
+    A gain beyond half a standard deviation of the comparison is followed at once, and so is a gain of `_SWITCH_GAIN`:
     staying may cost that much for good, switching back and forth costs only a line in the log.
     """
     vanilla = next(a for a in alternatives if a.drafter is None)
     best = alternatives[0]
-    if best.drafter is not None and best.chance <= vanilla.chance and best.speedup < limits.min_speedup:
+    if best.drafter is not None and best.chance <= vanilla.chance and best.speedup < MIN_SPEEDUP:
         best = vanilla
     running = next((a for a in alternatives if incumbent == DraftSetting(a.drafter, a.num_draft_tokens)), None)
     if running is not None and running is not best and running.chance >= best.chance:
         gain = math.log(best.speedup / running.speedup)
         noise = noise_between(best, running, posteriors)
-        if gain <= min(noise / 2, math.log1p(limits.switch_gain)):
+        is_loss = running.drafter is not None and running.speedup < 1
+        if not is_loss and gain <= min(noise / 2, math.log1p(_SWITCH_GAIN)):
             sentence = (
                 f"{_named(running)} stays: {_named(best)}, at {_expected(best)}, differs from it by less than this "
                 "comparison can tell"
             )
-            is_loss = running.drafter is not None and running.speedup < 1
-            if not is_loss:
-                return running, _reason(running, best, vanilla, posteriors, limits), sentence
+            return running, _reason(running, best, vanilla, posteriors), sentence
     if best.drafter is not None:
-        return best, _reason(best, best, vanilla, posteriors, limits), f"{_expected(best)} with {_named(best)}"
+        return best, _reason(best, best, vanilla, posteriors), f"{_expected(best)} with {_named(best)}"
     rival = next(a for a in alternatives if a.drafter is not None)
     sentence = f"best alternative {_named(rival)}: {_expected(rival)}"
-    return vanilla, _reason(vanilla, rival, vanilla, posteriors, limits), sentence
+    return vanilla, _reason(vanilla, rival, vanilla, posteriors), sentence
 
 
 def _reason(
-    chosen: Alternative,
-    best: Alternative,
-    vanilla: Alternative,
-    posteriors: Mapping[str, Posterior],
-    limits: PolicyLimits,
+    chosen: Alternative, best: Alternative, vanilla: Alternative, posteriors: Mapping[str, Posterior]
 ) -> Reason:
     if chosen.drafter is not None:
         if chosen.chance > vanilla.chance:
             return Reason.ON_TARGET
-        return Reason.NO_HISTORY if posteriors[chosen.drafter].is_cold(limits) else Reason.FASTER
-    if best.chance < chosen.chance and best.speedup >= limits.min_speedup:
+        return Reason.NO_HISTORY if posteriors[chosen.drafter].is_cold else Reason.FASTER
+    if best.chance < chosen.chance and best.speedup >= MIN_SPEEDUP:
         return Reason.ON_TARGET
-    if all(posterior.is_cold(limits) for posterior in posteriors.values()):
+    if all(posterior.is_cold for posterior in posteriors.values()):
         return Reason.NO_HISTORY
-    return Reason.UNCERTAIN if best.speedup >= limits.min_speedup else Reason.NOT_FASTER
+    return Reason.UNCERTAIN if best.speedup >= MIN_SPEEDUP else Reason.NOT_FASTER
 
 
 def _explore(
@@ -218,20 +219,26 @@ def _explore(
     posteriors: Mapping[str, Posterior],
     budget: ExplorationBudget,
     context: DecisionContext,
-    limits: PolicyLimits,
-    served: Sequence[str],
+    *,
+    costs: CostTable,
 ) -> Decision:
     """The choice, or a trial of another setting, paid from the budget."""
     num_tokens = context.num_tokens
-    is_cold = all(posteriors[drafter.name].is_cold(limits) for drafter in able)
-    budget = budget.after(context.num_jobs, num_tokens, limits, is_cold=is_cold, now=context.now)
+    is_cold = all(posteriors[drafter.name].is_cold for drafter in able)
+    budget = budget.after(context.num_jobs, num_tokens, is_cold=is_cold, now=context.now)
     if budget.unseen is not None and (new := [d.name for d in able if d.name not in budget.unseen]):
         budget = replace(budget, unseen={**budget.unseen, **dict.fromkeys(new, 0.0)})
     scored = {drafter.name for drafter in able if drafter.is_scored}
     unknown = [a for a in decision.alternatives if a.drafter not in scored]
-    shared_weights = {drafter.name: drafter.shared_weights for drafter in able if drafter.shared_weights}
     trial = worth_trying(
-        chosen, unknown, posteriors, budget, limits, context.num_jobs, num_tokens, shared_weights, served
+        chosen,
+        unknown,
+        posteriors,
+        budget,
+        context.num_jobs,
+        num_tokens,
+        shared_weights={drafter.name: drafter.shared_weights for drafter in able if drafter.shared_weights},
+        timed_apart=[drafter.name for drafter in able if costs.is_served(drafter.name)],
     )
     if trial is None:
         return replace(decision, budget=budget.used(chosen.drafter))
@@ -285,22 +292,18 @@ def _usual_length(posterior: Posterior, drafter: DrafterState) -> int:
     return drafter.max_draft_tokens
 
 
-def _with_unknown(
-    posteriors: Mapping[str, Posterior], drafters: Sequence[DrafterState], limits: PolicyLimits
-) -> Mapping[str, Posterior]:
-    unknown = [drafter for drafter in drafters if drafter.name not in posteriors]
-    if not unknown:
-        return posteriors
-    return {
-        **posteriors,
-        **{drafter.name: PairPosterior.of_drafter(drafter, limits).for_a_task() for drafter in unknown},
-    }
-
-
 def _weigh(
     posteriors: Mapping[str, Posterior], able: Sequence[DrafterState], costs: CostTable, context: DecisionContext
 ) -> tuple[Alternative, ...]:
-    return weigh(posteriors, able, costs, context.num_running, context.size, context.objective, context.num_jobs)
+    return weigh(
+        posteriors,
+        able,
+        costs,
+        context.num_running,
+        context.size,
+        objective=context.objective,
+        num_jobs=context.num_jobs,
+    )
 
 
 def _decision(
@@ -317,7 +320,7 @@ def _decision(
 
 
 def _vanilla(reason: Reason, explanation: str, alternatives: tuple[Alternative, ...] = ()) -> Decision:
-    return Decision(Mode.VANILLA, None, None, 0, reason, explanation, alternatives)
+    return Decision(Mode.VANILLA, None, None, 0, reason, explanation, alternatives=alternatives)
 
 
 def _speculative(
@@ -330,7 +333,7 @@ def _speculative(
         k,
         reason,
         explanation,
-        alternatives,
+        alternatives=alternatives,
         kept=DraftSetting(drafter.name, k),
     )
 
@@ -345,7 +348,7 @@ def _expected(alternative: Alternative) -> str:
 
 
 _MAX_SWEEPS: Final = 4
-#: Groups get settings of their own only for so much more goodput of all together.
+#: Groups get settings of their own only for this much more goodput of all together.
 _WORTH_IT: Final = 1.01
 
 
@@ -357,7 +360,7 @@ class Group:
     posteriors: Mapping[str, Posterior]
     segment: str = ""
     prompt_bucket: str = ""
-    alike: Mapping[str, float] = field(default_factory=dict)  #: by drafter, jobs of the same key behind the posterior
+    alike: Mapping[str, float] = field(default_factory=dict)  #: by drafter, jobs of the same key in its posterior
     form_bucket: str = ""
 
 
@@ -366,18 +369,17 @@ def decide_groups(
     drafters: Sequence[DrafterState],
     costs: CostTable,
     context: DecisionContext,
-    limits: PolicyLimits,
     *,
     incumbent: DraftSetting | None = None,
     budget: ExplorationBudget | None = None,
 ) -> tuple[Decision, ...]:
-    """One decision a group, in their order. `context.num_jobs` is the sum of the groups' jobs.
+    """A decision for each group, in their order. `context.num_jobs` is the sum of the groups' jobs.
 
     All jobs are decided together first, on the largest group's posteriors. Where that decision is fixed, refused or
     exploring, every group follows it.
     """
     largest = max(groups, key=lambda group: group.num_jobs)
-    whole = decide(largest.posteriors, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
+    whole = decide(largest.posteriors, drafters, costs, context, incumbent=incumbent, budget=budget)
     if len(groups) < 2 or whole.reason not in COMPARED:
         return (whole,) * len(groups)
     able, _ = fit(context, drafters, costs)
@@ -411,6 +413,8 @@ class Together:
         if size is not None:
             self._reading_ms = {d.name: d.reading_ms(costs, size.num_prompt_tokens) for d in drafters}
             self._reading_ms[None] = costs.prefill_ms(None, size.num_prompt_tokens)
+        self._all_rounds = self._at(num_running)
+        self._rounds_of = cache(lambda num_jobs: self._at(self._running(num_jobs)))
         self._shares, self._drafters = Shares(num_running, drafters), {d.name: d for d in drafters}
         self._longest = [
             {
@@ -419,43 +423,36 @@ class Together:
             }
             for group in groups
         ]
-        known = [d for d in drafters if all(d.name in group.posteriors for group in groups)]
-        self._choices = [
-            DraftSetting(),
-            *(
-                choice
-                for d in known
-                for k in range(
-                    d.least_draft_tokens,
-                    min(d.max_draft_tokens, *(g.posteriors[d.name].max_draft_tokens for g in groups)) + 1,
-                )
-                if self.rate((choice := DraftSetting(d.name, k),) * len(groups)) is not None
-            ),
-        ]
+        lengths = {
+            d.name: range(
+                d.least_draft_tokens,
+                min(d.max_draft_tokens, *(group.posteriors[d.name].max_draft_tokens for group in groups)) + 1,
+            )
+            for d in drafters
+        }
+        choices = [DraftSetting(name, k) for name, able in lengths.items() for k in able]
+        timed = (choice for choice in choices if self.rate((choice,) * len(groups)) is not None)
+        self._choices = [DraftSetting(), *timed]
 
     def rate(self, choices: Sequence[DraftSetting]) -> float | None:
-        """Tokens a millisecond of all together, one choice a group; None where a cost was never measured."""
+        """Tokens a millisecond of all together, with a choice for each group; None where a cost was never measured."""
         if self._costs.is_of_servers:
             return self._rate_apart(choices)
-        tokens, positions = 0.0, 0.0
+        tokens = num_proposed = 0.0
         reading_ms = self._num_jobs * self._reading_ms[None]
         drafting: dict[str, tuple[int, float]] = {}
         for group, longest_of, choice in zip(self._groups, self._longest, choices, strict=True):
-            k = choice.num_draft_tokens
-            if choice.drafter is None:
+            drafter, k = choice.drafter, choice.num_draft_tokens
+            if drafter is None:
                 tokens += group.num_jobs
-                positions += group.num_jobs
                 continue
-            posterior = group.posteriors[choice.drafter]
-            reading_ms += group.num_jobs * self._reading_ms.get(choice.drafter, 0.0)
+            posterior = group.posteriors[drafter]
+            reading_ms += group.num_jobs * self._reading_ms.get(drafter, 0.0)
             tokens += group.num_jobs * posterior.corrected_tokens[k]
-            positions += group.num_jobs * (1 + posterior.proposed[k])
-            jobs, longest = drafting.get(choice.drafter, (0, 0.0))
-            drafting[choice.drafter] = (jobs + group.num_jobs, max(longest, longest_of[choice.drafter][k]))
-        ms = self._at(self._num_running).part_ms(None, positions / self._num_jobs)
-        for drafter, (jobs, longest) in drafting.items():
-            draft_ms = self._at(self._running(jobs)).part_ms(drafter, longest + 1)
-            ms = None if ms is None or draft_ms is None else ms + draft_ms
+            num_proposed += group.num_jobs * posterior.proposed[k]
+            jobs, longest = drafting.get(drafter, (0, 0.0))
+            drafting[drafter] = jobs + group.num_jobs, max(longest, longest_of[drafter][k])
+        ms = shared_round_ms(self._all_rounds, num_proposed / self._num_jobs, drafting, self._rounds_of)
         if not ms:
             return None
         tokens, reading_ms = self._share * tokens, self._share * reading_ms
@@ -478,9 +475,9 @@ class Together:
             rate += self._share * group.num_jobs * num_tokens / job_ms
         return rate
 
-    def best_common(self, given: DraftSetting) -> DraftSetting:
-        """The best setting that all groups share; `given` if no other is better."""
-        return max([given, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
+    def best_common(self, first: DraftSetting) -> DraftSetting:
+        """The best setting that all groups share; `first` if no other is better."""
+        return max([first, *self._choices], key=lambda choice: self.rate((choice,) * len(self._groups)) or 0.0)
 
     def climb(self, common: DraftSetting) -> tuple[tuple[DraftSetting, ...], float]:
         """Settings by group, and the goodput of all together over that of the common setting."""
@@ -498,7 +495,7 @@ class Together:
         return tuple(chosen), best / start if start > 0 else 1.0
 
     def _running(self, num_jobs: int) -> int:
-        """Running sequences that so many of the jobs stand for."""
+        """Running sequences that `num_jobs` of the jobs stand for."""
         return max(1, round(self._share * num_jobs))
 
     def _at(self, num_running: float) -> RoundCosts:
@@ -513,7 +510,7 @@ def _decision_apart(whole: Decision, setting: DraftSetting, able: Sequence[Draft
     )
     drafter = next((d for d in able if d.name == setting.drafter), None)
     if drafter is None:
-        made = _vanilla(Reason.NOT_FASTER, explanation, whole.alternatives)
+        decision = _vanilla(Reason.NOT_FASTER, explanation, whole.alternatives)
     else:
-        made = _speculative(drafter, setting.num_draft_tokens, Reason.FASTER, explanation, whole.alternatives)
-    return replace(made, kept=whole.kept, budget=whole.budget)
+        decision = _speculative(drafter, setting.num_draft_tokens, Reason.FASTER, explanation, whole.alternatives)
+    return replace(decision, kept=whole.kept, budget=whole.budget)

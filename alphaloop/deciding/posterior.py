@@ -8,7 +8,7 @@ rounds. So E[1 / N], the expected rounds a token, decides, and the tokens a roun
 `tokens` is at most E[N], because 1 / N is convex. They differ where N is hardly known: the prior of look-up for an
 unknown task has E[N] = 2.51 and tokens = 1.74 at k = 12 (decision 27).
 
-Below it lies a profile: a normal posterior of how far drafts go, in logits by position, and its update by counts.
+A profile is a normal posterior of how far drafts go, in logits by position; counts update it.
 
     logit s_i = m_i + b_i·δ + ε_i      δ ~ N(0, common_var), ε_i ~ N(0, own_var_i)
 
@@ -28,14 +28,15 @@ from typing import Final, TypeAlias
 
 from alphaloop.acceptance import t95
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError
-from alphaloop.deciding.job_facts import PolicyLimits
 
 #: Standard deviation of each position by itself, over that of all positions together.
 _OWN_SHARE: Final = 0.3
 _NEWTON_STEPS: Final = 12
-#: The prior of how much jobs differ: the information of one job about δ, which weighs as much as so many jobs.
+#: The prior of how much jobs differ: the information of one job about δ, and the jobs that this prior weighs.
 JOB_INFORMATION: Final = 4.0
 ASSUMED_JOBS: Final = 8.0
+#: A drafter with fewer jobs in a task is cold.
+_MIN_JOBS: Final = 4
 #: Jobs of a measured speed-up, with which the bounds of an expectation will be compared.
 MEASURED_JOBS: Final = 24
 #: Standard deviation (logits) between what was seen of texts and what lies beyond their limits; .59 over 13 real tasks.
@@ -51,7 +52,7 @@ class Counts:
     chances: tuple[float, ...]
 
     def scaled(self, factor: float) -> Counts:
-        """The same rates from so many times as much evidence."""
+        """The same rates from `factor` times as much evidence."""
         return Counts(tuple(a * factor for a in self.accepts), tuple(c * factor for c in self.chances))
 
 
@@ -131,7 +132,7 @@ class Profile:
         return tuple(logistic(m + b * move) for m, b in zip(self.mean, self.loading, strict=True))
 
     def moved(self, logits: float) -> Profile:
-        """All positions better by so many logits."""
+        """All positions better by `logits`."""
         return replace(self, mean=tuple(m + logits for m in self.mean))
 
 
@@ -149,7 +150,7 @@ def total(groups: Iterable[Counts]) -> Counts:
 
 
 def joined(counts: Counts, through: Sequence[float]) -> Counts:
-    """Of copies that k cut, the counts without the rounds in which they went on; `through` are the s_i.
+    """The counts without the rounds in which copies that k cut went on; `through` are the s_i.
 
     `accepts_j - chances_{j+1}` rounds with k = j were accepted whole. Where the copy holds at j + 1, the target's own
     token, the next round begins within it, at an easier j + 2: a share `near` within reach of the longest draft, which
@@ -201,7 +202,7 @@ class Posterior:
 
     profile: Profile
     reach: tuple[float, ...]  #: P(a token is proposed at i | accepted through i - 1)
-    jobs: float  #: effective jobs of this task behind it
+    jobs: float  #: effective jobs of this task that it rests on
     design_effect: float
     kept: float = 1.0  #: share of older evidence's weight that the recent window left
     #: P(a token is proposed at i | proposed through i - 1), accepted or not; empty: as `reach`. `reach` does not give
@@ -219,9 +220,10 @@ class Posterior:
     #: Tokens a round by k as goodput counts them: those of drafts as measured speed-ups correct them.
     corrected_tokens: tuple[float, ...] = field(init=False)
 
-    def is_cold(self, limits: PolicyLimits) -> bool:
-        """Whether fewer jobs than `min_jobs` are known. As many that differ a little in age are a little less: 3.99."""
-        return round(self.jobs) < limits.min_jobs
+    @property
+    def is_cold(self) -> bool:
+        """Whether fewer than four jobs are known. Four that differ a little in age are a little less: 3.99."""
+        return round(self.jobs) < _MIN_JOBS
 
     def __post_init__(self) -> None:
         tokens, common_sd, slopes, elasticity = _expected(self.profile)
@@ -263,7 +265,10 @@ class Posterior:
         return tuple(longest)
 
     def relative_sd(self, k: int, num_tokens: float = 1.0) -> float:
-        """Of ln(tokens a round) at k; the share of a text of `num_tokens` that no seen text reached may be unlike."""
+        """Standard deviation of ln(tokens a round) at k.
+
+        The share of a text of `num_tokens` that no seen text reached may differ from the texts that were seen.
+        """
         beyond = max(0.0, 1 - self.text_tokens / num_tokens) if self.text_tokens else 0.0
         return math.hypot(self.tokens_sd[k] / self.tokens[k], beyond * _BEYOND_SD * self.elasticity[k])
 
@@ -279,7 +284,7 @@ class Posterior:
         return max(1.0, tokens / factor), min(k + 1.0, tokens * factor)
 
     def tokens_moved(self, logits: float) -> tuple[float, ...]:
-        """`tokens` if every position were better by so many logits, and no less uncertain."""
+        """`tokens` if every position were better by `logits`, and no less uncertain."""
         return _expected(self.profile.moved(logits))[0]
 
 
@@ -334,7 +339,7 @@ def _elasticities(profile: Profile) -> tuple[Floats, ...]:
         tokens, rounds = through[: k + 1], [1.0]
         if profile.goes_on:
             tokens, rounds = through, [*map(mul, through, _rounds(s, k))]
-        tails = ([*accumulate(reversed(fitted(its, len(through))))][::-1] for its in (tokens, rounds))
+        tails = ([*accumulate(reversed(fitted(sums, len(through))))][::-1] for sums in (tokens, rounds))
         (all_tokens, all_rounds), *later = zip(*tails, strict=True)
         rows.append(tuple((1 - x) * (t / all_tokens - r / all_rounds) for x, (t, r) in zip(s, later, strict=True)))
     return tuple(rows)

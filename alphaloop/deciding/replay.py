@@ -6,9 +6,9 @@ are carried from decision to decision. The evidence stays what history decoded, 
 
 A job of n tokens that shares its rounds with b sequences takes, of the device, the time to read its prompt and
 n / (b · tokens a round) rounds, by the posterior and the costs of its snapshot. What was decoded is priced in the same
-way, so errors that both share cancel in the ratio that `measured_s` is taken by. Bounds are those of acceptance alone:
-settings are priced with draws from the posterior, both with the same draw. A drafter's draws in one task are the same
-for all decisions, because the uncertainty of one is that of the next too.
+way, so errors that both share cancel in the ratio by which `measured_s` is multiplied. Bounds are those of acceptance
+alone: settings are priced with draws from the posterior, both with the same draw. A drafter's draws in one task are the
+same for all decisions, because successive decisions share their uncertainty.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize, Shares
-from alphaloop.deciding.job_facts import PolicyLimits, TaskRules
+from alphaloop.deciding.job_facts import TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot
@@ -55,7 +55,7 @@ Draws = NDArray[np.float64]
 class Rules:
     """A configuration as far as snapshots can be decided under it, and how its drafters differ from today's."""
 
-    limits: PolicyLimits
+    explore_share: float
     tasks: Mapping[str, TaskRules]  #: those without rules have the defaults
     longest_drafts: Mapping[str, int] = field(default_factory=dict)  #: of drafters whose setting changed
     removed: frozenset[str] = frozenset()  #: drafters that it does not have
@@ -63,9 +63,9 @@ class Rules:
     def drafters(self, snapshot: Snapshot) -> tuple[DrafterState, ...]:
         """The snapshot's drafters under this configuration."""
         return tuple(
-            replace(one, max_draft_tokens=min(one.max_draft_tokens, self.longest_drafts.get(one.name, math.inf)))  # type: ignore[arg-type]
-            for one in snapshot.drafters
-            if one.name not in self.removed
+            replace(d, max_draft_tokens=min(d.max_draft_tokens, self.longest_drafts.get(d.name, d.max_draft_tokens)))
+            for d in snapshot.drafters
+            if d.name not in self.removed
         )
 
 
@@ -79,23 +79,26 @@ class Replay:
 
     def decide(self, past: Snapshot, facts: SessionFacts) -> tuple[Decision, ...]:
         """The decision of each group of its jobs."""
-        limits = self._rules.limits
+        share = self._rules.explore_share
         rules = self._rules.tasks.get(past.subject.task) or TaskRules()
         now = past.under(rules, self._rules.drafters(past))
-        if (now.context, now.drafters, limits) == (past.context, past.drafters, facts.limits):
-            now = past
+        if (now.context, now.drafters, share) == (past.context, past.drafters, facts.explore_share):
+            return past.decide()
         subject = past.subject.task, past.subject.sampling_bucket
         largest = max(range(len(past.groups)), key=lambda index: past.groups[index].num_jobs)
-        its = past.groups[largest]
-        key = IncumbentKey.of(*subject, its.prompt_bucket, past.context.num_running, its.form_bucket)
-        if now is not past:
-            incumbent = self._incumbents.get(key, past.incumbent)
-            now = replace(now, incumbent=incumbent, budget=self._budgets.get(subject, past.budget))
-        decisions = now.decide(limits)
+        group = past.groups[largest]
+        key = IncumbentKey.of(*subject, group.prompt_bucket, past.context.num_running, group.form_bucket)
+        budget = self._budgets.get(subject, past.budget)
+        now = replace(
+            now,
+            incumbent=self._incumbents.get(key, past.incumbent),
+            budget=budget and replace(budget, explore_share=share),
+        )
+        decisions = now.decide()
         whole = decisions[largest]
-        if now is not past and whole.kept is not None:
+        if whole.kept is not None:
             self._incumbents[key] = whole.kept
-        if now is not past and whole.budget is not None:
+        if whole.budget is not None:
             self._budgets[subject] = whole.budget
         return decisions
 
@@ -116,7 +119,7 @@ class Compared:
     measured_s: float = 0.0
     was_s: float = 0.0  #: computed, of history's settings
     would_s: float = 0.0
-    num_untested_tokens: int = 0  #: drafted at a position that no draft of the task had reached
+    num_untested_tokens: int = 0  #: drafted at a position that no earlier draft of the task reached
     was_draws: Draws = field(default_factory=lambda: np.zeros(_NUM_DRAWS))
     would_draws: Draws = field(default_factory=lambda: np.zeros(_NUM_DRAWS))
     settings: Counter[tuple[DraftSetting, DraftSetting]] = field(default_factory=Counter)  #: tokens by (was, would)
@@ -159,16 +162,16 @@ class Pricing:
             return None
         is_untested = would != jobs.setting and not _is_tested(past, would)
         return Compared(
-            jobs.num_jobs,
-            jobs.num_tokens,
-            jobs.num_jobs * (jobs.setting == would),
-            jobs.device_s,
-            was_s[0],
-            would_s[0],
-            jobs.num_tokens * is_untested,
-            was_s[1],
-            would_s[1],
-            Counter({(jobs.setting, would): jobs.num_tokens}),
+            num_jobs=jobs.num_jobs,
+            num_tokens=jobs.num_tokens,
+            num_same_jobs=jobs.num_jobs * (jobs.setting == would),
+            measured_s=jobs.device_s,
+            was_s=was_s[0],
+            would_s=would_s[0],
+            num_untested_tokens=jobs.num_tokens * is_untested,
+            was_draws=was_s[1],
+            would_draws=would_s[1],
+            settings=Counter({(jobs.setting, would): jobs.num_tokens}),
         )
 
     def _seconds(
@@ -176,12 +179,12 @@ class Pricing:
     ) -> tuple[float, Draws] | None:
         """Seconds of the device, and the same for every draw; None without a cost."""
         costs, prompt = past.costs, jobs.num_prompt_tokens / jobs.num_jobs
-        drafter = next((one for one in past.drafters if one.name == setting.drafter), None)
+        drafter = next((d for d in past.drafters if d.name == setting.drafter), None)
         shares = Shares(past.context.num_running, past.drafters)
         load = shares.of(drafter) if drafter else shares.vanilla
-        here = costs.rounds(load, JobSize(prompt, jobs.num_tokens / jobs.num_jobs).context)
+        rounds = costs.rounds(load, JobSize(prompt, jobs.num_tokens / jobs.num_jobs).context)
         if setting.drafter is None:
-            ms = here.part_ms(None, 1)
+            ms = rounds.part_ms(None, 1)
             if ms is None:
                 return None
             seconds = (jobs.num_jobs * costs.prefill_ms(None, prompt) + jobs.num_tokens * ms / load) / 1000
@@ -191,7 +194,7 @@ class Pricing:
         if drafter is None or posterior is None or k > posterior.max_draft_tokens:
             return None
         longest = posterior.longest_proposed(past.context.num_running)[k]
-        ms = here.round_ms(drafter.name, k, posterior.proposed, longest)
+        ms = rounds.round_ms(drafter.name, k, posterior.proposed, longest)
         if ms is None:
             return None
         reading_s = jobs.num_jobs * drafter.first_token_ms(costs, prompt) / 1000
@@ -205,8 +208,8 @@ class Pricing:
         normal = self._normal(task, drafter, 1 + k)
         common, own = np.array(profile.loading[:k]) * math.sqrt(profile.common_var), np.sqrt(profile.own_var[:k])
         logits = np.array(profile.mean[:k]) + normal[:, :1] * common + normal[:, 1 : 1 + k] * own
-        found: Draws = 1.0 + np.cumprod(1 / (1 + np.exp(-logits)), axis=1).sum(axis=1)
-        return found
+        tokens: Draws = 1.0 + np.cumprod(1 / (1 + np.exp(-logits)), axis=1).sum(axis=1)
+        return tokens
 
     def _normal(self, task: str, drafter: str, size: int) -> Draws:
         """Standard normal numbers, at least `size` a draw; the same come first however many are asked for."""

@@ -6,7 +6,7 @@ where choices are logged and where budgets are kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from datetime import datetime, timedelta
 from statistics import fmean
@@ -19,7 +19,7 @@ from alphaloop.deciding.decision import ChoiceLog, Decision, DecisionContext, In
 from alphaloop.deciding.draft_lengths import LengthsTogether, SettingsTables
 from alphaloop.deciding.exploration import Budgets, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.inference import Posteriors
+from alphaloop.deciding.inference import Inferred, Posteriors
 from alphaloop.deciding.job_facts import (
     EngineConditions,
     JobFacts,
@@ -61,7 +61,7 @@ class DecisionSession:
         #: How sequences that were decided apart draft while they run together.
         self.lengths = LengthsTogether(self.costs)
         self._incumbents = Incumbents(self.choices)
-        self._tables = SettingsTables(self.posteriors.limits, self.num_slots)
+        self._tables = SettingsTables(self.num_slots)
 
     def decide(
         self,
@@ -83,52 +83,39 @@ class DecisionSession:
         has_segments = len({job.segment for job in jobs}) > 1
         is_split = has_segments and self.posteriors.splits_by_segment(subject.task, drafters, now)
         members = alike(jobs, by_segment=is_split)
-        wanted = [self.evidence_key(subject, [jobs[index] for index in its]) for its in members]
+        keys = [self.evidence_key(subject, [jobs[index] for index in indices]) for indices in members]
         largest = max(range(len(members)), key=lambda number: len(members[number]))
-        its = wanted[largest]
-        key = IncumbentKey.of(subject.task, subject.sampling_bucket, its.prompt_bucket, num_running, its.form_bucket)
-        incumbent, budget = self._incumbents.of(key), self.budget(subject)
+        incumbent_key = _incumbent_key(keys[largest], num_running)
+        incumbent, budget = self._incumbents.of(incumbent_key), self.budget(subject)
         context = self.context(subject, jobs, rules, num_running=num_running, now=now, conditions=conditions)
-        inferred = [{one.name: self.posteriors.inferred(its, one, now) for one in drafters} for its in wanted]
-        groups = [
-            Group(
-                len(its),
-                {name: one.posterior for name, one in found.items()},
-                of.segment,
-                of.prompt_bucket,
-                {name: one.alike for name, one in found.items()},
-                of.form_bucket,
-            )
-            for its, of, found in zip(members, wanted, inferred, strict=True)
-        ]
-        limits = self.posteriors.limits
-        decisions = decide_groups(groups, drafters, costs, context, limits, incumbent=incumbent, budget=budget)
+        inferred = [{d.name: self.posteriors.inferred(key, d, now) for d in drafters} for key in keys]
+        groups = tuple(map(_group, map(len, members), keys, inferred))
+        decisions = decide_groups(groups, drafters, costs, context, incumbent=incumbent, budget=budget)
         # That a job's own limit is short says nothing of the task's others.
         if decisions[largest].reason is not Reason.SHORT_OUTPUT or context.known_output_jobs:
-            self._keep(subject, key, decisions[largest])
+            self._keep(subject, incumbent_key, decisions[largest])
         able, _ = fit(context, drafters, costs)
         decisions = tuple(
             self._tables.completed(decision, group.posteriors, able, costs, context)
             for group, decision in zip(groups, decisions, strict=True)
         )
         if self.note is not None and decision_id is not None:
-            self.note(
-                Snapshot(
-                    decision_id=decision_id,
-                    decided_at=now,
-                    context=context,
-                    deadline_ms=_deadline_ms(jobs, now),
-                    groups=tuple(groups),
-                    drafters=tuple(drafters),
-                    costs=costs,
-                    seen={name: one.seen for name, one in inferred[largest].items()},
-                    is_split=is_split,
-                    incumbent=incumbent,
-                    budget=budget,
-                    decisions=decisions,
-                )
+            snapshot = Snapshot(
+                decision_id=decision_id,
+                decided_at=now,
+                context=context,
+                deadline_ms=_deadline_ms(jobs, now),
+                groups=groups,
+                drafters=tuple(drafters),
+                costs=costs,
+                seen={name: posterior.seen for name, posterior in inferred[largest].items()},
+                is_split=is_split,
+                incumbent=incumbent,
+                budget=budget,
+                decisions=decisions,
             )
-        by_job = {index: decision for its, decision in zip(members, decisions, strict=True) for index in its}
+            self.note(snapshot)
+        by_job = {index: decision for indices, decision in zip(members, decisions, strict=True) for index in indices}
         return tuple(by_job[index] for index in range(len(jobs)))
 
     def count_scored(self, keys: Iterable[EvidenceKey]) -> None:
@@ -152,8 +139,8 @@ class DecisionSession:
             self.target_revision,
             self.engine,
             subject.sampling_bucket,
-            prompt_bucket(round(mean_prompt_tokens(jobs) or 0)),
-            main_segment(jobs),
+            prompt_bucket=prompt_bucket(round(mean_prompt_tokens(jobs) or 0)),
+            segment=main_segment(jobs),
             form_bucket=jobs[0].form_bucket,
         )
 
@@ -202,6 +189,21 @@ class DecisionSession:
             name = subject.task, subject.sampling_bucket
             self._open[name] = self.budgets.keep(*name, decision.budget)
         self._incumbents.keep(key, decision)
+
+
+def _incumbent_key(key: EvidenceKey, num_running: int) -> IncumbentKey:
+    return IncumbentKey.of(key.task, key.sampling_bucket, key.prompt_bucket, num_running, key.form_bucket)
+
+
+def _group(num_jobs: int, key: EvidenceKey, inferred: Mapping[str, Inferred]) -> Group:
+    return Group(
+        num_jobs,
+        {name: of_drafter.posterior for name, of_drafter in inferred.items()},
+        segment=key.segment,
+        prompt_bucket=key.prompt_bucket,
+        alike={name: of_drafter.alike for name, of_drafter in inferred.items()},
+        form_bucket=key.form_bucket,
+    )
 
 
 def _deadline_ms(jobs: Sequence[JobFacts], now: datetime) -> float | None:

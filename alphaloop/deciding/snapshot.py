@@ -1,8 +1,8 @@
 """What a decision was taken from, as a JSON document of at most 4 KiB; and the decision, taken again from it. Pure.
 
-A snapshot has the posteriors as they were inferred and the counts behind them, what rounds of the decision's load were
-expected to take, the jobs, the budget, the incumbent, the limits, and what was decided. Figures have five digits. So
-the same policy decides the same again, and other rules decide with what was known then. What is inferred from evidence
+A snapshot has the posteriors as they were inferred, the counts that they come from, what rounds of the decision's load
+were expected to take, the jobs, the budget, the incumbent, and what was decided. Figures have five digits. So the same
+policy decides the same again, and other rules decide with what was known then. What is inferred from evidence
 is not inferred again: a snapshot has no evidence of other tasks.
 """
 
@@ -24,18 +24,18 @@ from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationError
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, Shares
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import Aim, Objective, Subject, TaskRules
 from alphaloop.deciding.policy import Group, decide_groups
 from alphaloop.deciding.posterior import Posterior, Profile
 from alphaloop.messages import Decoding, Mode
 
-#: Of a snapshot, as JSON.
+#: Size of a snapshot as JSON.
 MOST_BYTES: Final = 4096
 #: Loads of groups of which costs are kept.
 _MOST_LOADS: Final = 4
 #: Posteriors and counts whose JSON is remembered.
 _MOST_SHARED: Final = 2000
-#: Texts in a snapshot are cut after so many characters: an operator's pattern may be of any length.
+#: Length at which texts in a snapshot are cut: an operator's pattern may be of any length.
 _MOST_CHARACTERS: Final = 120
 _VERSION: Final = 1
 _T = TypeVar("_T")
@@ -53,7 +53,7 @@ class SessionFacts:
     target_revision: str
     num_slots: int
     half_life: timedelta  #: of evidence
-    limits: PolicyLimits
+    explore_share: float  #: of all tokens, what exploration may be expected to cost
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,32 +79,24 @@ class Snapshot:
         """What its jobs have in common."""
         return self.context.subject
 
-    def decide(self, limits: PolicyLimits) -> tuple[Decision, ...]:
+    def decide(self) -> tuple[Decision, ...]:
         """The decision of each group, taken again."""
         return decide_groups(
-            self.groups,
-            self.drafters,
-            self.costs,
-            self.context,
-            limits,
-            incumbent=self.incumbent,
-            budget=self.budget,
+            self.groups, self.drafters, self.costs, self.context, incumbent=self.incumbent, budget=self.budget
         )
 
     def is_reproduced(self, again: Sequence[Decision]) -> bool:
-        """Whether a decision taken again is the one that was taken. One of a document that was too long is not."""
-        return self.is_whole and [(one.setting, one.reason) for one in again] == [
-            (one.setting, one.reason) for one in self.decisions
-        ]
+        """Whether a decision taken again is the one that was taken; never where the document was too long."""
+        past, new = ([(group.setting, group.reason) for group in groups] for groups in (self.decisions, again))
+        return self.is_whole and past == new
 
     def under(self, rules: TaskRules, drafters: Sequence[DrafterState]) -> Snapshot:
         """The same jobs at the same moment with other rules for the task, and these drafters or shorter drafts."""
         objective = objective_of(rules, self.deadline_ms)
-        asked = self.subject.decoding
-        decoding = rules.decoding if asked is Decoding.AUTO else asked
+        decoding = rules.decoding if self.subject.decoding is Decoding.AUTO else self.subject.decoding
         names = {drafter.name for drafter in drafters}
         groups = tuple(
-            replace(group, posteriors={name: its for name, its in group.posteriors.items() if name in names})
+            replace(group, posteriors={name: kept for name, kept in group.posteriors.items() if name in names})
             for group in self.groups
         )
         context = replace(self.context, objective=objective, decoding=decoding)
@@ -156,9 +148,9 @@ _BY_DRAFTER: Final = (
 
 
 def session_content(facts: SessionFacts, drafters: Iterable[DrafterState]) -> dict[str, Any]:
-    """What a worker decides with, as JSON; of drafters, what is not as usual."""
-    its: dict[str, Any] = _Facts.dump_python(facts, mode="json")
-    return {**its, "drafters": _Drafters.dump_python(tuple(drafters), mode="json", exclude_defaults=True)}
+    """What a worker decides with, as JSON; the drafters without the fields that have their defaults."""
+    content: dict[str, Any] = _Facts.dump_python(facts, mode="json")
+    return {**content, "drafters": _Drafters.dump_python(tuple(drafters), mode="json", exclude_defaults=True)}
 
 
 def read_session(content: Mapping[str, Any]) -> tuple[SessionFacts, tuple[DrafterState, ...]]:
@@ -186,7 +178,7 @@ class SnapshotEncoder:
         if len(self._shared) > _MOST_SHARED:
             self._shared.clear()
         parts = _Parts(snapshot, self._facts, self._once)
-        names, groups = [one.name for one in snapshot.drafters], list(range(len(snapshot.groups)))
+        names, groups = [drafter.name for drafter in snapshot.drafters], list(range(len(snapshot.groups)))
         text = parts.text(names, groups)
         if len(text) <= MOST_BYTES:
             return text
@@ -213,8 +205,8 @@ class _Parts:
 
     def __init__(self, snapshot: Snapshot, facts: str, once: Callable[[Any, Callable[[Any], str]], str]) -> None:
         self._snapshot, self._facts = snapshot, facts
-        self._drafters = {one.name: once(one, _drafter_text) for one in snapshot.drafters}
-        self._seen = {name: once(its, _seen_text) for name, its in snapshot.seen.items() if its.jobs > 0}
+        self._drafters = {drafter.name: once(drafter, _drafter_text) for drafter in snapshot.drafters}
+        self._seen = {name: once(sums, _seen_text) for name, sums in snapshot.seen.items() if sums.jobs > 0}
         self._costs = _cost_texts(snapshot)
         first = snapshot.decisions[0].explanation
         self._groups = [
@@ -222,7 +214,8 @@ class _Parts:
             for number, (group, decision) in enumerate(zip(snapshot.groups, snapshot.decisions, strict=True))
         ]
         self._posteriors = [
-            {name: once(its, _posterior_text) for name, its in group.posteriors.items()} for group in snapshot.groups
+            {name: once(posterior, _posterior_text) for name, posterior in group.posteriors.items()}
+            for group in snapshot.groups
         ]
 
     def drafters_by_worth(self) -> list[str]:
@@ -230,7 +223,7 @@ class _Parts:
         snapshot = self._snapshot
         chosen = {decision.drafter for decision in snapshot.decisions}
         largest = max(zip(snapshot.groups, snapshot.decisions, strict=True), key=lambda pair: pair[0].num_jobs)[1]
-        ranked = list(dict.fromkeys(one.drafter for one in largest.alternatives))
+        ranked = list(dict.fromkeys(way.drafter for way in largest.alternatives))
         rank = {name: number for number, name in enumerate(ranked)}
         return sorted(self._drafters, key=lambda name: (name not in chosen, rank.get(name, len(rank)), name))
 
@@ -242,12 +235,12 @@ class _Parts:
             return {name: text for name, text in texts.items() if name in kept}
 
         costs = [text for name, text in self._costs.items() if not name or name in kept]
-        its = [f'{{{self._groups[n]},"posteriors":{_object(of_kept(self._posteriors[n]))}}}' for n in groups]
+        texts = [f'{{{self._groups[n]},"posteriors":{_object(of_kept(self._posteriors[n]))}}}' for n in groups]
         parts = {
             "drafters": _list(of_kept(self._drafters).values()),
             "seen": _object(of_kept(self._seen)),
             "costs": _list(costs),
-            "groups": _list(its),
+            "groups": _list(texts),
         }
         num_dropped = len(self._drafters) - len(kept), len(self._groups) - len(groups)
         if any(num_dropped):
@@ -272,14 +265,14 @@ def decode(
         decided_at=decided_at,
         context=context,
         deadline_ms=content.get("deadline_ms"),
-        groups=tuple(_read_group(one) for one in groups),
+        groups=tuple(map(_read_group, groups)),
         drafters=drafters,
         costs=_read_costs(content["costs"]),
-        seen={name: _read_seen(its, decided_at) for name, its in content["seen"].items()},
+        seen={name: _read_seen(sums, decided_at) for name, sums in content["seen"].items()},
         is_split=content["is_split"],
         incumbent=None if incumbent is None else DraftSetting(*incumbent),
         budget=None if budget is None else _Budget.validate_python(budget),
-        decisions=tuple(_read_decision(one["decision"], drafters, first) for one in groups),
+        decisions=tuple(_read_decision(group["decision"], drafters, first) for group in groups),
         is_whole="dropped" not in content,
     )
     return snapshot, facts
@@ -306,7 +299,7 @@ def _cut(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {name: _cut(one) for name, one in value.items()}
+        return {name: _cut(field) for name, field in value.items()}
     return value[:_MOST_CHARACTERS] if isinstance(value, str) else value
 
 
@@ -316,7 +309,7 @@ def _drafter_text(drafter: DrafterState) -> str:
 
 def _group_text(group: Group, decision: Decision, explanation: str | None) -> str:
     """Without its posteriors; without an explanation it has that of the first group."""
-    its = {
+    outcome = {
         "drafter": decision.drafter,
         "num_draft_tokens": decision.num_draft_tokens,
         "reason": decision.reason.value,
@@ -328,7 +321,7 @@ def _group_text(group: Group, decision: Decision, explanation: str | None) -> st
         "prompt_bucket": group.prompt_bucket,
         **({"form_bucket": group.form_bucket} if group.form_bucket else {}),
         "alike": {name: _cut(jobs) for name, jobs in group.alike.items() if jobs > 0},
-        "decision": its,
+        "decision": outcome,
     }
     return _json(content)[1:-1]
 
@@ -336,11 +329,11 @@ def _group_text(group: Group, decision: Decision, explanation: str | None) -> st
 def _read_group(content: Mapping[str, Any]) -> Group:
     return Group(
         content["num_jobs"],
-        {name: _read_posterior(its) for name, its in content["posteriors"].items()},
-        content["segment"],
-        content["prompt_bucket"],
-        content["alike"],
-        content.get("form_bucket", ""),
+        {name: _read_posterior(figures) for name, figures in content["posteriors"].items()},
+        segment=content["segment"],
+        prompt_bucket=content["prompt_bucket"],
+        alike=content["alike"],
+        form_bucket=content.get("form_bucket", ""),
     )
 
 
@@ -354,14 +347,14 @@ def _read_decision(content: Mapping[str, Any], drafters: Sequence[DrafterState],
 
 def _posterior_text(posterior: Posterior) -> str:
     profile = posterior.profile
-    # Of what is the same at every position, one number is written.
+    # What is the same at every position is written as one number.
     parts = (
         profile.mean,
         (profile.common_var,),
         profile.own_var,
-        _one_of_alike(profile.loading),
-        _one_of_alike(posterior.reach),
-        _one_of_alike(posterior.offered),
+        _shortest(profile.loading),
+        _shortest(posterior.reach),
+        _shortest(posterior.offered),
         (posterior.jobs, posterior.design_effect, posterior.kept, posterior.job_information, posterior.text_tokens),
         posterior.error,
         (float(profile.goes_on),),
@@ -370,22 +363,24 @@ def _posterior_text(posterior: Posterior) -> str:
 
 
 def _read_posterior(content: Sequence[Any]) -> Posterior:
-    mean, (common_var,), own_var, loading, reach, offered, (jobs, design_effect, kept, *later), error, *more = content
+    mean, (common_var,), own_var, loading, reach, offered, counts, error, (goes_on,) = content
+    jobs, design_effect, kept, job_information, text_tokens = counts
     size = len(mean)
     return Posterior(
-        Profile(tuple(mean), common_var, tuple(own_var), _spread(loading, size), more == [[1]]),
+        Profile(tuple(mean), common_var, tuple(own_var), _spread(loading, size), bool(goes_on)),
         _spread(reach, size),
-        jobs,
-        design_effect,
-        kept,
-        _spread(offered, size),
-        ExpectationError(*error),
-        *later,
+        jobs=jobs,
+        design_effect=design_effect,
+        kept=kept,
+        offered=_spread(offered, size),
+        error=ExpectationError(*error),
+        job_information=job_information,
+        text_tokens=text_tokens,
     )
 
 
-def _seen_text(its: EvidenceSums) -> str:
-    return _list(map(_floats, ((its.jobs, its.rounds, its.offered), its.trials, its.accepts)))
+def _seen_text(sums: EvidenceSums) -> str:
+    return _list(map(_floats, ((sums.jobs, sums.rounds, sums.offered), sums.trials, sums.accepts)))
 
 
 def _read_seen(content: Sequence[Any], at: datetime) -> EvidenceSums:
@@ -396,8 +391,8 @@ def _read_seen(content: Sequence[Any], at: datetime) -> EvidenceSums:
 def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
     """What was timed, at the loads of the decision: name, kind, times by load and width, variances, reading a prompt.
 
-    Costs between the measured contexts and batches are interpolated here: of a table of some hundred points, a decision
-    uses a dozen.
+    Costs between the measured contexts and batches are interpolated here: a decision uses a dozen of the hundred points
+    that a table has.
     """
     costs, context = snapshot.costs, snapshot.context
     size, shares = context.size, Shares(context.num_running, snapshot.drafters)
@@ -406,7 +401,7 @@ def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
     apart = snapshot.groups[:_MOST_LOADS] if len(snapshot.groups) > 1 else ()
     of_groups = [max(1, round(each * group.num_jobs)) for group in apart]
     context_tokens = size.context if size else None
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for drafter in (None, *snapshot.drafters):
         name = drafter.name if drafter else None
         load = shares.of(drafter) if drafter else shares.vanilla
@@ -426,8 +421,8 @@ def _cost_texts(snapshot: Snapshot) -> dict[str, str]:
                 num_read = drafter.num_read(size.num_prompt_tokens) if drafter else size.num_prompt_tokens
                 reading = math.ceil(num_read), costs.prefill_ms(name, num_read)
             parts = (_json(name), f'"{kind.value}"', _list(lines), _floats(variances), _floats(reading))
-            found[name or ""] = _list(parts)
-    return found
+            texts[name or ""] = _list(parts)
+    return texts
 
 
 def _read_costs(content: Sequence[Any]) -> CostTable:
@@ -457,7 +452,7 @@ def _object(texts: Mapping[str, str]) -> str:
     return f"{{{','.join(f'{_json(name)}:{text}' for name, text in texts.items())}}}"
 
 
-def _one_of_alike(values: Sequence[float]) -> Sequence[float]:
+def _shortest(values: Sequence[float]) -> Sequence[float]:
     return values[:1] if len(set(values)) == 1 else values
 
 

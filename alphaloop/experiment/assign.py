@@ -39,6 +39,10 @@ _NUM_FIRST_ROUNDS: Final = 16
 _PRICE_WEIGHT: Final = 0.3
 #: A stage that saw this many times its rounds is given up: nearly every round reads a prompt.
 _MOST_PROMPTS: Final = 4
+#: Share of vanilla requests that may still run when the window after control begins.
+_LEFT_SHARE: Final = 0.1
+#: Starts after which that window begins in any case, over those of a window.
+_MOST_WAITED: Final = 4
 #: Slices of a control phase of requests, for each doubling of the load.
 _BINS: Final = 2
 
@@ -75,15 +79,13 @@ class RequestDesign:
     control_turnover: float = 3.0  #: requests of a control slice, over those that run
     window_turnover: float = 2.0  #: requests of each of the two treatment windows, over those that run
     least_counted: int = 8  #: requests that each of them has at least
-    left_share: float = 0.1  #: vanilla requests that may still run when the window after control begins
-    most_waited: float = 4.0  #: that window begins after so many starts in any case, over those of a window
 
     def num_control(self, num_running: int) -> int:
-        """Requests of a control slice while so many run."""
+        """Requests of a control slice while `num_running` run."""
         return max(self.least_counted, round(self.control_turnover * num_running))
 
     def num_window(self, num_running: int) -> int:
-        """Requests of a window while so many run."""
+        """Requests of a window while `num_running` run."""
         return max(self.least_counted, round(self.window_turnover * num_running))
 
 
@@ -105,7 +107,7 @@ class _Schedule:
 
 
 class RoundSchedule(_Schedule):
-    """Ask `next_round` before each engine step, tell `observe` after it. Not thread-safe: the decoding thread owns it.
+    """Call `next_round` before each engine step and `observe` after it. Not thread-safe: the decoding thread owns it.
 
     The treatment is what the policy wants in each round: k may change inside a block, as it does outside. A task leaves
     the block if its drafter changes or it has no sequence left. One that comes while a block runs switches with the
@@ -142,7 +144,7 @@ class RoundSchedule(_Schedule):
         return self._arms
 
     def observe(self, facts: RoundFacts) -> tuple[Slice, ...]:
-        """The step that `next_round` spoke of. Returns the slices that ended with it, to be stored."""
+        """The step after `next_round`. Returns the slices that ended with it, to be stored."""
         block, is_charged = self._block, self.is_charged
         if device_s := sum(facts.device_s(task) for task in self._arms):
             self._charge(device_s, is_charged)
@@ -189,9 +191,9 @@ class RoundSchedule(_Schedule):
 
 
 class RequestSchedule(_Schedule):
-    """Tell it when each request on trial starts and ends. Not thread-safe: the loop's thread owns it.
+    """Call `start` and `end` when a request on trial starts and ends. Not thread-safe: the loop's thread owns it.
 
-    Requests are named by ids. `start` says how a request is decoded; `end` takes it out.
+    Requests are named by ids. `start` returns how a request is decoded; `end` takes it out.
     """
 
     def __init__(self, design: RequestDesign, rng: random.Random) -> None:
@@ -291,13 +293,13 @@ class RequestSchedule(_Schedule):
             self._settle(block)
 
     def _settle(self, block: _RequestBlock) -> None:
-        found, alone = block.slices()
-        self._ended += found
+        slices, alone = block.slices()
+        self._ended += slices
         for trial, facts in alone:
             self._count(trial, facts)
 
     def _forget(self, num_kept: int) -> None:
-        """Leave so many requests in the window before the next block; older ones are counted outside it."""
+        """Leave `num_kept` requests in the window before the next block; older ones are counted outside it."""
         while len(self._recent) > num_kept:
             self._count(*self._recent.popleft())
 
@@ -343,7 +345,7 @@ class _Account:
 
 
 class _Stage(IntEnum):
-    """Where a block stands, in order. Blocks of requests begin with control: their window before it lies behind."""
+    """The stages of a block, in order. Blocks of requests begin with control: their first window is already over."""
 
     BEFORE = 0
     LEAVING = 1  #: washout: vanilla already, not counted
@@ -362,7 +364,7 @@ class _Block:
     def __init__(self, lengths: Mapping[_Stage, int]) -> None:
         self._lengths = lengths
         self.stage = min(lengths)
-        # Of this stage: all rounds or requests, and the rounds without a prompt.
+        # In this stage: all rounds or requests, and the rounds without a prompt.
         self._num_begun = self._num_counted = 0
 
     @property
@@ -437,11 +439,11 @@ class _RoundBlock(_Block):
 
     def slices(self) -> list[Slice]:
         """What was counted: of a task nothing unless its control slice is complete."""
-        controls = {task: one.num_rounds for (task, phase), one in self._slices.items() if phase is Phase.CONTROL}
+        controls = {task: part.num_rounds for (task, phase), part in self._slices.items() if phase is Phase.CONTROL}
         return [
-            one
-            for (task, _), one in self._slices.items()
-            if one.num_rounds and controls.get(task, 0) >= self._lengths[_Stage.CONTROL]
+            part
+            for (task, _), part in self._slices.items()
+            if part.num_rounds and controls.get(task, 0) >= self._lengths[_Stage.CONTROL]
         ]
 
     def _is_stage_over(self) -> bool:
@@ -468,12 +470,11 @@ class _RequestBlock(_Block):
         super().__init__(
             {
                 _Stage.CONTROL: design.num_control(num_running),
-                _Stage.RETURNING: round(design.most_waited * num_window),
+                _Stage.RETURNING: _MOST_WAITED * num_window,
                 _Stage.AFTER: num_window,
             }
         )
         self.spent_s = 0.0  #: on control
-        self._left_share = design.left_share
         self._are_few_left = False
         self._ids: dict[TrialGroup, str] = defaultdict(new_id)
         self._facts: dict[TrialGroup, dict[Phase, list[RequestFacts]]] = defaultdict(lambda: defaultdict(list))
@@ -505,20 +506,20 @@ class _RequestBlock(_Block):
 
     def advance(self, num_treated: int, num_control: int) -> None:
         """Go on to the next stage, as often as the requests that run, by arm, allow."""
-        self._are_few_left = num_control <= self._left_share * (num_treated + num_control)
+        self._are_few_left = num_control <= _LEFT_SHARE * (num_treated + num_control)
         self._go_on()
 
     def slices(self) -> tuple[list[Slice], list[tuple[TrialGroup, RequestFacts]]]:
         """What was counted, and treated requests of trials that no control request was compared with."""
-        found: list[Slice] = []
+        slices: list[Slice] = []
         alone: list[tuple[TrialGroup, RequestFacts]] = []
         for trial, by_phase in self._facts.items():
             if by_phase.get(Phase.CONTROL):
                 for phase, facts in by_phase.items():
-                    found += _slices_by_load(self._ids[trial], trial, phase, facts)
+                    slices += _slices_by_load(self._ids[trial], trial, phase, facts)
             else:
-                alone += ((trial, facts) for its in by_phase.values() for facts in its)
-        return found, alone
+                alone += ((trial, facts) for requests in by_phase.values() for facts in requests)
+        return slices, alone
 
     def _is_stage_over(self) -> bool:
         return (self.stage is _Stage.RETURNING and self._are_few_left) or super()._is_stage_over()
@@ -527,12 +528,12 @@ class _RequestBlock(_Block):
 def _slices_by_load(block_id: str, trial: TrialGroup, phase: Phase, facts: Iterable[RequestFacts]) -> list[Slice]:
     """One slice of a window; of control one for each load, because the load is on its way there."""
     by_load: dict[int, Slice] = {}
-    for one in sorted(facts, key=lambda one: one.started_at):
-        load = round(_BINS * math.log2(max(one.num_beside, 1.0))) if phase is Phase.CONTROL else 0
+    for request in sorted(facts, key=lambda request: request.started_at):
+        load = round(_BINS * math.log2(max(request.num_beside, 1.0))) if phase is Phase.CONTROL else 0
         if load not in by_load:
-            # Slices of one phase are told apart by the moment they begin.
-            begun = [its.started_at + timedelta(microseconds=1) for its in by_load.values()]
-            begin = max([one.started_at, *begun])
+            # Slices of one phase differ in the moment they begin.
+            begun = [held.started_at + timedelta(microseconds=1) for held in by_load.values()]
+            begin = max([request.started_at, *begun])
             by_load[load] = Slice(block_id, trial.subject, phase, trial.treatment, begin)
-        by_load[load].add_request(one)
+        by_load[load].add_request(request)
     return list(by_load.values())

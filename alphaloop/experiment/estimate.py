@@ -11,8 +11,8 @@ time over a control round's (`time_ratios`), P the time that reading prompts add
 every group has the weight that it has in the traffic.
 
 The interval: blocks are the unit of the times, stretches between two blocks the unit of the texts, and t has the
-degrees of freedom of Satterthwaite (1946). It holds for one window of time chosen beforehand. Who looks every minute
-until an interval leaves 1 will see that happen by chance.
+degrees of freedom of Satterthwaite (1946). It holds for one window of time chosen beforehand. Whoever looks every
+minute until an interval excludes 1 will see that happen by chance.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from alphaloop.experiment.observe import SUMS, Phase, Slice, Stratum
 
 #: Blocks below which nothing is estimated, and below which a group of strata does not stand alone.
 LEAST_BLOCKS: Final = 8
-#: A difference that nobody would act on.
+#: A difference that is not worth acting on.
 _NEGLIGIBLE: Final = 0.02
 
 
@@ -62,13 +62,13 @@ def measured_speedup(slices: Iterable[Slice]) -> MeasuredSpeedup:
     Give it all slices of a window of time, those between the blocks too. Between 0 and infinity; noise-free data give
     the ratio exactly.
     """
-    found = list(slices)
-    blocks = compared_blocks(found)
+    slices = list(slices)
+    blocks = compared_blocks(slices)
     num_control_rounds = sum(block.control.num_rounds for block in blocks)
     if len(blocks) < LEAST_BLOCKS:
         return MeasuredSpeedup(None, len(blocks), num_control_rounds, Verdict.NO_VERDICT_YET)
-    treated = [one for one in found if one.phase is not Phase.CONTROL]
-    group_of = collapsed(blocks, (one.stratum for one in treated), least_blocks=LEAST_BLOCKS)
+    treated = [part for part in slices if part.phase is not Phase.CONTROL]
+    group_of = collapsed(blocks, (part.stratum for part in treated), least_blocks=LEAST_BLOCKS)
     groups = [group_of[block.stratum] for block in blocks]
     texts = _Texts(treated, group_of)
     times = time_ratios(blocks, groups, texts.mean_proposed.tolist())
@@ -82,8 +82,8 @@ class _Texts:
     def __init__(self, treated: Sequence[Slice], group_of: Mapping[Stratum, int]) -> None:
         num_groups = max(group_of.values()) + 1
         begins: dict[str, float] = defaultdict(lambda: math.inf)
-        for one in treated:
-            begins[one.block_id] = min(begins[one.block_id], one.started_at.timestamp())
+        for part in treated:
+            begins[part.block_id] = min(begins[part.block_id], part.started_at.timestamp())
         order = {block_id: index for index, block_id in enumerate(sorted(begins, key=lambda name: begins[name]))}
         # [stretches, groups]; rounds with a prompt belong to the tokens, and their proposals are not counted.
         self.tokens, self.rounds, self.plain_rounds, self.proposed = (
@@ -91,14 +91,14 @@ class _Texts:
         )
         plain_s = np.zeros(num_groups)
         whole_s = 0.0
-        for one in treated:
-            at = order[one.block_id], group_of[one.stratum]
-            self.tokens[at] += one.num_tokens + one.num_prompt_tokens
-            self.rounds[at] += one.num_sequence_rounds + one.num_prompt_sequence_rounds
-            self.plain_rounds[at] += one.num_sequence_rounds
-            self.proposed[at] += one.num_proposed
-            plain_s[at[1]] += one.sequence_s
-            whole_s += one.sequence_s + one.prompt_sequence_s
+        for part in treated:
+            at = order[part.block_id], group_of[part.stratum]
+            self.tokens[at] += part.num_tokens + part.num_prompt_tokens
+            self.rounds[at] += part.num_sequence_rounds + part.num_prompt_sequence_rounds
+            self.plain_rounds[at] += part.num_sequence_rounds
+            self.proposed[at] += part.num_proposed
+            plain_s[at[1]] += part.sequence_s
+            whole_s += part.sequence_s + part.prompt_sequence_s
         plain_rounds = np.maximum(self.plain_rounds.sum(axis=0), 1)
         self.round_s: Floats = plain_s / plain_rounds  # [groups]
         self.mean_proposed: Floats = self.proposed.sum(axis=0) / plain_rounds
@@ -130,25 +130,25 @@ def _degrees_of_freedom(moved: Floats, weight: Floats, group: NDArray[np.int_]) 
     """Satterthwaite's, of a sum over groups; each has its effective number of blocks (Kish 1965), less one."""
     whole = uncertain = 0.0
     for index in set(group.tolist()):
-        own, its = moved[group == index], weight[group == index]
-        variance, num_effective = float(own @ own), float(its.sum() ** 2 / (its @ its))
+        own, weights = moved[group == index], weight[group == index]
+        variance, num_effective = float(own @ own), float(weights.sum() ** 2 / (weights @ weights))
         whole += variance
         uncertain += variance**2 / max(num_effective - 1, 0.25)
     return whole**2 / uncertain if uncertain else math.inf
 
 
 def _serial_variance(residual: Floats) -> float:
-    """Of a sum whose neighbours may be alike, because a text can run through two stretches; never below the plain."""
+    """Variance of a sum whose neighbours may correlate, as a text may run through two stretches."""
     return float(residual @ residual) + 2 * max(0.0, float(residual[1:] @ residual[:-1]))
 
 
-def verdict_of(found: Interval) -> Verdict:
+def verdict_of(bounds: Interval) -> Verdict:
     """What may be said of a speed-up with these 95 % bounds."""
-    if found.low >= 1 - _NEGLIGIBLE and found.high <= 1 + _NEGLIGIBLE:
+    if bounds.low >= 1 - _NEGLIGIBLE and bounds.high <= 1 + _NEGLIGIBLE:
         return Verdict.NO_DIFFERENCE
-    if found.low > 1:
+    if bounds.low > 1:
         return Verdict.FASTER
-    return Verdict.SLOWER if found.high < 1 else Verdict.NO_VERDICT_YET
+    return Verdict.SLOWER if bounds.high < 1 else Verdict.NO_VERDICT_YET
 
 
 #: Doublings of the load within which a control slice of requests is compared.
@@ -181,33 +181,32 @@ def compared_blocks(slices: Iterable[Slice]) -> list[ComparedBlock]:
     a load that grows or falls would count as a difference between the arms.
     """
     by_block: dict[str, dict[Phase, list[Slice]]] = defaultdict(lambda: defaultdict(list))
-    for one in slices:
-        if one.phase is not Phase.BETWEEN and one.num_sequence_rounds:
-            by_block[one.block_id][one.phase].append(one)
+    for part in slices:
+        if part.phase is not Phase.BETWEEN and part.num_sequence_rounds:
+            by_block[part.block_id][part.phase].append(part)
     blocks = [
-        _compared(found[Phase.BEFORE], found[Phase.CONTROL], found[Phase.AFTER])
-        for found in by_block.values()
-        if found.keys() >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
+        _compared(phases[Phase.BEFORE], phases[Phase.CONTROL], phases[Phase.AFTER])
+        for phases in by_block.values()
+        if phases.keys() >= {Phase.BEFORE, Phase.CONTROL, Phase.AFTER}
     ]
     whole = [block for block in blocks if 2 * block.after.num_rounds >= block.before.num_rounds]
     return sorted(whole, key=lambda block: block.control.started_at)
 
 
 def _compared(before: Sequence[Slice], control: Sequence[Slice], after: Sequence[Slice]) -> ComparedBlock:
-    """Of requests' control slices those are compared whose load is about that of the window before."""
+    """The control slices of requests whose load is about that of the window before are compared."""
     window = _added_up(before)
-    away = {id(one): abs(math.log2(one.mean_running / window.mean_running)) for one in control}
-    nearest = min(away.values())
-    near = [one for one in control if away[id(one)] <= max(_NEAR, nearest)]
+    away = [abs(math.log2(part.mean_running / window.mean_running)) for part in control]
+    near = [part for part, distance in zip(control, away, strict=True) if distance <= max(_NEAR, min(away))]
     return ComparedBlock(window, _added_up(near), _added_up(after), tuple(control))
 
 
 def _added_up(slices: Sequence[Slice]) -> Slice:
     """Slices of one block and phase, at least one, as one."""
-    first = min(slices, key=lambda one: one.started_at)
+    first = min(slices, key=lambda part: part.started_at)
     if len(slices) == 1:
         return first
-    return replace(first, **{name: sum(getattr(one, name) for one in slices) for name in SUMS})
+    return replace(first, **{name: sum(getattr(part, name) for part in slices) for name in SUMS})
 
 
 def collapsed(
@@ -235,10 +234,11 @@ def collapsed(
 
 _CUT: Final = 2.5  #: standard deviations
 _MOST_STEPS: Final = 100
-#: Differences in proposed tokens a sequence below which β cannot be told.
+#: Differences in proposed tokens a sequence below which β is not estimated.
 _NO_SPREAD: Final = 1e-6
 _IQR_OF_NORMAL: Final = 1.3489795
-#: Of a block's residual that its own pull leaves: a block that alone decides a parameter has no infinite influence.
+#: Least share of a block's residual that its own pull leaves: a block that alone decides a parameter has no infinite
+#: influence.
 _LEAST_LEFT: Final = 0.05
 #: A fit whose log q goes so far from the median of the group's comparisons has found no minimum there.
 _FARTHEST: Final = 3.0
@@ -246,7 +246,7 @@ _FARTHEST: Final = 3.0
 
 @dataclass(frozen=True, slots=True)
 class TimeRatios:
-    """Of treatment rounds over control rounds, by group."""
+    """The time of treatment rounds over that of control rounds, by group."""
 
     ratio: Floats  #: [groups], q
     token_cost: float  #: β, in vanilla rounds
@@ -286,9 +286,9 @@ def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_pro
         load = np.log([t.mean_running / c.mean_running for t, c in zip(windows, controls, strict=True)])
         gradient = np.zeros((len(observed), 3))
     else:
-        found = [law.log_ratio(t, c) for t, c in zip(windows, controls, strict=True)]
-        observed = observed - np.array([ratio for ratio, _ in found])
-        load, gradient = np.zeros(len(observed)), np.array([slope for _, slope in found])
+        expected = [law.log_ratio(t, c) for t, c in zip(windows, controls, strict=True)]
+        observed = observed - np.array([ratio for ratio, _ in expected])
+        load, gradient = np.zeros(len(observed)), np.array([slope for _, slope in expected])
     weight = np.array([block.before.mean_running for block in blocks])
     fitted = _Fit(observed, proposed, load, weight / weight.mean(), group, len(mean_proposed)).run()
     if law is None:
@@ -386,7 +386,7 @@ def _proposed(window: Slice) -> float:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-#: Control slices inside which loads must differ, before a law is told from them.
+#: Control slices inside which loads must differ, before a law is fitted to them.
 _LEAST_PARTED: Final = 4
 _MOST_LOAD_STEPS: Final = 50
 #: Where the fit begins: a request more costs a twentieth of an empty server's pass, a thousand tokens as much.
@@ -411,12 +411,12 @@ class LoadLaw:
 
 
 def load_law(blocks: Sequence[ComparedBlock]) -> LoadLaw | None:
-    """How the load of servers slows vanilla requests, told from the requests of control slices.
+    """How the load of servers slows vanilla requests, fitted to the requests of control slices.
 
     When a control slice begins, the load moves from one endpoint to another. So its requests meet other loads than
-    those of the treatment windows, in the same direction in every block, and comparing windows with slices cannot tell
-    that from the effect of speculation. But inside a control slice the load runs through all values up to the usual
-    one. With n requests at the vanilla endpoint and m elsewhere, whoever sent them,
+    those of the treatment windows, in the same direction in every block, and comparing windows with slices cannot
+    separate that from the effect of speculation. But inside a control slice the load runs through all values up to the
+    usual one. With n requests at the vanilla endpoint and m elsewhere, whoever sent them,
 
         log(seconds a round) = α_block + log(1 + g · n + h · m) + log(1 + c · context) + noise
 
@@ -492,11 +492,11 @@ def _nonnegative(square: Floats, right: Floats) -> Floats:
         free = np.flatnonzero(chosen)
         if not len(free):
             continue
-        found = np.zeros(_NUM)
-        found[free] = np.linalg.solve(square[np.ix_(free, free)], right[free])
-        value = float(found @ square @ found / 2 - right @ found)
-        if found.min() >= 0 and value < least:
-            best, least = found, value
+        slopes = np.zeros(_NUM)
+        slopes[free] = np.linalg.solve(square[np.ix_(free, free)], right[free])
+        value = float(slopes @ square @ slopes / 2 - right @ slopes)
+        if slopes.min() >= 0 and value < least:
+            best, least = slopes, value
     return best
 
 
@@ -508,5 +508,5 @@ def _law(load: Floats, slopes: Floats) -> tuple[Floats, Floats]:
     return np.log(by_requests) + np.log(by_context), gradient
 
 
-def _load(one: Slice) -> tuple[float, float, float]:
-    return one.mean_running, one.mean_elsewhere, one.mean_context / 1000
+def _load(part: Slice) -> tuple[float, float, float]:
+    return part.mean_running, part.mean_elsewhere, part.mean_context / 1000

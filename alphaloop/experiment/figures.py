@@ -65,7 +65,7 @@ class TaskSpeedup(OfSlices):
 
     @property
     def revisions(self) -> tuple[str, str]:
-        """Of target and draft."""
+        """The revisions of target and draft."""
         return self.subject.target_revision, self.subject.draft_revision
 
     @property
@@ -82,24 +82,24 @@ class TaskSpeedup(OfSlices):
 
 def task_speedup(subject: SpeedupSubject, slices: Sequence[Slice], computed_at: datetime) -> TaskSpeedup:
     """The figure of all slices of a subject in a window of time, of which at least one is of the treatment."""
-    treated = [one for one in slices if one.phase is not Phase.CONTROL]
-    num_rounds = sum(one.num_rounds + one.num_prompt_rounds for one in treated)
-    lengths = [one.treatment.num_draft_tokens for one in treated]
-    found = measured_speedup(slices)
-    begins = [one.started_at for one in slices]
+    treated = [part for part in slices if part.phase is not Phase.CONTROL]
+    num_rounds = sum(part.num_rounds + part.num_prompt_rounds for part in treated)
+    lengths = [part.treatment.num_draft_tokens for part in treated]
+    measured = measured_speedup(slices)
+    begins = [part.started_at for part in slices]
     return TaskSpeedup(
         subject=subject,
         min_num_draft_tokens=min(lengths),
         max_num_draft_tokens=max(lengths),
-        mean_running=sum(one.sum_running for one in treated) / num_rounds,
-        mean_context=sum(one.sum_context for one in treated) / num_rounds,
-        num_tokens=sum(one.num_tokens + one.num_prompt_tokens for one in treated),
+        mean_running=sum(part.sum_running for part in treated) / num_rounds,
+        mean_context=sum(part.sum_context for part in treated) / num_rounds,
+        num_tokens=sum(part.num_tokens + part.num_prompt_tokens for part in treated),
         sequence_s=_sequence_s(treated),
-        num_blocks=found.num_blocks,
-        num_control_rounds=found.num_control_rounds,
+        num_blocks=measured.num_blocks,
+        num_control_rounds=measured.num_control_rounds,
         control_share=1 - _sequence_s(treated) / whole_s if (whole_s := _sequence_s(slices)) else 0.0,
-        speedup=found.speedup,
-        verdict=found.verdict,
+        speedup=measured.speedup,
+        verdict=measured.verdict,
         covers_from=min(begins),
         covers_to=max(begins),
         computed_at=computed_at,
@@ -107,18 +107,18 @@ def task_speedup(subject: SpeedupSubject, slices: Sequence[Slice], computed_at: 
 
 
 def _sequence_s(slices: Iterable[Slice]) -> float:
-    return sum(one.sequence_s + one.prompt_sequence_s for one in slices)
+    return sum(part.sequence_s + part.prompt_sequence_s for part in slices)
 
 
 def shown_of(speedups: Iterable[TaskSpeedup]) -> TaskSpeedup | None:
-    """Of one task's subjects the one that is shown: where most of its text was speculated. None without any.
+    """The subject of a task that is shown: where most of its text was speculated. None without any.
 
     The view task_speedup_now chooses by the same rule.
     """
-    return min(speedups, key=lambda one: (-one.num_tokens, one.subject), default=None)
+    return min(speedups, key=lambda speedup: (-speedup.num_tokens, speedup.subject), default=None)
 
 
-#: Of a window's treatment, sequences with an expectation for their drafter must have taken at least this share.
+#: Least share of a window's treatment that sequences with an expectation for their drafter took.
 _LEAST_EXPECTED: Final = 0.5
 
 
@@ -148,7 +148,7 @@ class ExpectationPair(OfSlices):
 
     @property
     def variance(self) -> float:
-        """Of `log_error`, as the expectation and the measurement state it themselves."""
+        """Variance of `log_error`, as the expectation and the measurement state it themselves."""
         measured_sd = math.log(self.measured.high / self.measured.low) / (2 * Z95)
         return self.model_sd**2 + measured_sd**2
 
@@ -158,23 +158,23 @@ def expectation_pair(subject: SpeedupSubject, slices: Sequence[Slice], now: date
 
     None before a speed-up is measured, and where decisions expected nothing of this drafter.
     """
-    treated = [one for one in slices if one.phase is not Phase.CONTROL]
-    expected_s = sum(one.expected_sequence_s for one in treated)
+    treated = [part for part in slices if part.phase is not Phase.CONTROL]
+    expected_s = sum(part.expected_sequence_s for part in treated)
     if expected_s <= 0 or expected_s < _LEAST_EXPECTED * _sequence_s(treated):
         return None
-    found = task_speedup(subject, slices, now)
-    if found.speedup is None or not math.isfinite(found.speedup.high):
+    measured = task_speedup(subject, slices, now)
+    if measured.speedup is None or not math.isfinite(measured.speedup.high):
         return None
     mean, low, high, uncorrected, model_sd = (
-        sum(getattr(one, name) for one in treated) / expected_s
+        sum(getattr(part, name) for part in treated) / expected_s
         for name in ("expected_vanilla_s", "expected_low_s", "expected_high_s", "uncorrected_vanilla_s", "model_sd_s")
     )
     return ExpectationPair(
         expected=Interval(mean, low, high),
         uncorrected=uncorrected,
         model_sd=model_sd,
-        measured=found.speedup,
-        **{field.name: getattr(found, field.name) for field in fields(OfSlices)},
+        measured=measured.speedup,
+        **{field.name: getattr(measured, field.name) for field in fields(OfSlices)},
     )
 
 
@@ -195,14 +195,14 @@ class Reliability:
 
 def by_drafter(pairs: Iterable[ExpectationPair]) -> dict[tuple[str, str], list[ExpectationPair]]:
     """Pairs by task and drafter, in order of their names; pairs stay in their order."""
-    found: dict[tuple[str, str], list[ExpectationPair]] = {}
-    for pair in sorted(pairs, key=lambda one: (one.subject.task, one.subject.drafter)):
-        found.setdefault((pair.subject.task, pair.subject.drafter), []).append(pair)
-    return found
+    of_drafters: dict[tuple[str, str], list[ExpectationPair]] = {}
+    for pair in sorted(pairs, key=lambda pair: (pair.subject.task, pair.subject.drafter)):
+        of_drafters.setdefault((pair.subject.task, pair.subject.drafter), []).append(pair)
+    return of_drafters
 
 
 def reliability(pairs: Sequence[ExpectationPair]) -> Reliability:
-    """Of pairs of one task and drafter, at least one."""
+    """The reliability that pairs of one task and drafter show, at least one pair."""
     log_ratios = [pair.log_ratio for pair in pairs]
     mean, num = fmean(log_ratios), len(log_ratios)
     margin = t95(num - 1) * stdev(log_ratios) / math.sqrt(num) if num > 1 else None

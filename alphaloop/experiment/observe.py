@@ -1,4 +1,4 @@
-"""What the experiment is told of rounds and of requests, and what it stores: slices, as sums over rounds of one arm.
+"""What the experiment observes of rounds and requests, and what it stores: slices, sums over rounds of one arm.
 
 The unit of time is the sequence-second: the wall time of a round, once for each sequence of the task in that round.
 Tokens over sequence-seconds is then the speed at which one running sequence of the task gets its text. Sequences of
@@ -43,9 +43,9 @@ class Expected(NamedTuple):
     model_sd: float  #: standard deviation of ln(uncorrected), from acceptance and costs
 
 
-def mean_expected(found: Iterable[Expected]) -> Expected | None:
-    """Of sequences that run together; None without any."""
-    columns = list(zip(*found, strict=True))
+def mean_expected(expected: Iterable[Expected]) -> Expected | None:
+    """The mean over sequences that run together; None without any."""
+    columns = list(zip(*expected, strict=True))
     return Expected(*(sum(values) / len(values) for values in columns)) if columns else None
 
 
@@ -75,7 +75,7 @@ class RoundFacts:
 
     @property
     def stratum(self) -> Stratum:
-        """Of this round alone."""
+        """The stratum of this round alone."""
         return Stratum.of(self.num_running, self.mean_context_tokens)
 
     def device_s(self, task: str) -> float:
@@ -89,7 +89,7 @@ class RequestFacts:
     """A request, after it ended. Its rounds are passes of the target for it, whatever else shared them."""
 
     started_at: datetime
-    num_rounds: int  #: behind the one that read the prompt; 0 where the text has one token
+    num_rounds: int  #: after the pass that read the prompt; 0 where the text has one token
     num_tokens: int  #: that these put out
     num_proposed: int  #: draft tokens that the target read in them
     decode_s: float  #: that these took
@@ -101,7 +101,7 @@ class RequestFacts:
 
     @property
     def stratum(self) -> Stratum:
-        """Of this request alone."""
+        """The stratum of this request alone."""
         return Stratum.of(self.num_beside, self.mean_context_tokens)
 
 
@@ -151,8 +151,8 @@ class Slice:
     num_prompt_sequence_rounds: int = 0
     num_prompt_tokens: int = 0  #: put out by the task's sequences in rounds with a prompt
     prompt_sequence_s: float = 0.0
-    # Of all rounds, those with a prompt too, over the sequences whose decision expected something of their drafter. All
-    # are Σ seconds × sequences × a figure of the expectation (`Expected`), so that sums of slices give its means.
+    # Sums over all rounds, those with a prompt too, of sequences whose decision expected something of their drafter:
+    # Σ seconds × sequences × a figure of the expectation (`Expected`), so that sums of slices give its means.
     expected_sequence_s: float = 0.0  #: × 1
     expected_vanilla_s: float = 0.0  #: × speed-up: what vanilla rounds were expected to take
     expected_low_s: float = 0.0
@@ -241,7 +241,7 @@ SUMS: Final = tuple(
 class Census:
     """All treatment rounds of a task outside its blocks, since its last block: by stratum and treatment.
 
-    Of servers, all treated requests that no block counts.
+    With servers, all treated requests that no block counts.
     """
 
     slices: dict[tuple[Stratum, Treatment], Slice] = field(default_factory=dict)
@@ -250,8 +250,8 @@ class Census:
         """The slice that these rounds, or this request, belong to."""
         key, started_at = (facts.stratum, treatment), facts.started_at
         if key not in self.slices:
-            # Requests may start in one moment; slices of one block are told apart by the moment they begin.
-            used = {one.started_at for one in self.slices.values()}
+            # Requests may start in one moment; slices of one block differ in the moment they begin.
+            used = {held.started_at for held in self.slices.values()}
             while started_at in used:
                 started_at += timedelta(microseconds=1)
             self.slices[key] = Slice("", "", Phase.BETWEEN, treatment, started_at)
@@ -260,6 +260,6 @@ class Census:
     def take(self, block_id: str, task: str) -> tuple[Slice, ...]:
         """The slices, and an empty census."""
         slices, self.slices = tuple(self.slices.values()), {}
-        for one in slices:
-            one.block_id, one.task = block_id, task
+        for taken in slices:
+            taken.block_id, taken.task = block_id, task
         return slices

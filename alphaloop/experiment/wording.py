@@ -69,12 +69,12 @@ def load(measured: LoadShown | None) -> str:
     return f"{draft_lengths((measured.max_num_draft_tokens,))}, {measured.mean_running:.1f} running"
 
 
-def draft_lengths(found: Collection[int]) -> str:
-    """`k up to 5`: the longest draft that a round behind a figure was allowed; empty without any.
+def draft_lengths(lengths: Collection[int]) -> str:
+    """`k up to 5`: the longest draft that a round of a figure was allowed; empty without any.
 
-    Of a job that is all that is kept, so nothing else is said of rounds whose every k is known.
+    Jobs keep only their longest k, so rounds show the same.
     """
-    return f"k up to {max(found)}" if found else ""
+    return f"k up to {max(lengths)}" if lengths else ""
 
 
 def control(measured: SpeedupShown | None) -> str:
@@ -86,7 +86,7 @@ def control(measured: SpeedupShown | None) -> str:
 
 def computed(measured: Iterable[SpeedupShown | None]) -> str:
     """`Speed-ups computed at 2026-11-23 11:58 UTC.`; with two moments where they differ, empty without any."""
-    moments = sorted({_moment(one) for one in measured if one is not None})
+    moments = sorted({_moment(figure) for figure in measured if figure is not None})
     return f"Speed-ups computed at {' to '.join(sorted({moments[0], moments[-1]}))} UTC." if moments else ""
 
 
@@ -128,8 +128,8 @@ def expectations_of_all(compared: Sequence[ExpectationsShown]) -> str:
     """The same of all tasks, in one line; empty without any."""
     if not compared:
         return ""
-    held, num = sum(one.num_held for one in compared), sum(one.num_pairs for one in compared)
-    each = ", ".join(f"{one.task} {one.num_held} of {one.num_pairs} with {one.drafter}" for one in compared)
+    held, num = sum(pairs.num_held for pairs in compared), sum(pairs.num_pairs for pairs in compared)
+    each = ", ".join(f"{p.task} {p.num_held} of {p.num_pairs} with {p.drafter}" for p in compared)
     return (
         f"Expected speed-ups of the last 7 days: {held} of {how_many(num, 'interval')} held the measured one ({each})."
     )

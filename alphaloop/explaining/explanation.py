@@ -17,7 +17,7 @@ from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSnapshot, EvidenceSum
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, fitted, logistic
 from alphaloop.deciding.session import DecisionSession
@@ -39,7 +39,7 @@ from alphaloop.store.workers import WorkerStore, running
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Of a task: the one figure of its speed-up, and the jobs of `HISTORY` like those that are asked about."""
+    """What was measured of a task: its speed-up, and the jobs of `HISTORY` like those that are asked about."""
 
     speedup: TaskSpeedup | None  #: None where no slice of the task was recorded in the last day
     explored: JobSums
@@ -54,15 +54,15 @@ class Borrowed:
     same_jobs: float  #: of this task, sampling, prompt length and segment
     same_task: float  #: the task's other jobs
     other_tasks: float
-    assumed: float  #: of the prior, `PolicyLimits.prior_alpha`
+    assumed: float  #: the prior of a drafter without evidence
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The posterior of one drafter, and the counts behind it."""
+    """The posterior of one drafter, and the counts that it comes from."""
 
     posterior: Posterior
-    acceptance: tuple[Interval | None, ...]  #: α_i; None of what the task's jobs did not test while they tested others
+    acceptance: tuple[Interval | None, ...]  #: α_i; None at positions that the task's jobs did not test, unlike others
     borrowed: Borrowed | None  #: None of a past decision
     seen: EvidenceSums  #: of the whole task, weighted
     jobs_alike: float  #: weighted jobs of those with the same key
@@ -72,12 +72,12 @@ class Evidence:
 
 def acceptance(posterior: Posterior) -> tuple[Interval, ...]:
     """α_i with 95 % bounds: those of s_i = reach_i · α_i, over reach_i, which is at least s_i."""
-    profile, found = posterior.profile, []
+    profile, intervals = posterior.profile, []
     for m, b, own, reach in zip(profile.mean, profile.loading, profile.own_var, posterior.reach, strict=True):
         wide = Z95 * math.sqrt(b * b * profile.common_var + own)
         mean, low, high = (min(1.0, logistic(m + d) / max(reach, logistic(m))) for d in (0.0, -wide, wide))
-        found.append(Interval(mean, low, high))
-    return tuple(found)
+        intervals.append(Interval(mean, low, high))
+    return tuple(intervals)
 
 
 def _borrowed(
@@ -85,7 +85,7 @@ def _borrowed(
 ) -> Borrowed:
     """From the precision of logit s_1 as sources are added: the prior, other tasks, this task, jobs of this key."""
     key = replace(key, drafter=drafter.name, draft_revision=drafter.revision)
-    pair, unknown = worker.posteriors.pair(drafter, now), PairPosterior.of_drafter(drafter, worker.fleet.limits)
+    pair, unknown = worker.posteriors.pair(drafter, now), PairPosterior.of_drafter(drafter)
     leaves = worker.snapshot.leaves(Place(key.task, drafter.name, drafter.revision), now)
     others = {leaf: evidence for leaf, evidence in leaves.items() if leaf != key}
     stages = (unknown.for_a_task(), pair.for_a_task(), infer(others, key, drafter.max_draft_tokens, pair), posterior)
@@ -124,7 +124,7 @@ class ExplainRequest:
 
     @property
     def kind(self) -> str:
-        """The sampling settings and, of jobs that are no plain text, the form, in words."""
+        """The sampling settings and, where the jobs are no plain text, the form, in words."""
         return f"{self.sampling_bucket}, {self.form_bucket}" if self.form_bucket else self.sampling_bucket
 
 
@@ -134,11 +134,11 @@ class WhatRuns:
 
     engine: MeasuredEngine
     drafters: Sequence[DrafterState]
-    limits: PolicyLimits
+    explore_share: float
     half_life: timedelta  #: of evidence
     num_slots: int  #: settings by running sequences that a decision has; 0 where a job is decoded as it was admitted
     batch: int  #: jobs that a worker decodes at once
-    ended: Mapping[str, str]  #: drafters that the workers ask no more, each with what it cannot serve and why
+    ended: Mapping[str, str]  #: drafters that the workers no longer ask, each with what it cannot serve and why
     num_workers: int  #: that run this; 0: no worker was heard of lately, or none says what it runs
     num_others: int  #: workers that run something else
     target: str | None = None  #: whose workers these are; None where one target decodes all
@@ -206,20 +206,20 @@ class AsAWorker:
 
     def __init__(self, database: Database, settings: Settings, at: datetime, target: str | None = None) -> None:
         """`target`: only its workers count. Raises AlphaloopError as `what_runs` does."""
-        self.fleet = its = what_runs(database, settings, at, target)
-        self._tasks, self._at, engine = settings.tasks, at, its.engine
-        revisions = {drafter.name: drafter.revision for drafter in its.drafters}
+        self.fleet = fleet = what_runs(database, settings, at, target)
+        self._tasks, self._at, engine = settings.tasks, at, fleet.engine
+        revisions = {drafter.name: drafter.revision for drafter in fleet.drafters}
         where = CostSubject(engine.host, engine.device, engine.engine, engine.target_revision, revisions)
         self._costs = CostStore(database).load(where)
         pairs = ExpectationStore(database).newest(engine.target_revision, engine.engine, engine.device, until=at)
         rows = AcceptanceStateStore(database).read(engine.target_revision, engine.engine, revisions).rows
-        errors = ExpectationErrors(its.half_life, pairs)
-        self.snapshot = EvidenceSnapshot(its.half_life, {row.key: row.evidence for row in rows}, errors)
+        errors = ExpectationErrors(fleet.half_life, pairs)
+        self.snapshot = EvidenceSnapshot(fleet.half_life, {row.key: row.evidence for row in rows}, errors)
         self._log = DecisionLog(database)
-        self.posteriors = Posteriors(self.snapshot, its.limits)
+        self.posteriors = Posteriors(self.snapshot)
 
     def asked(self, request: ExplainRequest) -> ExplainRequest:
-        """The request with the workers' batch size where it names none."""
+        """The request with the workers' batch size where it gives none."""
         return replace(request, batch=request.batch or self.fleet.batch)
 
     def decide(self, request: ExplainRequest) -> Snapshot:
@@ -227,7 +227,7 @@ class AsAWorker:
         engine, bucket, batch, at = self.fleet.engine, request.sampling_bucket, request.batch, self._at
         subject = BudgetSubject(request.task, engine.target_revision, engine.device, bucket)
         last = self._log.last_choice(subject, until=at, running=batch)
-        made: list[Snapshot] = []
+        snapshots: list[Snapshot] = []
         session = DecisionSession(
             engine.target_revision,
             engine.engine,
@@ -237,16 +237,16 @@ class AsAWorker:
             costs=lambda: self._costs,
             drafters=lambda: self.fleet.drafters,
             num_slots=self.fleet.num_slots,
-            note=made.append,
+            note=snapshots.append,
         )
         rules = (self._tasks.get(request.task) or TaskSettings()).rules()
         usual, alike = (
-            self.snapshot.lengths(request.task, self.fleet.drafters, at, sampling_bucket=one) for one in (None, bucket)
+            self.snapshot.lengths(request.task, self.fleet.drafters, at, sampling_bucket=name)
+            for name in (None, bucket)
         )
-        its = alike if alike.prompt_tokens else usual
-        job = JobFacts(
-            its.prompt_tokens, its.limit or rules.max_tokens, request.segment, form_bucket=request.form_bucket
-        )
+        lengths = alike if alike.prompt_tokens else usual
+        limit = lengths.limit or rules.max_tokens
+        job = JobFacts(lengths.prompt_tokens, limit, request.segment, form_bucket=request.form_bucket)
         conditions = EngineConditions(None, self.fleet.ended)
         session.decide(
             Subject(request.task, bucket),
@@ -257,7 +257,7 @@ class AsAWorker:
             conditions=conditions,
             decision_id=_NOT_STORED,
         )
-        return made[0]
+        return snapshots[0]
 
 
 def usual_request(figures: TaskFigures, at: datetime, *, is_now: bool, segment: str = "") -> ExplainRequest:
@@ -267,36 +267,46 @@ def usual_request(figures: TaskFigures, at: datetime, *, is_now: bool, segment: 
     """
     seen = figures.decoded
     batch, bucket = (0, "greedy") if seen is None else (seen.running, seen.sampling_bucket)
-    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now, seen.form_bucket if seen else "")
+    form = seen.form_bucket if seen else ""
+    return ExplainRequest(figures.task, segment, batch, bucket, at, is_now=is_now, form_bucket=form)
 
 
 def next_jobs(
     database: Database, settings: Settings, figures: Iterable[TaskFigures], at: datetime
 ) -> dict[str, NextJob]:
-    """By task, what a worker would decide of the next job at the load of the day, as `explain` says it.
+    """By task, what a worker would decide of the next job at the load of the day, as `explain` shows it.
 
-    Without the tasks of which nobody can say it: see `what_runs`.
+    Tasks for which `what_runs` raises are left out.
     """
     by_target: dict[str | None, list[TaskFigures]] = {}
-    for one in figures:
-        by_target.setdefault(settings.bindings.target_of(one.task), []).append(one)
-    found = {}
-    for target, its in by_target.items():
+    for task in figures:
+        by_target.setdefault(settings.bindings.target_of(task.task), []).append(task)
+    coming = {}
+    for target, tasks in by_target.items():
         try:
             worker = AsAWorker(database, settings, at, target)
         except AlphaloopError:
             continue
-        for one in its:
-            request = worker.asked(usual_request(one, at, is_now=True))
-            made = worker.decide(request).decisions[0]
-            found[one.task] = _next_job(made, request, worker.fleet.engine.target_revision)
-    return found
+        for task in tasks:
+            request = worker.asked(usual_request(task, at, is_now=True))
+            decision = worker.decide(request).decisions[0]
+            coming[task.task] = _next_job(decision, request, worker.fleet.engine.target_revision)
+    return coming
 
 
-def _next_job(made: Decision, request: ExplainRequest, target_revision: str) -> NextJob:
-    its = made.mode.value, made.drafter, made.num_draft_tokens, made.reason.value, made.explanation
-    revisions, low = (target_revision, made.draft_revision or ""), made.chosen.speedup_low if made.chosen else None
-    return NextJob(*its, request.batch, request.sampling_bucket, request.form_bucket, revisions, low)
+def _next_job(decision: Decision, request: ExplainRequest, target_revision: str) -> NextJob:
+    return NextJob(
+        mode=decision.mode.value,
+        drafter=decision.drafter,
+        num_draft_tokens=decision.num_draft_tokens,
+        reason=decision.reason.value,
+        explanation=decision.explanation,
+        running=request.batch,
+        sampling_bucket=request.sampling_bucket,
+        form_bucket=request.form_bucket,
+        revisions=(target_revision, decision.draft_revision or ""),
+        expected_low=decision.chosen.speedup_low if decision.chosen else None,
+    )
 
 
 def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW) -> list[TaskFigures]:
@@ -304,15 +314,15 @@ def tasks_now(database: Database, settings: Settings, window: timedelta = WINDOW
 
     The next job is decided at the load of the last day, whatever the window.
     """
-    found, now = recent_tasks(database, window), datetime.now(UTC)
-    of_day: Mapping[str, TaskFigures] = {one.task: one for one in found}
+    tasks, now = recent_tasks(database, window), datetime.now(UTC)
+    of_day: Mapping[str, TaskFigures] = {task.task: task for task in tasks}
     if window != WINDOW:
         of_day = task_figures(database)
-    coming = next_jobs(database, settings, [of_day.get(one.task, TaskFigures(one.task)) for one in found], now)
-    for one in found:
-        if (chosen := coming.get(one.task)) is not None:
-            one.next_job = judged(chosen, one.measured)
-    return found
+    coming = next_jobs(database, settings, [of_day.get(task.task, TaskFigures(task.task)) for task in tasks], now)
+    for task in tasks:
+        if (chosen := coming.get(task.task)) is not None:
+            task.next_job = judged(chosen, task.measured)
+    return tasks
 
 
 def explain_task(database: Database, settings: Settings, request: ExplainRequest) -> Explanation:
@@ -323,22 +333,28 @@ def explain_task(database: Database, settings: Settings, request: ExplainRequest
     task, at = request.task, request.at
     worker = AsAWorker(database, settings, at, settings.bindings.target_of(task))
     request = worker.asked(request)
-    fleet, made = worker.fleet, worker.decide(request)
-    engine, (group,) = fleet.engine, made.groups
+    fleet, snapshot = worker.fleet, worker.decide(request)
+    engine, (group,) = fleet.engine, snapshot.groups
     key = EvidenceKey(
-        *(task, engine.target_revision, engine.engine, request.sampling_bucket, group.prompt_bucket, group.segment),
+        task,
+        engine.target_revision,
+        engine.engine,
+        request.sampling_bucket,
+        prompt_bucket=group.prompt_bucket,
+        segment=group.segment,
         form_bucket=group.form_bucket,
     )
-    found = _explanation(database, made, group, request, engine, fleet.limits, made.decisions[0])
+    decision, share = snapshot.decisions[0], fleet.explore_share
+    explanation = _explanation(database, snapshot, group, request, engine, decision=decision, explore_share=share)
     return replace(
-        found,
+        explanation,
         evidence={
-            one.name: replace(
-                found.evidence[one.name],
-                borrowed=_borrowed(worker, key, group.posteriors[one.name], one, at),
-                is_split=worker.posteriors.splits_by_segment(task, [one], at),
+            drafter.name: replace(
+                explanation.evidence[drafter.name],
+                borrowed=_borrowed(worker, key, group.posteriors[drafter.name], drafter, at),
+                is_split=worker.posteriors.splits_by_segment(task, [drafter], at),
             )
-            for one in fleet.drafters
+            for drafter in fleet.drafters
         },
         segments=frozenset(worker.snapshot.segments(task)),
         fleet=fleet,
@@ -351,8 +367,9 @@ def _explanation(
     group: Group,
     request: ExplainRequest,
     engine: MeasuredEngine,
-    limits: PolicyLimits,
+    *,
     decision: Decision,
+    explore_share: float,
 ) -> Explanation:
     """What a decision was taken from, and what was measured by then."""
     task, bucket, at, speedups = request.task, request.sampling_bucket, request.at, SwitchbackStore(database)
@@ -366,7 +383,7 @@ def _explanation(
         prompt_bucket=group.prompt_bucket,
         drafters=[drafter for drafter in past.drafters if drafter.name in group.posteriors],
         evidence={name: _evidence(past, group, name) for name in group.posteriors},
-        segments=frozenset(one.segment for one in past.groups),
+        segments=frozenset(of_past.segment for of_past in past.groups),
         costs=past.costs,
         incumbent=past.incumbent,
         decision=decision,
@@ -374,10 +391,10 @@ def _explanation(
             speedups.shown(at).get(task) if request.is_now else speedups.at(task, at),
             explored,
             every,
-            [reliability(its) for its in pairs],
+            [reliability(of_drafter) for of_drafter in pairs],
         ),
         figures=figures_of(database, task, None if request.is_now else at),
-        explore_share=limits.explore_share,
+        explore_share=explore_share,
         changes=DecisionLog(database).latest(task, NUM_CHANGES, until=at),
     )
 
@@ -392,7 +409,7 @@ def what_runs(database: Database, settings: Settings, at: datetime, target: str 
     seen = running(WorkerStore(database).seen(), target)
     if seen is None:
         if target is not None and len(settings.bindings.targets) > 1:
-            raise AlphaloopError(f"no worker of {target} runs, so nobody would decide", hint="start one")
+            raise AlphaloopError(f"no worker of {target} runs, so none would decide", hint="start one")
         return _configured(database, settings, at)
     facts, drafters = seen.setup.facts, []
     registered = {
@@ -400,28 +417,28 @@ def what_runs(database: Database, settings: Settings, at: datetime, target: str 
         for draft in DraftRegistry(database).all()
         if draft.target_revision == facts.target_revision
     }
-    for one in seen.setup.drafters:
-        draft = registered.get((one.name, one.revision))
+    for drafter in seen.setup.drafters:
+        draft = registered.get((drafter.name, drafter.revision))
         if draft is None or draft.registered_at <= at:
-            drafters.append(replace(one, is_stale=draft is not None and _is_unfit(draft, at)))
+            drafters.append(replace(drafter, is_stale=draft is not None and _is_unfit(draft, at)))
     return WhatRuns(
-        engine_of(database, facts, at),
-        drafters,
-        facts.limits,
-        facts.half_life,
-        facts.num_slots,
-        seen.num_slots,
-        seen.setup.ended,
-        seen.num_workers,
-        seen.num_others,
-        target,
+        engine=engine_of(database, facts, at),
+        drafters=drafters,
+        explore_share=facts.explore_share,
+        half_life=facts.half_life,
+        num_slots=facts.num_slots,
+        batch=seen.num_slots,
+        ended=seen.setup.ended,
+        num_workers=seen.num_workers,
+        num_others=seen.num_others,
+        target=target,
     )
 
 
 def engine_of(database: Database, facts: SessionFacts, at: datetime) -> MeasuredEngine:
     """The engine of a worker; if its calibration is gone, or not done yet, `at` stands for its moment."""
     key = facts.host, facts.device, facts.engine, facts.target_revision
-    measured = {(one.host, one.device, one.engine, one.target_revision): one for one in CostStore(database).measured()}
+    measured = {(m.host, m.device, m.engine, m.target_revision): m for m in CostStore(database).measured()}
     return measured.get(key) or MeasuredEngine(*key, at, ())
 
 
@@ -431,15 +448,15 @@ def _configured(database: Database, settings: Settings, at: datetime) -> WhatRun
         raise AlphaloopError("no worker has measured its device yet", hint="start one with `alphaloop up`")
     batch = settings.worker.batch_size
     return WhatRuns(
-        engines[0],
-        serving(DraftRegistry(database), settings, engines[0].target_revision, at),
-        settings.policy.limits(),
-        HALF_LIFE,
-        batch if settings.models.target.engine == "own" else 0,
-        batch,
-        {},
-        0,
-        0,
+        engine=engines[0],
+        drafters=serving(DraftRegistry(database), settings, engines[0].target_revision, at),
+        explore_share=settings.policy.explore_share,
+        half_life=HALF_LIFE,
+        num_slots=batch if settings.models.target.engine == "own" else 0,
+        batch=batch,
+        ended={},
+        num_workers=0,
+        num_others=0,
     )
 
 
@@ -490,15 +507,21 @@ def explain_recorded(
     """The decision, for its jobs of that segment, prompt length and form; for most of its jobs without them."""
     past, facts = stored.snapshot, stored.facts
     meant = segment, prompt_bucket, form_bucket
-    number, group = max(enumerate(past.groups), key=lambda one: (_is_meant(one[1], *meant), one[1].num_jobs))
-    again, at = past.decide(facts.limits), past.decided_at
-    subject = past.subject
-    its = subject.task, group.segment, past.context.num_running, subject.sampling_bucket
-    request = ExplainRequest(*its, at, is_now=False, form_bucket=group.form_bucket)
-    decision = (again if past.is_whole else past.decisions)[number]
-    found = _explanation(database, past, group, request, engine_of(database, facts, at), facts.limits, decision)
+    number, group = max(enumerate(past.groups), key=lambda pair: (_is_meant(pair[1], *meant), pair[1].num_jobs))
+    again, at, subject = past.decide(), past.decided_at, past.subject
+    where = subject.task, group.segment, past.context.num_running, subject.sampling_bucket
+    request = ExplainRequest(*where, at, is_now=False, form_bucket=group.form_bucket)
+    explanation = _explanation(
+        database,
+        past,
+        group,
+        request,
+        engine_of(database, facts, at),
+        decision=(again if past.is_whole else past.decisions)[number],
+        explore_share=facts.explore_share,
+    )
     return replace(
-        found,
+        explanation,
         recorded=RecordedAs(
             past.decision_id,
             past.context.num_jobs,
@@ -515,8 +538,16 @@ def _evidence(past: Snapshot, group: Group, drafter: str) -> Evidence:
     seen = past.seen.get(drafter) or EvidenceSums(past.decided_at)
     expected = acceptance(posterior)
     tested = fitted(seen.trials, len(expected))
-    shown = tuple(its if trials or not any(tested) else None for its, trials in zip(expected, tested, strict=True))
-    return Evidence(posterior, shown, None, seen, group.alike.get(drafter, 0.0), past.is_split, tested)
+    shown = tuple(alpha if trials or not any(tested) else None for alpha, trials in zip(expected, tested, strict=True))
+    return Evidence(
+        posterior,
+        shown,
+        borrowed=None,
+        seen=seen,
+        jobs_alike=group.alike.get(drafter, 0.0),
+        is_split=past.is_split,
+        tested=tested,
+    )
 
 
 def _is_meant(group: Group, segment: str, prompt_bucket: str | None, form_bucket: str | None) -> int:

@@ -34,12 +34,12 @@ _WHY: Final = {
 }
 
 
-def opening(found: Explanation) -> tuple[str, str]:
+def opening(explanation: Explanation) -> tuple[str, str]:
     """What is done and why; what it brings and how sure that is."""
-    decision = found.decision
-    is_next = found.request.is_now and found.recorded is None
-    whose = f"The next job of {found.request.task}" if is_next else f"A job of {found.request.task} at that time"
-    return _done(whose, decision), _brought(decision, found.own_speedup)
+    decision, task = explanation.decision, explanation.request.task
+    is_next = explanation.request.is_now and explanation.recorded is None
+    whose = f"The next job of {task}" if is_next else f"A job of {task} at that time"
+    return _done(whose, decision), _brought(decision, explanation.own_speedup)
 
 
 def _done(whose: str, decision: Decision) -> str:
@@ -67,7 +67,7 @@ def _brought(decision: Decision, measured: TaskSpeedup | None) -> str:
         return f"Measured in the last day, this was {sure} as fast as vanilla: {so}."
     chosen = decision.chosen
     if chosen is None:
-        return "Nobody has measured, or expects by evidence, how fast that is."
+        return "How fast that is was not measured, and no evidence says what to expect."
     sure = f"between {chosen.speedup_low:.2f} and {chosen.speedup_high:.2f} times, with 95 % confidence"
     slower = ", so it may also be slower" if chosen.speedup_low < 1 else ""
     return f"That is expected to be {chosen.speedup:.2f} times as fast as vanilla ({sure}{slower}), and not shown yet."
@@ -82,64 +82,65 @@ def _left_out(decision: Decision) -> str:
     return f"The best other way, {best.drafter} with k={k}, is expected to be {best.speedup:.2f} times as fast, {sure}."
 
 
-def document(found: Explanation) -> dict[str, Any]:
-    """Everything that was found. Rates stand beside the counts that they come from."""
+def document(explanation: Explanation) -> dict[str, Any]:
+    """The whole explanation. Rates stand beside the counts that they come from."""
+    context, decision = explanation.context, explanation.decision
     return {
-        "task": found.request.task,
-        "segment": found.request.segment or None,
-        "at": found.request.at,
-        "recorded": asdict(found.recorded) if found.recorded else None,
-        "engine": asdict(found.engine),
+        "task": explanation.request.task,
+        "segment": explanation.request.segment or None,
+        "at": explanation.request.at,
+        "recorded": asdict(explanation.recorded) if explanation.recorded else None,
+        "engine": asdict(explanation.engine),
         "workers": None
-        if found.fleet is None
+        if explanation.fleet is None
         else {
-            "num_alike": found.fleet.num_workers,
-            "num_others": found.fleet.num_others,
-            "drafters_ended": dict(found.fleet.ended),
+            "num_alike": explanation.fleet.num_workers,
+            "num_others": explanation.fleet.num_others,
+            "drafters_ended": dict(explanation.fleet.ended),
         },
-        "sampling_bucket": found.request.sampling_bucket,
-        "form_bucket": found.request.form_bucket,
-        "prompt_bucket": found.prompt_bucket,
-        "batch": found.request.batch,
-        "expected_tokens": found.context.expected_tokens,
-        "prompt_tokens": found.context.prompt_tokens,
+        "sampling_bucket": explanation.request.sampling_bucket,
+        "form_bucket": explanation.request.form_bucket,
+        "prompt_bucket": explanation.prompt_bucket,
+        "batch": explanation.request.batch,
+        "expected_tokens": context.expected_tokens,
+        "prompt_tokens": context.prompt_tokens,
         "objective": {
-            "aim": found.context.objective.aim,
-            "target_ms": found.context.objective.target_ms if found.context.objective.target_ms < 1e12 else None,
+            "aim": context.objective.aim,
+            "target_ms": context.objective.target_ms if context.objective.target_ms < 1e12 else None,
         },
-        "drafters": [asdict(drafter) for drafter in found.drafters],
-        "posteriors": {name: _posterior(its) for name, its in found.evidence.items()},
-        "costs": [asdict(point) for point in found.costs.points],
-        "incumbent": asdict(found.incumbent) if found.incumbent else None,
+        "drafters": [asdict(drafter) for drafter in explanation.drafters],
+        "posteriors": {name: _posterior(evidence) for name, evidence in explanation.evidence.items()},
+        "costs": [asdict(point) for point in explanation.costs.points],
+        "incumbent": asdict(explanation.incumbent) if explanation.incumbent else None,
         "decision": {
-            **{name: value for name, value in asdict(found.decision).items() if name != "posteriors"},
-            "reason": found.next_job.reason,
-            "alternatives": [{**way._asdict(), "error": way.error._asdict()} for way in found.decision.alternatives],
+            **{name: value for name, value in asdict(decision).items() if name != "posteriors"},
+            "reason": explanation.next_job.reason,
+            "alternatives": [{**way._asdict(), "error": way.error._asdict()} for way in decision.alternatives],
         },
-        "next_job": asdict(found.next_job),
-        "measured": {**asdict(found.measured), "window_days": HISTORY.days},
-        "figures": found.figures.counts_as_json(),
-        "changes": [asdict(change) for change in found.changes],
+        "next_job": asdict(explanation.next_job),
+        "measured": {**asdict(explanation.measured), "window_days": HISTORY.days},
+        "figures": explanation.figures.counts_as_json(),
+        "changes": [asdict(change) for change in explanation.changes],
     }
 
 
-def _posterior(its: Evidence) -> dict[str, Any]:
-    posterior = its.posterior
+def _posterior(evidence: Evidence) -> dict[str, Any]:
+    posterior = evidence.posterior
     return {
         "jobs": posterior.jobs,
-        "jobs_alike": its.jobs_alike,
+        "jobs_alike": evidence.jobs_alike,
         "design_effect": posterior.design_effect,
         "kept_of_older": posterior.kept,
-        "segments_differ": its.is_split,
-        "acceptance": [interval and interval.mean for interval in its.acceptance],
-        "acceptance_low": [interval and interval.low for interval in its.acceptance],
-        "acceptance_high": [interval and interval.high for interval in its.acceptance],
-        "tested": its.tested,
+        "segments_differ": evidence.is_split,
+        "acceptance": [interval and interval.mean for interval in evidence.acceptance],
+        "acceptance_low": [interval and interval.low for interval in evidence.acceptance],
+        "acceptance_high": [interval and interval.high for interval in evidence.acceptance],
+        "tested": evidence.tested,
         "reach": posterior.reach,
         "tokens_per_round": posterior.tokens,
         "tokens_per_round_sd": posterior.tokens_sd,
         "proposed_per_round": posterior.proposed,
         "expectation_error": posterior.error._asdict(),
-        "borrowed": asdict(its.borrowed) if its.borrowed else None,
-        "seen": asdict(its.seen),
+        "borrowed": asdict(evidence.borrowed) if evidence.borrowed else None,
+        "seen": asdict(evidence.seen),
     }

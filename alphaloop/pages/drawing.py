@@ -86,20 +86,20 @@ def sparkline(hours: Sequence[AcceptanceHour], now: datetime | None = None) -> M
     lines = [[at(*point) for point in part] for part in _stretches(shown, _HOUR)]
     drawn = Markup("").join(_line(line, "line") if len(line) > 1 else _dot(line[0], 1.6, "line") for line in lines)
     last = _dot(at(*shown[-1]), 2.2, "last")
-    told = f"acceptance by the hour, {share(shown[0][1])} at first, {share(shown[-1][1])} at last"
-    return _svg("spark", width, height, told, [drawn, last])
+    label = f"acceptance by the hour, {share(shown[0][1])} at first, {share(shown[-1][1])} at last"
+    return _svg("spark", width, height, label, [drawn, last])
 
 
 def alpha_over_time(history: Mapping[str, Any]) -> Markup:
-    """α₁ of traffic with its interval, of probes, and the moments at which something behind it changed.
+    """α₁ of traffic with its interval, of probes, and the moments at which what decodes it changed.
 
     `history` is that of a task in the newest report's data: scheduler.report.data.TaskHistory as JSON.
     """
     times = _times(history)
     if not times:
         return Markup("")
-    told = f"Acceptance of the first drafted token over time: {_course_told(history)}"
-    return _svg("plot", 640, 200, told, [_course(history, _PLOT, min(times), max(times))])
+    label = f"Acceptance of the first drafted token over time: {_course_label(history)}"
+    return _svg("plot", 640, 200, label, [_course(history, _PLOT, min(times), max(times))])
 
 
 def alpha_of_tasks(histories: Mapping[str, Mapping[str, Any]]) -> Markup | None:
@@ -117,25 +117,25 @@ def alpha_of_tasks(histories: Mapping[str, Mapping[str, Any]]) -> Markup | None:
         box = Box(left + 34, top + 22, left + width - 10, top + height - 24)
         parts.append(_label("name", left + 2, top + 14, _short(task, 26)))
         parts.append(_course(histories[task], box, min(times), max(times)))
-    told = "; ".join(f"{task}: {_course_told(histories[task])}" for task in shown)
+    label = "; ".join(f"{task}: {_course_label(histories[task])}" for task in shown)
     rows = -(-len(shown) // columns)
-    return _svg("plot", _WIDTH, height * rows, f"Acceptance of the first drafted token over time: {told}", parts)
+    return _svg("plot", _WIDTH, height * rows, f"Acceptance of the first drafted token over time: {label}", parts)
 
 
-def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | None:
+def ratios_by_task(bars: Sequence[RatioBar], axis: str, label: str) -> Markup | None:
     """Ratios on an axis that is logarithmic and symmetric about 1: half and twice are equally far; None of none."""
     if not bars:
         return None
     ends = [math.log(end) for bar in bars for end in (bar.low, bar.high, *(ratio for ratio, _ in bar.dots))]
     reach = 1.1 * max(_LEAST_RANGE, *map(abs, ends))
     ticks: list[tuple[float, str]] = []
-    for tick in sorted(_TICKS, key=lambda one: abs(math.log(one))):
+    for tick in sorted(_TICKS, key=lambda tick: abs(math.log(tick))):
         at = math.log(tick)
         if abs(at) <= reach and all(abs(at - other) > 2 * reach * _APART for other, _ in ticks):
             ticks.append((at, f"{tick:.2f}".rstrip("0").rstrip(".")))
     box, parts = _rows([bar.name for bar in bars], [((at + reach) / (2 * reach), name) for at, name in ticks], axis)
-    one = _within(box, 0.0, -reach, reach)
-    parts.append(_line([(one, box.top), (one, box.bottom)], "even"))
+    even = _within(box, 0.0, -reach, reach)
+    parts.append(_line([(even, box.top), (even, box.bottom)], "even"))
     for number, bar in enumerate(bars):
         y = _middle(box, number)
         low, high = (_within(box, math.log(end), -reach, reach) for end in (bar.low, bar.high))
@@ -143,7 +143,7 @@ def ratios_by_task(bars: Sequence[RatioBar], axis: str, told: str) -> Markup | N
         for at_ratio, is_filled in bar.dots:
             at = _within(box, math.log(at_ratio), -reach, reach)
             parts.append(_dot((at, y), 3.2, "dot" if is_filled else "dot hollow"))
-    return _svg("plot", _WIDTH, box.bottom + _AXIS, told, parts)
+    return _svg("plot", _WIDTH, box.bottom + _AXIS, label, parts)
 
 
 def _course(history: Mapping[str, Any], box: Box, first: datetime, last: datetime) -> Markup:
@@ -182,7 +182,7 @@ def _times(history: Mapping[str, Any]) -> list[datetime]:
     return [at for at, *_ in points] + [datetime.fromisoformat(mark["at"]) for mark in history["revisions"]]
 
 
-def _course_told(history: Mapping[str, Any]) -> str:
+def _course_label(history: Mapping[str, Any]) -> str:
     """What the course shows, for those who cannot see it."""
     parts = [
         f"{name} {share(points[0]['alpha_1']['mean'])} to {share(points[-1]['alpha_1']['mean'])}"
@@ -206,20 +206,20 @@ def _points(points: Iterable[Mapping[str, Any]], middle: timedelta) -> list[tupl
 
 def _stretches(points: Sequence[tuple[datetime, Any]], step: timedelta) -> list[list[tuple[datetime, Any]]]:
     """Points in a row without a gap."""
-    found = [list(points[:1])] if points else []
+    stretches = [list(points[:1])] if points else []
     for before, point in pairwise(points):
         if point[0] - before[0] > step:
-            found.append([])
-        found[-1].append(point)
-    return found
+            stretches.append([])
+        stretches[-1].append(point)
+    return stretches
 
 
 def _grid(box: Box, y: Callable[[float], float]) -> Markup:
     row = Markup('<line class="grid" x1="{:g}" x2="{:g}" y1="{:.1f}" y2="{:.1f}"/><text x="{:g}" y="{:.1f}">{}</text>')
     rows = (0.0, 0.25, 0.5, 0.75, 1.0) if box.bottom - box.top > 100 else (0.0, 0.5, 1.0)
-    return Markup("").join(
-        row.format(box.left, box.right, y(v), y(v), box.left - 32, y(v) + 4, "1" if v == 1 else share(v)) for v in rows
-    )
+    ends = box.left, box.right
+    labels = ((y(v), "1" if v == 1 else share(v)) for v in rows)
+    return Markup("").join(row.format(*ends, at, at, box.left - 32, at + 4, label) for at, label in labels)
 
 
 def _time_labels(box: Box, first: datetime, last: datetime) -> Markup:
@@ -257,9 +257,9 @@ def _within(box: Box, value: float, first: float, last: float) -> float:
     return box.left + (box.right - box.left) * (value - first) / (last - first)
 
 
-def _svg(name: str, width: float, height: float, told: str, parts: Iterable[Markup]) -> Markup:
+def _svg(name: str, width: float, height: float, label: str, parts: Iterable[Markup]) -> Markup:
     return Markup('<svg class="{}" viewBox="0 0 {:g} {:g}" role="img" aria-label="{}">{}</svg>').format(
-        name, width, height, told, Markup("").join(parts)
+        name, width, height, label, Markup("").join(parts)
     )
 
 
@@ -296,13 +296,13 @@ _UNIT: Final = re.compile(r"(?<=\d) (?=(?:%|×|s|ms|min|h|GB|MB)(?!\w)|[-+\d.]+\
 def kept_together(value: Any) -> Any:
     """A text from outside without what turns the direction of the text around it; markup as it is.
 
-    A field of a form gives back what it was given, so its value goes through `e`, which makes markup of it.
+    A field of a form returns the value that was entered, so its value goes through `e`, which makes markup of it.
     """
     return _UNIT.sub("\N{NO-BREAK SPACE}", harmless(value)) if type(value) is str else value
 
 
 def breaks(name: str) -> Markup:
-    """A name that may be broken behind its underscores, hyphens and points."""
+    """A name that may be broken after its underscores, hyphens and points."""
     shown = escape(harmless(name))
     for mark in ("_", "-", "."):
         shown = shown.replace(mark, mark + Markup("<wbr>"))
@@ -345,7 +345,7 @@ _WORDS: Final[Mapping[str, Callable[..., Any]]] = {
 @cache
 def environment(package: str, folder: str = ".") -> Environment:
     """The templates in a folder of a package; they may include `style.css`, and write with the words of every page."""
-    made = Environment(
+    templates = Environment(
         loader=ChoiceLoader([PackageLoader(package, folder), PackageLoader("alphaloop.pages", ".")]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -354,5 +354,5 @@ def environment(package: str, folder: str = ".") -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(_WORDS)
-    return made
+    templates.globals.update(_WORDS)
+    return templates

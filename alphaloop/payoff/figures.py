@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from alphaloop.acceptance import AcceptanceCounts, Interval, share_interval, t_quantile
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.messages import Mode
 
 LEVEL: Final = 0.95
@@ -21,7 +21,7 @@ _LEAST_DEGREES: Final = 0.25
 _LARGEST_LOG: Final = 100.0
 #: A further run settles it with 80 % probability: (1.96 + .84) / 1.96 times the room that the bounds need.
 _POWER: Final = 1.43
-#: Beyond so many values nobody measures: the ratio is the bar.
+#: Most values that are worth measuring; beyond, the ratio counts as the bar.
 _MOST_VALUES: Final = 2000
 
 
@@ -57,7 +57,7 @@ class PromptBlock:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole block."""
+        """Tokens a second of the whole block."""
         return self.num_tokens / self.wall_s
 
 
@@ -90,7 +90,7 @@ class Tails:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Of one value or more."""
+        """The percentiles of one value or more."""
         return cls(*(percentile(values, share) for share in (0.50, 0.95, 0.99)))
 
 
@@ -104,10 +104,10 @@ class Acceptance:
     @classmethod
     def of(cls, texts: Sequence[tuple[int, AcceptanceCounts]]) -> Self:
         """From every text's counts with the number of its prompt. Repeats of a prompt are one cluster."""
-        found: dict[int, AcceptanceCounts] = defaultdict(AcceptanceCounts)
+        by_prompt: dict[int, AcceptanceCounts] = defaultdict(AcceptanceCounts)
         for number, counts in texts:
-            found[number] += counts
-        return cls(tuple(found.values()), len(texts))
+            by_prompt[number] += counts
+        return cls(tuple(by_prompt.values()), len(texts))
 
     @property
     def counts(self) -> AcceptanceCounts:
@@ -149,7 +149,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Where the time of steps went. A step that read prompts is no round: its parts cannot be told apart."""
+    """Where the time of steps went. A step that read prompts is no round: its parts were not timed separately."""
 
     num_rounds: int = 0  #: of single sequences: a step of a batch of 4 is four of them
     num_steps: int = 0
@@ -222,7 +222,7 @@ def total_bounds(ours: Sequence[PromptBlock], theirs: Sequence[PromptBlock], num
         ((tokens - time) - (their_tokens - their_time)) / (1 - part)
         for (tokens, time), (their_tokens, their_time), part in zip(*sides, share, strict=True)
     ]
-    variance = (n - 1) / n * sum(one * one for one in moved)
+    variance = (n - 1) / n * sum(change * change for change in moved)
     margin = t_quantile(degrees_of_freedom, (1 - LEVEL) / num_comparisons) * math.sqrt(variance)
     return RatioBounds(
         estimate, estimate * math.exp(-min(margin, _LARGEST_LOG)), estimate * math.exp(min(margin, _LARGEST_LOG)), n
@@ -249,7 +249,7 @@ def median_bounds(values: Sequence[float], num_comparisons: int = 1) -> RatioBou
 
 
 def min_values(num_comparisons: int) -> int:
-    """How many values it takes to bound so many medians at once."""
+    """How many values it takes to bound `num_comparisons` medians at once."""
     return math.ceil(math.log2(2 * num_comparisons / (1 - LEVEL)))
 
 
@@ -279,9 +279,10 @@ class Judgement:
 
 
 def judge(bounds: RatioBounds, bar: float, num_comparisons: int, *, is_exact: bool = True) -> Judgement:
-    """Of a candidate whose ratio to vanilla, of all tokens, has these bounds.
+    """The verdict on a candidate whose ratio to vanilla, of all tokens, has these bounds.
 
-    Who writes another text than vanilla never ships, nor who may be slower than vanilla, however low the bar is.
+    A candidate that writes another text than vanilla never ships, nor one that may be slower than vanilla, however low
+    the bar is.
     """
     if not is_exact:
         return Judgement(ShipVerdict.DO_NOT_SHIP)
@@ -305,7 +306,7 @@ def _num_more(estimate: float, low: float, high: float, bar: float, num_values: 
 
 
 def _shares(blocks: Sequence[PromptBlock]) -> list[tuple[float, float]]:
-    """Of each block, its part of all tokens and of the whole time."""
+    """Each block's part of all tokens and of the whole time."""
     whole = _together(blocks)
     return [(block.num_tokens / whole.num_tokens, block.wall_s / whole.wall_s) for block in blocks]
 

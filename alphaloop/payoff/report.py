@@ -60,7 +60,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Of the process that decodes."""
+    """What the process that decodes holds in memory."""
 
     parts: tuple[Part, ...]
     peak_process_bytes: int  #: main memory, with everything that was ever loaded
@@ -115,7 +115,7 @@ class RoundParts:
 
     @property
     def speedup(self) -> float:
-        """Of the whole, as the parts explain it."""
+        """The speed-up of the whole, as the parts explain it."""
         return self.whole(self.tokens / self.total)
 
     def whole(self, rounds_speedup: float) -> float:
@@ -129,7 +129,7 @@ class RoundParts:
         return self.draft / proposed if proposed else None
 
     def at_length(self, k: int) -> float:
-        """Modelled speed-up of the whole at a shorter k: drafts cut off behind it, costs in proportion."""
+        """Modelled speed-up of the whole at a shorter k: drafts cut off after it, costs in proportion."""
         proposed, all_proposed = sum(self.proposed_through[:k]), sum(self.proposed_through)
         part = proposed / all_proposed if all_proposed else 1.0
         verify = self.vanilla_verify + part * (self.verify - self.vanilla_verify)

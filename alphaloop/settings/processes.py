@@ -13,7 +13,6 @@ from pydantic import AfterValidator, Field, SecretStr, StringConstraints, field_
 from pydantic_core import PydanticCustomError
 
 from alphaloop.claim_check.addresses import prefix_of
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages.job import HARMLESS
 from alphaloop.settings.section import Section, Share
 
@@ -236,16 +235,12 @@ class WorkerSettings(FiguresSettings):
 
 
 class PolicySettings(Section):
-    """`[policy]` of configs/worker.toml; alphaloop.deciding.job_facts.PolicyLimits has the rest, which is fixed."""
+    """`[policy]` of configs/worker.toml."""
 
     explore_share: Share = 0.02  #: expected cost of exploration, as a share of all tokens
     control_share: float = Field(
         0.02, ge=0, le=0.38
     )  #: share of speculating tasks' device time that switchback slices decode vanilla: the speed-up is measured so
-
-    def limits(self) -> PolicyLimits:
-        """The settings as the pure policy takes them."""
-        return PolicyLimits(**self.model_dump())
 
 
 class SchedulerSettings(FiguresSettings):

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
 from alphaloop.engine import (
     CacheMemory,
     EngineIdentity,

@@ -14,7 +14,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import JobFacts, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Step
 from benchmarks.policy.play import Batch, Choice, Decoded
@@ -113,10 +113,9 @@ class Evidence:
 
 
 class Ours:
-    """The policy with its default limits."""
+    """The policy as it is configured by default."""
 
     def __init__(self, scenario: Scenario, points: Iterable[CostPoint], seed: int) -> None:
-        self._limits = PolicyLimits()
         self._evidence = Evidence(scenario)
         calibrated = tuple(points)
         self._table = CostTable(calibrated)
@@ -178,7 +177,7 @@ class Ours:
         return DecisionSession(
             TARGET,
             ENGINE,
-            Posteriors(snapshot, self._limits, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
+            Posteriors(snapshot, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
             choices=self._choices,
             budgets=self._budgets,
             costs=lambda: self._live.table if self._live else self._table,

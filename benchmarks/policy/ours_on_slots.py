@@ -17,7 +17,7 @@ from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, TaskRules
+from alphaloop.deciding.job_facts import JobFacts, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Step
 from alphaloop.experiment.assign import Arm, RoundDesign, RoundSchedule
@@ -145,7 +145,7 @@ class _Decided:
 
 
 class OursOnSlots:
-    """A worker's decisions with default limits; measured speed-ups correct later expectations."""
+    """A worker's decisions; measured speed-ups correct later expectations."""
 
     def __init__(self, scenario: Scenario, points: Sequence[CostPoint], seed: int) -> None:
         assert scenario.slots is not None
@@ -162,11 +162,11 @@ class OursOnSlots:
             clock=lambda: self._now_ms / 1000,
         )
         self._errors = ExpectationErrors(HALF_LIFE)
-        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE, errors=self._errors)
+        self._evidence = EvidenceSnapshot(HALF_LIFE, errors=self._errors)
         self._session = DecisionSession(
             TARGET,
             ENGINE,
-            Posteriors(self._evidence, limits),
+            Posteriors(self._evidence),
             choices=ChoicesInMemory(),
             budgets=BudgetsInMemory(self._evidence, lambda: self._drafters),
             costs=lambda: self._costs.table,

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, PreparedJob, Step, TokenDelta
 from alphaloop.errors import DecodeFailed
 from benchmarks.pipeline.instant_engine import InstantEngine

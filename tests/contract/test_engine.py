@@ -16,7 +16,7 @@ import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.costs import CostKind
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Engine, Generation, Sampling, Step
 from alphaloop.errors import DecodeFailed, InvalidField, PromptTooLong
 from alphaloop.settings import WorkerSettings

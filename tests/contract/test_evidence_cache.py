@@ -17,7 +17,6 @@ from alphaloop.deciding import evidence as in_memory
 from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.messages import Mode
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
@@ -216,7 +215,7 @@ def test_of_many_segments_those_used_last_are_held_and_decisions_stay_quick(data
     cache.refresh()
     held = {key.segment for key in cache.standing(PLACE, NOW + HALF_LIFE).leaves}
     assert held == {f"s{number}" for number in range(1000 - MOST_SEGMENTS, 1000)}
-    posteriors = Posteriors(cache, PolicyLimits())
+    posteriors = Posteriors(cache)
     gc.disable()  # what earlier tests left would be collected in this thread's time
     try:
         before = thread_time()

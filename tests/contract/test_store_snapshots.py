@@ -11,7 +11,6 @@ from uuid import UUID
 import pytest
 
 from alphaloop.deciding.decision import DraftSetting
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.messages import Mode
 from alphaloop.store.database import Database
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.postgres
 
 NOON: Final = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
 MINUTE: Final = timedelta(minutes=1)
-FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), 0.02)
 
 
 def row(number: int, *, task: str = "code", bucket: str = "greedy", running: int = 4, text: str = "") -> SnapshotRow:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import Generation, Sampling, Served
 from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine

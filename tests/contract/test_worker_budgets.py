@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.job_facts import PolicyLimits
+from alphaloop.deciding.exploration import FIRST_JOBS, ExplorationBudget
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import BudgetStore, BudgetSums
 from tests.fixtures.deciding_worker import Worker, asked, record, run, unreachable
@@ -21,7 +20,7 @@ pytestmark = pytest.mark.postgres
 
 def test_what_was_saved_up_outlives_a_worker_and_is_spent_once(database: Database, rng: random.Random) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
-    saving = PolicyLimits(explore_share=0.05, control_share=0.0)
+    saving = 0.05
     first, second = Worker(database, saving), Worker(database, saving)
     for _ in range(3):
         first.decide("code")
@@ -40,11 +39,11 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
     database: Database, rng: random.Random
 ) -> None:
     record(database, *(run("code", rng, 0.95) for _ in range(10)))
-    limits = PolicyLimits(explore_share=0.05, control_share=0.0)
-    worker = Worker(database, limits, accrued_every_s=5.0)
+    share = 0.05
+    worker = Worker(database, share, accrued_every_s=5.0)
 
     def stored() -> ExplorationBudget:
-        return Worker(database, limits).budget()
+        return Worker(database, share).budget()
 
     worker.decide("code")
     first = stored().accrued
@@ -65,11 +64,11 @@ def test_what_is_earned_is_written_from_time_to_time_and_what_is_spent_at_once(
 
 
 def test_a_cold_task_has_its_first_credit_once(database: Database) -> None:
-    limits = PolicyLimits(control_share=0.0)
+    share = 0.02
     num_tokens = 100.0
-    credit = limits.first_jobs * num_tokens
+    credit = FIRST_JOBS * num_tokens
     for _ in range(3):
-        worker = Worker(database, limits)
+        worker = Worker(database, share)
         worker.decide("code")
         accrued = worker.budget().accrued
         assert credit < accrued < 1.5 * credit

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Incumbents, Reason
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode, Purpose
 from alphaloop.settings import TaskSettings
@@ -57,7 +56,7 @@ def test_a_first_batch_without_a_database_is_asked_for_again_and_counts_once(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = datetime.now(UTC)
-    worker, undisturbed = (Worker(database, PolicyLimits(), now=lambda: now) for _ in range(2))
+    worker, undisturbed = (Worker(database, 0.02, now=lambda: now) for _ in range(2))
     with unreachable(monkeypatch):
         for _ in range(3):
             with pytest.raises(StoreUnavailable):

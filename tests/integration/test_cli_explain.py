@@ -12,7 +12,6 @@ import pytest
 from alphaloop.cli.status import told_of
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings
@@ -60,8 +59,7 @@ def test_explain_decides_as_a_worker_would(cli: Cli, cli_environment: None, twel
 
 def worker_says(database: Database, **changes: object) -> WorkerLoad:
     """A worker on the engine of the twelve jobs, whose settings are not those of this machine."""
-    limits = PolicyLimits(explore_share=0.07)
-    facts = SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 3, timedelta(days=3), limits)
+    facts = SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 3, timedelta(days=3), 0.07)
     drafters = (DrafterState("lookup", "draft-1", 5), DrafterState("of the worker", "draft-9", 4))
     setup = replace(WorkerSetup(facts, drafters), **changes)  # type: ignore[arg-type]
     load = WorkerLoad("w", DEVICE, "served", 3, 0, 0, {}, setup=setup)
@@ -134,7 +132,7 @@ def test_status_names_the_revisions_of_a_target_where_there_are_several(twelve_j
 def test_explain_as_of_an_earlier_time(cli: Cli, cli_environment: None, twelve_jobs: Database) -> None:
     """Vanilla before the drafter's good days, speculative after them; what came later is not seen."""
     now, store = datetime.now(UTC), SnapshotStore(twelve_jobs)
-    encoder = SnapshotEncoder(SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 4, timedelta(days=3), PolicyLimits()))
+    encoder = SnapshotEncoder(SessionFacts("w", "a-host", DEVICE, ENGINE, TARGET, 4, timedelta(days=3), 0.02))
     for days, alpha in ((6, 0.01), (2, 0.97)):
         at = now - timedelta(days=days)
         snapshot = replace(some_snapshot(alpha=alpha), decided_at=at)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, Sampling
 from alphaloop.messages import Constraint, Job, Purpose
 from alphaloop.settings.models import LookupDrafterSettings

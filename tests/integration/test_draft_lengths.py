@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, Sampling
 from engine.own import TransformersEngine
 from tests.fixtures.drafting import draft_model

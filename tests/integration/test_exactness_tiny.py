@@ -12,7 +12,7 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, Sampling
 from engine.network.language_model import PREFILL_CHUNK, LanguageModel
 from engine.own import SHARED_CHUNK, TransformersEngine

@@ -196,8 +196,8 @@ def test_five_hundred_decisions_are_taken_again_from_their_snapshots(
     whole = [stored for stored in past if stored.snapshot.is_whole]
     assert len(whole) > 0.95 * len(past)
     others = []
-    for snapshot, facts in ((stored.snapshot, stored.facts) for stored in whole):
-        again = snapshot.decide(facts.limits)
+    for snapshot in (stored.snapshot for stored in whole):
+        again = snapshot.decide()
         taken = {one.setting for one in decided[snapshot.decision_id]}
         assert {one.setting for one in snapshot.decisions} == taken
         if not snapshot.is_reproduced(again):

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
 from alphaloop.engine import Sampling
 from alphaloop.settings.models import HybridDrafterSettings, LayerSkipDrafterSettings
 from engine import verification

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Decoding
 from alphaloop.probe_plan import DueProbe

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 import torch
 
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import PreparedJob, Sampling
 from engine.own import TransformersEngine
 from tests.fixtures.drafting import draft_model

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, PreparedJob, Sampling, Step
 from alphaloop.messages import Mode
 from engine.own import TransformersEngine

@@ -24,7 +24,7 @@ from worker.costs.laws import loads_up_to
 log = logging.getLogger(__name__)
 #: Everything is measured in this many passes, because a burst of other work lasts longer than one shape's samples.
 NUM_PASSES: Final = 3
-_TOLD_EVERY_S: Final = 5.0
+_LOGGED_EVERY_S: Final = 5.0
 #: Timings of a shape in each of them, of which the median counts.
 NUM_SAMPLES: Final = 3
 FAR_CONTEXT: Final = 2048
@@ -32,7 +32,7 @@ _EACH_WIDTH: Final = 5  #: every width up to it is measured
 PROMPT_TOKENS: Final = (64, 512)
 #: Sequences grow while a drafter is measured on them.
 _ROOM_TO_GROW: Final = 0.5
-#: Of a prompt that is read for its time.
+#: Length of a prompt that is read for its time.
 SERVED_PROMPT_TOKENS: Final = 512
 #: Variance of ln(one answer's milliseconds a round): a server has other work beside.
 ANSWER_VARIANCE: Final = 0.15**2
@@ -96,8 +96,8 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
 
     A cost is held constant outside what was measured, so every batch size is measured up to the widest pass: those of
     the settings, and those that were `measured` before for a narrower one. Batches, widths and contexts that the
-    settings name are needed; where they name none the corners are needed and what lies between refines. Of drafters
-    that take the same time one is measured.
+    settings name are needed; where they name none the corners are needed and what lies between refines. Only one of
+    the drafters that take the same time is measured.
     """
     length = engine.identity.context_length
     timed = timed_by(engine.drafters)
@@ -115,11 +115,11 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     def rounds(of_batches: Iterable[int], of_widths: Iterable[int], context: int) -> list[Shape]:
         """The target's shapes, then each drafter's own up to the widest it can fill; width 1 asks nothing of it."""
         grid = [(batch, width) for batch in sorted(set(of_batches)) for width in sorted(set(of_widths))]
-        found = [Shape("", batch, width, context) for batch, width in grid]
+        shapes = [Shape("", batch, width, context) for batch, width in grid]
         for name, own in widest.items():
             mine = dict.fromkeys((batch, min(max(width, 2), own)) for batch, width in grid)
-            found += [Shape(name, batch, width, context) for batch, width in mine]
-        return found
+            shapes += [Shape(name, batch, width, context) for batch, width in mine]
+        return shapes
 
     needed = rounds(needed_batches, needed_widths, near)
     # Widths first: between two that were measured a step of the device would look like a slope, and k is chosen there.
@@ -156,7 +156,7 @@ def calibrate(
     Other work on the machine only ever adds to a time, and a decision rests on ratios between shapes, so one shape
     measured in a busy moment would distort every decision. The first pass settles which shapes are measured: a group is
     begun if the time it is foreseen to take fits `budget_s` in all passes. Without a budget each shape is timed once in
-    a pass. `on_measured` is told how many measurements are done and how many are foreseen.
+    a pass. `on_measured` gets the number of measurements done and the number foreseen.
 
     Raises DecodeFailed where a needed shape of the target cannot be measured; a group that refines is left out instead.
     So is a drafter that fails, with all its shapes: no decision takes a drafter whose costs are not known.
@@ -164,12 +164,12 @@ def calibrate(
     began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
-    done, total, told_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
+    done, total, logged_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
 
     def measure(shape: Shape) -> None:
-        nonlocal done, told_at
+        nonlocal done, logged_at
         start = clock()
-        told_at = _tell(f"measuring {shape.drafter or 'the target'}, {done + 1} of {total}", start, told_at)
+        logged_at = _log(f"measuring {shape.drafter or 'the target'}, {done + 1} of {total}", start, logged_at)
         median_ms = shape.measure_ms(engine, num_samples)
         seconds[shape] = min(clock() - start, seconds.get(shape, float("inf")))
         least[shape] = min(median_ms, least.get(shape, median_ms))
@@ -219,7 +219,7 @@ def calibrate_servers(
     time that it is foreseen to take is left. What is not asked is learned from jobs (learning.py).
     """
     began = clock()
-    found: list[CostPoint] = []
+    points: list[CostPoint] = []
     away: set[str] = set()
     last_s = last_load = 0.0
     for shapes in steps(engine):
@@ -237,10 +237,10 @@ def calibrate_servers(
                 log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
                 away.add(shape.drafter)
                 continue
-            found.append(shape.point(ms, 1, ANSWER_VARIANCE / shape.batch))
+            points.append(shape.point(ms, 1, ANSWER_VARIANCE / shape.batch))
             on_measured()
         last_s, last_load = clock() - step_began, load
-    return found
+    return points
 
 
 def steps(engine: Engine) -> Iterator[list[Shape]]:
@@ -278,23 +278,23 @@ def steps(engine: Engine) -> Iterator[list[Shape]]:
 
 
 def timed_by(drafters: Sequence[DrafterState]) -> dict[str, str]:
-    """By drafter, the drafter whose times it has: of those with its weights the one with the longest drafts.
+    """By drafter, the drafter whose times it has: among those with its weights the first with the longest drafts.
 
-    Of several the first. Drafters that are measured themselves are not in the mapping.
+    Drafters that are measured themselves are not in the mapping.
 
     Measured apart, drafters that share weights would differ by noise, and rounds would correct only the one in use.
     """
     sharing, longest = [drafter for drafter in drafters if drafter.shared_weights], dict[str, str]()
-    for drafter in sorted(sharing, key=lambda one: -one.max_draft_tokens):
+    for drafter in sorted(sharing, key=lambda drafter: -drafter.max_draft_tokens):
         longest.setdefault(drafter.shared_weights, drafter.name)
     whose = {drafter.name: longest[drafter.shared_weights] for drafter in sharing}
     return {name: other for name, other in whose.items() if name != other}
 
 
-def _tell(doing: str, now: float, told_at: float) -> float:
+def _log(doing: str, now: float, logged_at: float) -> float:
     """Log it, unless something was logged a moment ago; returns when something was."""
-    if now - told_at < _TOLD_EVERY_S:
-        return told_at
+    if now - logged_at < _LOGGED_EVERY_S:
+        return logged_at
     log.info("%s", doing, extra={"action": START_PROGRESS})
     return now
 
@@ -309,8 +309,8 @@ def _try(shape: Shape, measure: Callable[[Shape], None], left_out: set[str]) -> 
         if not shape.drafter:
             raise
         left_out.add(shape.drafter)
-        told = {"action": "drafter_not_measured", "drafter": shape.drafter}
-        log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=told)
+        extra = {"action": "drafter_not_measured", "drafter": shape.drafter}
+        log.error("%s is not used, because its costs are not known: %s", shape.drafter, error.message, extra=extra)
 
 
 def _foresee_s(shape: Shape, seconds: dict[Shape, float]) -> float:

@@ -52,11 +52,11 @@ class Moment(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """Of one shape from the level of what was timed."""
+    """The deviation of one shape from the level of what was timed."""
 
     mean: float  #: of the logarithm
     variance: float
-    num_rounds: int  #: real rounds behind it
+    num_rounds: int  #: real rounds that it rests on
 
 
 class Correction(Generic[Shape]):

@@ -39,13 +39,13 @@ NUM_SWEEPS: Final = 6
 #: Relative standard deviation of one time before any residual was seen, and the times that this is worth.
 _USUAL_SD, _USUAL_TIMES = 0.15, 8
 _LEAST_SD: Final = 0.02
-#: A time that the line puts at less than so much of the shortest seen, far from what was seen, is not believed.
+#: Least share of the shortest time seen that the line may put a time at, far from what was seen.
 LEAST_SHARE: Final = 0.5
 #: Doubt of a value is never more: within a factor of 3.2 with 95 %.
 MOST_SD: Final = 0.6
 #: Standard deviation of a bend, as a share of the time at its node.
 _BEND_SD: Final = 0.2
-#: Of the coefficients of context, as shares of the time at the first node.
+#: Standard deviations of the coefficients of context, as shares of the time at the first node.
 _CONTEXT_SD, _CONTEXT_EACH_SD = 0.3, 0.03
 _CONTEXT_MEAN: Final = 0.03
 
@@ -69,7 +69,9 @@ class Prior:
 
     values: tuple[float, ...]
     level_sd: float  #: of the first value, as a share of it
-    step_sd: float  #: of the change to the second node, as a share of the first value; of a multiple, to every node
+    #: Prior sd of the step from the first node to the second, as a share of the first value; if `is_multiple`, of every
+    #: step.
+    step_sd: float
     is_multiple: bool = False  #: whether the law is about a multiple of `values`, rather than as straight
     context: float = 0.0
     context_each: float = 0.0
@@ -93,9 +95,9 @@ class Law:
     than none. With nothing known θ is anywhere between 0 and 2. Time never falls with k.
 
     Given θ, L is a linear regression. θ is summed over: each of a row of values has a law of its own, weighed by how
-    likely it makes the times (its marginal likelihood). What is told is their mean, and the variance of all together:
-    requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt counts in
-    what is told of short drafts.
+    likely it makes the times (its marginal likelihood). The law's value is their mean, with the variance of all
+    together: requests of one length alone leave it open whether L is long or θ is. V is taken as it is known. Its doubt
+    counts in the variance of short drafts.
     """
 
     nodes: tuple[float, ...]  #: where L may bend
@@ -224,7 +226,7 @@ def rows_of(nodes: Sequence[float], sizes: Sequence[float], contexts: Sequence[f
 
 
 def precision_of(nodes: Sequence[float], prior: Prior) -> Array:
-    """Of the difference between the coefficients and their prior means."""
+    """The precision of the difference between the coefficients and their prior means."""
     count, values = len(nodes), prior.values
     first = values[0]
     rows = [_unit(count, {0: 1 / (prior.level_sd * first)})]
@@ -268,9 +270,9 @@ Route: TypeAlias = str | None
 
 #: Times that are kept, in half-lives: older ones weigh 2^-4.
 _KEPT_HALF_LIVES: Final = 4
-#: Of the ratio of a route's times to the leading route's, how much it changes from one size to the double.
+#: How much the ratio of a route's times to the leading route's changes from one size to the double.
 _STEP_SD: Final = 0.2
-#: A law is fitted anew at most so often; but the first times of a route count at once.
+#: Least seconds between two fits of a law; but the first times of a route count at once.
 FITTED_EVERY_S: Final = 1.0
 _FIRST_TIMES: Final = 8
 
@@ -296,9 +298,9 @@ class _Learned:
 
 
 class RouteLaws:
-    """Of the routes in `assumed`, which says what each takes in proportion, with nothing known.
+    """The laws of one kind of time, of rounds or of prompts, on the routes to servers in `assumed`.
 
-    The laws of one kind of time, of rounds or of prompts, on all routes to servers. They lean on each other: the
+    `assumed` says what each route takes in proportion, with nothing known. They lean on each other: the
     vanilla route's law stands on its own times, and another route's law a priori follows it, so that a route with few
     requests is known at all loads about as vanilla is. Where vanilla has no times, the route with most of them leads.
     """
@@ -317,7 +319,7 @@ class RouteLaws:
         learned.is_new, learned.taken_s = True, now
 
     def take_stored(self, route: Route, taken: Time, num_times: int) -> None:
-        """A value from before, that rested on so many times; before any request."""
+        """A value from before, that rested on `num_times` times; before any request."""
         learned = self._routes[route]
         learned.times.append(taken)
         if taken.length < 1:
@@ -331,18 +333,19 @@ class RouteLaws:
 
         The first times of a route do not wait.
         """
-        if not any(self._is_due(its, now, pause_s) for its in self._routes.values()):
+        if not any(self._is_due(learned, now, pause_s) for learned in self._routes.values()):
             return False
         first, half_life = self._leading(), self._half_life
-        times = {route: list(its.times) for route, its in self._routes.items()}
+        times = {route: list(learned.times) for route, learned in self._routes.items()}
         priors = {first: usual(self.nodes, self._shape.values, times[first], self._shape.slope_sd)}
         lead = fitted(self.nodes, times[first], priors[first], half_life)
         for route in self._routes.keys() - {first}:
             priors[route] = lead.as_prior(self._assumed[route] / self._assumed[first], PRIOR_SD, _STEP_SD)
         vanilla = lead if first is None else fitted(self.nodes, times[None], priors[None], half_life)
-        for route, its in self._routes.items():
-            its.law = vanilla if route is None else fitted(self.nodes, times[route], priors[route], half_life, vanilla)
-            its.is_new, its.fitted_s = False, now
+        for route, learned in self._routes.items():
+            is_vanilla = route is None
+            learned.law = vanilla if is_vanilla else fitted(self.nodes, times[route], priors[route], half_life, vanilla)
+            learned.is_new, learned.fitted_s = False, now
         return True
 
     def law(self, route: Route) -> Law | None:
@@ -351,8 +354,8 @@ class RouteLaws:
 
     def num_times(self, route: Route, *, length: float = 1.0) -> int:
         """Times that its law rests on: of the longest draft, or of shorter ones."""
-        its = self._routes[route]
-        return its.num_longest if length >= 1 else its.num_shorter
+        learned = self._routes[route]
+        return learned.num_longest if length >= 1 else learned.num_shorter
 
     def seconds_unused(self, route: Route, now: float) -> float:
         """Since the last time of the route, or since the beginning."""
@@ -364,9 +367,9 @@ class RouteLaws:
         return max(self._routes, key=lambda route: len(self._routes[route].times))
 
     @staticmethod
-    def _is_due(its: _Learned, now: float, pause_s: float) -> bool:
-        is_first = its.num_longest + its.num_shorter < _FIRST_TIMES
-        return its.is_new and (is_first or now - its.fitted_s >= pause_s)
+    def _is_due(learned: _Learned, now: float, pause_s: float) -> bool:
+        is_first = learned.num_longest + learned.num_shorter < _FIRST_TIMES
+        return learned.is_new and (is_first or now - learned.fitted_s >= pause_s)
 
 
 def loads_up_to(most: int) -> Sequence[int]:

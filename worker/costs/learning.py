@@ -2,14 +2,14 @@
 
 `LiveCosts` starts from what was calibrated. Each round corrects it, and corrections of drafters that are not used fade.
 
-`RequestCosts` learns from answers, because nobody can time a round inside a server. Each request tells how long its
-rounds took on average, with how many others in flight, and at what context. Of each route, the vanilla one and each
-drafter's, these times are a regression (laws.py), and its values at a few loads and contexts are the points of the cost
-table. What was calibrated or stored before counts as times that were taken before all others. Where requests choose
-their draft length, the law has a slope over it, and the route has points for the shortest draft and for the longest.
+`RequestCosts` learns from answers, because a round inside a server cannot be timed. Each request shows how long its
+rounds took on average, with how many others in flight, and at what context. A regression over these times (laws.py) is
+the law of each route, the vanilla one and each drafter's. Its values at a few loads and contexts are the points of the
+cost table. What was calibrated or stored before counts as times that were taken before all others. Where requests
+choose their draft length, the law has a slope over it, and the route has points for the shortest and the longest draft.
 
 With nothing known of it, a route takes `ASSUMED_RATIO` of what vanilla takes, within a factor of 2.2: so it is tried
-where that may pay, and its first requests tell. Routes without new times grow doubtful, as drafters do on a device
+where that may pay, and its first requests show. Routes without new times grow doubtful, as drafters do on a device
 (`alphaloop.costs.faded`).
 """
 
@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Final
+from typing import Final, NamedTuple
 
 from alphaloop.costs import (
     BASE_CONTEXT,
@@ -47,39 +47,40 @@ from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape
 
 log = logging.getLogger(__name__)
 
-_HALF_LIFE_ROUNDS: Final = 32  #: a change of speed that lasts so many rounds is followed
+_HALF_LIFE_ROUNDS: Final = 32  #: rounds after which a lasting change of speed is followed
 _SAVE_EVERY_S: Final = 60.0  #: between two times at which corrected costs are stored
 
 #: A logarithm that moved by less is not worth a write.
 _NEWS: Final = math.log(1.01)
 #: A standard deviation that moved by less neither.
 _DOUBT_NEWS: Final = 0.02
-#: Corrections that rest on new rounds are stored at least so often, though they did not move: after a restart they are
+#: Most seconds until corrections that rest on new rounds are stored, though they did not move: after a restart they are
 #: as doubtful as they are old.
 _STORED_EVERY_S: Final = 600.0
-#: A table has the doubt of the moment when it was made, and is made again after so long.
+#: A table has the doubt of the moment when it was made, and is made again after this time.
 _TABLE_LASTS_S: Final = 10.0
-#: Contexts are rounded to so many tokens, because a context changes a pass's time little and grows every round.
+#: Contexts are rounded to multiples of this, because a context changes a pass's time little and grows every round.
 _CONTEXT_STEP: Final = 64
 #: Most steps that wait to be observed. Observed together between two decisions, a step takes a quarter of the time
 #: that it takes right after a pass, because a pass fills the processor's caches with weights.
 _MOST_WAITING: Final = 64
 #: Shapes whose calibrated time is remembered.
 _MOST_KNOWN: Final = 10_000
-#: A round with drafts takes so many times a vanilla one, with nothing known of that server: the pass is wider, and
-#: something drafts.
+#: Time of a round with drafts over a vanilla one, with nothing known of that server: the pass is wider, and something
+#: drafts.
 ASSUMED_RATIO: Final = 1.25
-#: Requests behind a half-life, for each round of `_HALF_LIFE_ROUNDS`: they vary more than rounds.
+#: Requests of a half-life, for each round of `_HALF_LIFE_ROUNDS`: they vary more than rounds.
 _REQUESTS_A_ROUND: Final = 4
 #: Reading takes in proportion to the tokens of a prompt, and a little more.
 _PROMPTS: Final = UsualShape((64.0, 512.0, 4096.0), (0.5, 1.0, 5.0), 2.0)
-#: Of a further request in flight, in proportion to the first: mean and standard deviation.
+#: Time that a further request in flight adds, in proportion to the first: mean and standard deviation.
 _LOAD_SLOPE, _LOAD_SLOPE_SD = 0.05, 0.3
 #: A stored point stands for times that other points of its law share.
 _STORED_SHARE: Final = 2.0
-#: A request of few rounds tells less: the clock, the network and the first round weigh as much as so many rounds.
+#: A request of few rounds says less: the clock, the network and the first round weigh as much as eight rounds.
 _ROUNDS_OF_OWN: Final = 8
-#: Of the errors of requests that share their rounds. Assumed: their prompts and texts differ, their minute does not.
+#: Correlation of the errors of requests that share their rounds. Assumed: they differ in prompt and text, not in the
+#: minute.
 _CORRELATION: Final = 0.25
 
 
@@ -100,10 +101,10 @@ def open_costs(
     revisions = {drafter.name: drafter.revision for drafter in drafters}
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
-    told = {"action": "calibration_started", "device": identity.device}
+    extra = {"action": "calibration_started", "device": identity.device}
     if not engine.can_redraft:
         if not known and settings.calibration_budget_s > 0:
-            log.info("asking servers what a round costs", extra=told)
+            log.info("asking servers what a round costs", extra=extra)
             store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
             known = store.load(key).points
         return RequestCosts(
@@ -116,9 +117,9 @@ def open_costs(
         )
     timed, points = timed_by(drafters), known
     if (lacking := plan(engine, settings, known).missing(known)).needed:
-        log.info("measuring what a round costs here", extra=told)
-        found = calibrate(engine, lacking, budget_s=settings.calibration_budget_s)
-        store.save(key, with_shared_weights(found, timed))
+        log.info("measuring what a round costs here", extra=extra)
+        measured = calibrate(engine, lacking, budget_s=settings.calibration_budget_s)
+        store.save(key, with_shared_weights(measured, timed))
         points = store.load(key).points
     num_new = len(points) - len(known)
     log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
@@ -135,7 +136,7 @@ def open_costs(
 class KnownCosts(ABC):
     """Costs that follow what steps take. One thread owns them; others may ask `level` and `read_s`.
 
-    `points` are those stored. `save` is given points whenever there is news, at most every minute. `clock` tells
+    `points` are those stored. `save` is given points whenever there is news, at most every minute. `clock` returns
     seconds from any beginning.
     """
 
@@ -170,7 +171,7 @@ class KnownCosts(ABC):
 
     @abstractmethod
     def read_s(self, num_tokens: int) -> float:
-        """Seconds in which the target reads so many tokens of a prompt; 0 if not known."""
+        """Seconds in which the target reads `num_tokens` of a prompt; 0 if not known."""
 
     @abstractmethod
     def observe(self, step: Step) -> None:
@@ -224,13 +225,27 @@ class KnownCosts(ABC):
         return abs(math.log(now.ms / then.ms)) >= _NEWS or abs(more_doubt) >= _DOUBT_NEWS
 
 
+class _Timed(NamedTuple):
+    """What took a time: the shape of a round, or of a prompt that was read."""
+
+    part: str | None  #: None: the target
+    batch: int
+    width: float
+    context: int
+    kind: CostKind = CostKind.ROUND
+
+
+def _prompt(part: str | None, num_tokens: int) -> _Timed:
+    return _Timed(part, 1, num_tokens, 0, CostKind.PREFILL)
+
+
 class LiveCosts(KnownCosts):
     """Measured points of a device, and what real rounds make of them.
 
     Steps are learned from when the costs are asked for, so `level` is as of the last decision, or 64 steps old. `save`
     is given every point. Drafters named in `timed` have the times of the other one, corrections included. Those of
     `mixed` ask one source or another: their rounds are learned from by the running mean of what was taken over what was
-    calibrated, because the median of two kinds of rounds is the time of one kind.
+    calibrated, because the median of two kinds of rounds is the time of either kind.
     """
 
     def __init__(
@@ -273,14 +288,14 @@ class LiveCosts(KnownCosts):
         return self._corrections[part].level(self._now(), self._towards(part)).factor
 
     def read_s(self, num_tokens: int) -> float:
-        """Seconds in which the target reads so many tokens of a prompt, as slow as it is now; 0 if never measured."""
+        """Seconds in which the target reads `num_tokens` of a prompt, as slow as it is now; 0 if never measured."""
         ms = self._calibrated.prefill_ms(None, num_tokens)
         return ms * self.level(None) / 1000 if ms else 0.0
 
     def observe(self, step: Step) -> None:
         """Observe a step. Time that is not the draft's counts as the target's, because a vanilla round takes it too.
 
-        A step that reads prompts beside a round is left out, because the one cannot be told from the other.
+        A step that reads prompts beside a round is left out, because they were not timed separately.
         """
         if step.batch == 0 or step.verify_s <= 0 or (step.num_prefill_tokens and step.num_positions):
             return
@@ -298,12 +313,12 @@ class LiveCosts(KnownCosts):
 
     def _learn_from(self, step: Step, at: Moment) -> None:
         if step.num_prefill_tokens:
-            self._learn(at, CostKind.PREFILL, None, 1, step.num_prefill_tokens, 0, step.verify_s)
+            self._learn(at, _prompt(None, step.num_prefill_tokens), step.verify_s)
             return
         # A pass holds what its sequences proposed, side by side; a drafter is done when its longest proposal is.
         mean_width = step.num_positions / step.batch if step.num_positions else step.width
         context = step.context - step.context % _CONTEXT_STEP
-        self._learn(at, CostKind.ROUND, None, step.batch, mean_width, context, step.verify_s + step.overhead_s)
+        self._learn(at, _Timed(None, step.batch, mean_width, context), step.verify_s + step.overhead_s)
         if step.drafter is not None and step.draft_s_by_proposer.keys() <= {step.drafter}:
             shape = ProposalShape(step.batch, step.width, step.num_draft_prefill_tokens)
             self._learn_from_draft(at, step.drafter, step.draft_s, shape, context)
@@ -317,74 +332,71 @@ class LiveCosts(KnownCosts):
         if draft_s <= 0 or part not in self._corrections:
             return
         if not shape.num_read:
-            self._learn(at, CostKind.ROUND, part, shape.batch, shape.width, context, draft_s)
+            self._learn(at, _Timed(part, shape.batch, shape.width, context), draft_s)
             return
         # A prompt is measured up to its first token, which is the first of these drafts.
         first, all_of_them = (self._expected_ms(part, shape.batch, width, context) for width in (2, shape.width))
         if first is not None and all_of_them is not None and shape.width > 1:
             seconds = draft_s - (all_of_them - first) / 1000
             if seconds > 0:
-                self._learn(at, CostKind.PREFILL, part, 1, shape.num_read, 0, seconds)
+                self._learn(at, _prompt(part, shape.num_read), seconds)
 
     def _expected_ms(self, part: str, batch: int, width: int, context: int) -> float | None:
         """Milliseconds of a proposal, as slow as the drafter is on the whole now."""
         ms = self._calibrated.part_ms(part, batch, width, context)
         return None if ms is None else ms * self.level(part)
 
-    def _learn(
-        self, at: Moment, kind: CostKind, part: str | None, batch: int, width: float, context: int, seconds: float
-    ) -> None:
+    def _learn(self, at: Moment, timed: _Timed, seconds: float) -> None:
         self._has_learned = True
-        if (known := self._known(kind, part, batch, width, context)) is not None:
-            nearest, ms = known
+        if (known := self._known(timed)) is not None:
+            (nearest, ms), part = known, timed.part
             ratio = 1000 * seconds / ms
-            if kind is CostKind.ROUND and part in self._means:
+            if timed.kind is CostKind.ROUND and part in self._means:
                 total, num = self._means[part]
                 self._means[part] = total, num = self._kept * total + ratio, self._kept * num + 1
                 ratio = total / num
             self._corrections[part].observe(nearest, ratio, at, self._towards(part))
 
-    def _calibrated_for(
-        self, kind: CostKind, part: str | None, batch: int, width: float, context: int
-    ) -> tuple[CostPoint, float] | None:
+    def _calibrated_for(self, timed: _Timed) -> tuple[CostPoint, float] | None:
         """The measured point of the most similar shape, and the milliseconds calibrated for this one; None without.
 
         What a point lacks or has too much is counted in doublings.
         """
+        part, *shape, kind = timed
         if kind is CostKind.PREFILL:
-            ms: float | None = self._calibrated.prefill_ms(part, width)
+            ms: float | None = self._calibrated.prefill_ms(part, timed.width)
         else:
-            ms = self._calibrated.part_ms(part, batch, width, context)
+            ms = self._calibrated.part_ms(part, timed.batch, timed.width, timed.context)
         if not ms:
             return None
 
         def distance(point: CostPoint) -> float:
-            sizes = zip((point.batch, point.width, point.context), (batch, width, context), strict=True)
-            return sum(abs(math.log((one + 1) / (other + 1))) for one, other in sizes)
+            sizes = zip((point.batch, point.width, point.context), shape, strict=True)
+            return sum(abs(math.log((measured + 1) / (size + 1))) for measured, size in sizes)
 
         return min((point for point in self._by_part[part] if point.kind is kind), key=distance), ms
 
     def _points_now(self) -> Sequence[CostPoint]:
         """Every point as it is now: a decision asks for them, so points are not made by `replace`, twice as slow."""
-        now, found = self._now(), []
-        levels = {part: its.level(now, self._towards(part)) for part, its in self._corrections.items()}
+        now, points = self._now(), []
+        levels = {part: corrections.level(now, self._towards(part)) for part, corrections in self._corrections.items()}
         for point in self._points:
             level, own = levels[point.drafter], self._corrections[point.drafter].deviation(point)
-            found.append(
+            points.append(
                 CostPoint(
                     point.drafter,
                     point.batch,
                     point.width,
                     point.median_ms,
                     point.num_samples,
-                    point.context,
-                    point.kind,
-                    math.exp(level.mean + own.mean),
-                    point.num_corrections + own.num_rounds,
-                    level.variance + own.variance,
+                    context=point.context,
+                    kind=point.kind,
+                    correction=math.exp(level.mean + own.mean),
+                    num_corrections=point.num_corrections + own.num_rounds,
+                    correction_variance=level.variance + own.variance,
                 )
             )
-        return with_shared_weights(found, self._timed)
+        return with_shared_weights(points, self._timed)
 
     def _now(self) -> Moment:
         return Moment(self._clock(), self._num_rounds)
@@ -436,7 +448,7 @@ class RequestCosts(KnownCosts):
         return 1.0 if law is None or part not in self._first_ms else math.exp(law.at(1).mean) / self._first_ms[part]
 
     def read_s(self, num_tokens: int) -> float:
-        """Seconds in which a server on which nothing drafts reads so many tokens of a prompt; 0 if not known."""
+        """Seconds in which a server on which nothing drafts reads `num_tokens` of a prompt; 0 if not known."""
         law = self._prompts.law(None)
         return math.exp(law.at(num_tokens).mean) / 1000 if law is not None and num_tokens > 0 else 0.0
 
@@ -487,25 +499,25 @@ class RequestCosts(KnownCosts):
 
         Another's load, or a restart, may have changed its speed.
         """
-        found, now = list[CostPoint](), self._clock()
+        points, now = list[CostPoint](), self._clock()
         for route, drafter in self._drafters.items():
             unused = num_half_lives(self._rounds.seconds_unused(route, now))
             doubt = faded(LogEstimate(0.0, 0.0), 0.0, unused).variance
-            # Of requests that choose it, the shortest draft and the longest.
+            # Where requests choose their draft length, the shortest draft and the longest.
             widths = {1} if drafter is None else {drafter.least_draft_tokens + 1, drafter.max_draft_tokens + 1}
             kind = CostKind.ROUND if drafter is None else CostKind.SERVED
             said: list[tuple[Shape, int, LogEstimate]] = []
             if (law := self._rounds.law(route)) is not None:
                 for context, load, width in product((BASE_CONTEXT, FAR_CONTEXT), law.nodes, sorted(widths)):
                     length = self._length(route, width)
-                    number, its = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
-                    said.append((Shape(route or "", int(load), width, context, kind), number, its))
+                    number, time = self._rounds.num_times(route, length=length), law.at(load, context, length=length)
+                    said.append((Shape(route or "", int(load), width, context, kind), number, time))
             if (law := self._prompts.law(route)) is not None:
                 number = self._prompts.num_times(route)
                 prompts = [(Shape(route or "", 1, int(size), 0, CostKind.PREFILL), law.at(size)) for size in law.nodes]
-                said += [(shape, number, its) for shape, its in prompts]
-            found += [shape.point(math.exp(its.mean), number, its.variance + doubt) for shape, number, its in said]
-        return found
+                said += [(shape, number, time) for shape, time in prompts]
+            points += [shape.point(math.exp(time.mean), number, time.variance + doubt) for shape, number, time in said]
+        return points
 
     def _take_stored(self, point: CostPoint) -> None:
         """As a time from before: its error is what is stored with it."""

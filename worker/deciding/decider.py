@@ -17,13 +17,12 @@ from functools import partial
 from typing import Final, TypeAlias
 from uuid import UUID
 
-from alphaloop.deciding.decision import ChoiceLog, DraftSetting, IncumbentKey
+from alphaloop.deciding.decision import ChoiceLog, Decision, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import HALF_LIFE, Place
 from alphaloop.deciding.exploration import Budgets, ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import EngineConditions, JobFacts, PolicyLimits, Subject
-from alphaloop.deciding.policy import Decision
+from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder
 from alphaloop.engine import Engine, EngineIdentity, PreparedJob
@@ -49,11 +48,11 @@ def subject_of(key: LaneKey) -> Subject:
     return Subject(
         key.task,
         key.sampling_bucket,
-        Decoding(key.decoding),
-        Purpose(key.purpose),
-        key.probe_drafter or None,
-        key.probe_num_draft_tokens or None,
-        key.switched_off or None,
+        decoding=Decoding(key.decoding),
+        purpose=Purpose(key.purpose),
+        probe_drafter=key.probe_drafter or None,
+        probe_num_draft_tokens=key.probe_num_draft_tokens or None,
+        switched_off=key.switched_off or None,
     )
 
 
@@ -94,7 +93,6 @@ class Decider:
     budgets: Budgets
     _: KW_ONLY
     costs: KnownCosts
-    limits: PolicyLimits
     now: Callable[[], datetime]
     note: Callable[[Snapshot], None] | None = None
 
@@ -102,7 +100,7 @@ class Decider:
         self.session = DecisionSession(
             self.engine.identity.target_revision,
             self.engine.identity.engine,
-            Posteriors(self.evidence_cache, self.limits),
+            Posteriors(self.evidence_cache),
             choices=self.choices,
             budgets=self.budgets,
             costs=lambda: self.costs.table,
@@ -141,8 +139,12 @@ class Decider:
 
         The outcomes' evidence comes from the transaction that recorded them, see `EvidenceCache.take`.
         """
-        traffic = (one for one in outcomes if one.run is not None and one.run.purpose == Purpose.TRAFFIC)
-        self.session.count_scored(shadow.key for outcome in traffic for shadow in outcome.shadows)
+        self.session.count_scored(
+            shadow.key
+            for outcome in outcomes
+            if outcome.run is not None and outcome.run.purpose == Purpose.TRAFFIC
+            for shadow in outcome.shadows
+        )
 
     def _drafters(self) -> list[DrafterState]:
         return [
@@ -204,18 +206,19 @@ def open_deciding(
 
     `write` is given every write that decoding need not wait for, with a name for the log.
     """
-    identity, limits = engine.identity, settings.policy.limits()
+    identity, explore_share = engine.identity, settings.policy.explore_share
     registry, expectations = DraftRegistry(database), ExpectationStore(database)
     served = identity.target_revision, identity.engine
-    for one in engine.drafters:
-        registry.register(one.name, one.revision, identity.target_revision, is_scorable=one.is_scorable)
+    drafters = revisions(engine)
+    for drafter in engine.drafters:
+        registry.register(drafter.name, drafter.revision, identity.target_revision, is_scorable=drafter.is_scorable)
     costs = open_costs(settings.worker, engine, CostStore(database), write=write)
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         registry,
         target_revision=identity.target_revision,
         engine=identity.engine,
-        drafters=revisions(engine),
+        drafters=drafters,
         half_life=HALF_LIFE,
         pairs=lambda since: expectations.newest(*served, identity.device, since=since),
     )
@@ -229,23 +232,20 @@ def open_deciding(
         target_revision=identity.target_revision,
         num_slots=num_slots(engine),
         half_life=HALF_LIFE,
-        limits=limits,
+        explore_share=explore_share,
     )
     journal = SnapshotJournal(SnapshotStore(database), facts)
     choices = StoredChoices(DecisionLog(database), identity, owner, write=write)
     budgets = SharedBudgets(
-        BudgetStore(database), TrafficStore(database), evidence_cache, identity, revisions(engine), write=write
-    )
-    decider = Decider(
-        engine,
+        BudgetStore(database),
+        TrafficStore(database),
         evidence_cache,
-        choices,
-        budgets,
-        costs=costs,
-        limits=limits,
-        now=clock.now,
-        note=journal.note,
+        identity,
+        drafters,
+        explore_share=explore_share,
+        write=write,
     )
+    decider = Decider(engine, evidence_cache, choices, budgets, costs=costs, now=clock.now, note=journal.note)
     return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
 
 
@@ -296,10 +296,8 @@ class StoredChoices:
         return True
 
 
-#: Credit is written so often at most, because every write is a transaction.
+#: Least seconds between two writes of credit, because every write is a transaction.
 ACCRUED_EVERY_S: Final = 60.0
-
-
 _NOTHING: Final = BudgetSums()
 
 
@@ -307,12 +305,12 @@ _NOTHING: Final = BudgetSums()
 class SharedBudgets:
     """A session's `BudgetStore`. The session's thread owns it; `prepare` and what `write` is given may run in others.
 
-    All workers of a target and device accrue and spend together, in the database, so a restart goes on with what there
-    is. Spending is handed to `write` at once, credit once a minute. Every write brings the changes of the others, which
-    the next decision sees. Two workers that spend the same credit in between leave a negative balance, which has to be
-    accrued before anybody spends again. How long each drafter was not used is read from history, so that re-checks of
-    unused drafters come when they would have. A budget that cannot be written does not stop decoding: it is handed over
-    again with the next decision.
+    All workers of a target and device accrue and spend together, in the database, so a restart continues with what is
+    there. Spending is handed to `write` at once, credit once a minute. Every write brings the changes of the others,
+    which the next decision sees. Two workers that spend the same credit in between leave a negative balance, which has
+    to be accrued before any worker spends again. How long each drafter was not used is read from history, so that
+    re-checks of unused drafters come when they would have. A budget that cannot be written does not stop decoding: it
+    is handed over again with the next decision.
     """
 
     store: BudgetStore
@@ -321,13 +319,14 @@ class SharedBudgets:
     identity: EngineIdentity
     drafters: Mapping[str, str]
     _: KW_ONLY
+    explore_share: float
     write: Write = lambda what, act: act()
     accrued_every_s: float = ACCRUED_EVERY_S
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
         self._prepared: dict[_Subject, ExplorationBudget] = {}
-        self._handed_over: dict[_Subject, BudgetSums] = {}  # of the session's budget, what `write` was given
+        self._handed_over: dict[_Subject, BudgetSums] = {}  # the part of the session's budget that `write` has
         self._due: dict[_Subject, float] = {}
         self._one_write = threading.Lock()  # a worker that ends writes, too, while a write may still be under way
         self._lock = threading.Lock()  # for what follows
@@ -379,7 +378,11 @@ class SharedBudgets:
         }
         saved = self.store.read(self._row_of((task, sampling_bucket)))
         # A budget that was stored has had its first credit.
-        return ExplorationBudget(*(saved or _NOTHING), unseen=unseen or None if saved is None else unseen)
+        return ExplorationBudget(
+            *(saved or _NOTHING),
+            unseen=unseen or None if saved is None else unseen,
+            explore_share=self.explore_share,
+        )
 
     def _add(self, subject: _Subject) -> None:
         """Add what is unwritten to the database. A failure leaves it for the next decision."""
@@ -413,7 +416,7 @@ class SharedBudgets:
         return BudgetSubject(task, self.identity.target_revision, self.identity.device, sampling_bucket)
 
 
-#: Snapshots are written so often at most: many decisions share a transaction.
+#: Least seconds between two writes of snapshots: many decisions share a transaction.
 WRITE_EVERY_S: Final = 1.0
 #: Snapshots that wait while the database is away. The oldest are dropped first.
 MOST_WAITING: Final = 10_000
@@ -456,12 +459,12 @@ class SnapshotJournal:
             self._store.add(self._rows)
             self._rows = []
 
-    def _row(self, one: Snapshot) -> SnapshotRow:
+    def _row(self, snapshot: Snapshot) -> SnapshotRow:
         return SnapshotRow(
-            one.decided_at,
-            one.decision_id,
-            one.subject.task,
-            one.subject.sampling_bucket,
-            one.context.num_running,
-            self._encoder.encode(one),
+            snapshot.decided_at,
+            snapshot.decision_id,
+            snapshot.subject.task,
+            snapshot.subject.sampling_bucket,
+            snapshot.context.num_running,
+            self._encoder.encode(snapshot),
         )

@@ -24,12 +24,12 @@ from alphaloop.experiment.figures import ExpectationPair
 from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.drafts import DraftRegistry
 
-#: Of a task, beside its jobs without a segment.
+#: Segments of a task that are kept apart, beside its jobs without a segment.
 MOST_SEGMENTS: Final = 64
 
 
 def kept_apart(uses: Iterable[tuple[str, datetime]]) -> set[str]:
-    """Those of the segments that were used last, and the jobs without a segment; of each use its segment and time."""
+    """The segments that were used last, and the jobs without a segment; `uses` are segments with a time of use."""
     used: dict[str, datetime] = {}
     for segment, at in uses:
         used[segment] = max(at, used.get(segment, at))
@@ -41,7 +41,7 @@ class SegmentsApart:
     """Decides for each job whether its segment is kept apart.
 
     A new segment is, while the task has few. Otherwise the segment used last longest ago makes room, but only after
-    `idle`, so that nobody who makes up segments pushes out those in use.
+    `idle`, so that a client that makes up segments does not push out those in use.
     """
 
     def __init__(
@@ -192,9 +192,9 @@ class EvidenceCache:
         self._known.clear()
         for place in self._unread.keys() | before | unread.keys():
             self._opened.changed(place, 1)
-        for place, its in unread.items():
-            kept = kept_apart((row.segment, row.as_of) for row in its)
-            unread[place] = [row for row in its if row.segment in kept]
+        for place, rows_there in unread.items():
+            kept = kept_apart((row.segment, row.as_of) for row in rows_there)
+            unread[place] = [row for row in rows_there if row.segment in kept]
         self._unread = unread
 
     def _take(self, row: StateRow) -> None:
@@ -209,7 +209,7 @@ class EvidenceCache:
         self._hold(row, max(1, row.num_jobs - (known.num_jobs if known else 0)))
         if is_new_segment:
             held = opened.held(place)
-            kept = kept_apart((key.segment, its.all.as_of) for key, its in held.items())
+            kept = kept_apart((key.segment, evidence.all.as_of) for key, evidence in held.items())
             gone = [key for key in held if key.segment not in kept]
             opened.forget(gone)
             for key in gone:

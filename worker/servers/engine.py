@@ -20,8 +20,8 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.engine import (
     EndpointStatus,
     Engine,

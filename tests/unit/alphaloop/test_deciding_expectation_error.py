@@ -14,7 +14,6 @@ from alphaloop.deciding.decision import Reason
 from alphaloop.deciding.expectation_error import NO_ERROR, ExpectationError, ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState, weigh
 from alphaloop.deciding.inference import PairPosterior
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.experiment.figures import ExpectationPair
@@ -139,7 +138,7 @@ def test_the_correction_moves_the_expectation_its_bounds_and_the_decision() -> N
     for error in (NO_ERROR, ExpectationError(-0.1, 0.1), ExpectationError(-1.0, 0.1)):
         posteriors = {"lookup": posterior(error)}
         best = next(way for way in weigh(posteriors, [lookup], costs, 1) if way.drafter)
-        decision = decide(posteriors, [lookup], costs, context, PolicyLimits())
+        decision = decide(posteriors, [lookup], costs, context)
         found[error] = best, decision
     plain, corrected = found[NO_ERROR][0], found[ExpectationError(-0.1, 0.1)][0]
     assert corrected.speedup == pytest.approx(plain.speedup * math.exp(-0.1))

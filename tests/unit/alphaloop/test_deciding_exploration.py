@@ -8,13 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.deciding.exploration import ExplorationBudget, Trial, loss, worth_trying
+from alphaloop.deciding.exploration import FIRST_JOBS, ExplorationBudget, Trial, loss, worth_trying
 from alphaloop.deciding.goodput import Alternative
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import Posterior
 from tests.fixtures import deciding
 
-LIMITS = PolicyLimits()
 NOW = datetime(2026, 9, 1, tzinfo=UTC)
 VANILLA = Alternative(None, 0, 1.0, 30.0, 1.0, 1.0, 1.0)
 RICH = ExplorationBudget(balance=1e4, accrued=1e4, unseen={})
@@ -31,7 +29,7 @@ def alternative(name: str, k: int, posterior: Posterior, round_ms: float) -> Alt
 
 def trial(rival: Alternative, posterior: Posterior, budget: ExplorationBudget = RICH) -> Trial | None:
     """Instead of vanilla."""
-    return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, LIMITS, 1, 100.0)
+    return worth_trying(VANILLA, [VANILLA, rival], {"draft": posterior}, budget, 1, 100.0)
 
 
 def test_certainty_ends_exploration() -> None:
@@ -63,8 +61,9 @@ def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_al
     posteriors = {"gated": posterior, "draft": posterior}
 
     def tried(*rivals: Alternative, shared_weights: dict[str, str]) -> Alternative | None:
-        found = worth_trying(gated, [gated, VANILLA, *rivals], posteriors, RICH, LIMITS, 1, 100.0, shared_weights)
-        return found.alternative if found else None
+        ways = [gated, VANILLA, *rivals]
+        trial = worth_trying(gated, ways, posteriors, RICH, 1, 100.0, shared_weights=shared_weights)
+        return trial.alternative if trial else None
 
     shared_weights = {"gated": "weights", "draft": "weights"}
     assert tried(one, three, shared_weights=shared_weights) is None
@@ -72,7 +71,7 @@ def test_a_drafter_whose_weights_are_in_use_is_tried_for_its_unseen_positions_al
     for others in ({}, {"draft": "weights"}, {"gated": "weights"}, {"gated": "weights", "draft": "others"}):
         assert tried(three, shared_weights=others) is three
     slow = alternative("draft", 1, posterior, 49.0)
-    found = worth_trying(VANILLA, [VANILLA, slow], posteriors, RICH, LIMITS, 1, 100.0, shared_weights)
+    found = worth_trying(VANILLA, [VANILLA, slow], posteriors, RICH, 1, 100.0, shared_weights=shared_weights)
     assert found is not None, "vanilla is no evidence of a drafter"
 
 
@@ -103,7 +102,7 @@ def test_a_drafter_is_rechecked_after_fewer_jobs_the_more_time_they_took() -> No
         budget = ExplorationBudget(balance=balance, accrued=balance, unseen={"draft": 0.0}, decided_at=NOW)
         step = timedelta(minutes=minutes / num_jobs)
         for number in range(1, num_jobs + 1):
-            budget = budget.after(1, 1e-6, LIMITS, is_cold=False, now=NOW + number * step)
+            budget = budget.after(1, 1e-6, is_cold=False, now=NOW + number * step)
         return trial(rival, posterior, budget)
 
     def jobs_until_due(minutes_a_job: float) -> int:
@@ -144,14 +143,13 @@ BATCH = st.tuples(st.integers(1, 8), st.floats(1, 400), st.floats(0.3, 3), st.sa
 
 @given(batches=st.lists(BATCH, max_size=60), is_cold=st.booleans(), share=st.floats(0, 0.2))
 def test_a_budget_is_never_exceeded(batches: list[tuple[int, float, float, str]], is_cold: bool, share: float) -> None:
-    limits = PolicyLimits(explore_share=share)
-    budget, decoded, first = ExplorationBudget(), 0.0, 0.0
+    budget, decoded, first = ExplorationBudget(explore_share=share), 0.0, 0.0
     for num_jobs, per_job, price, what in batches:
         num_tokens = num_jobs * per_job
         if not decoded and is_cold and share > 0:
-            first = limits.first_jobs * per_job
+            first = FIRST_JOBS * per_job
         decoded += num_tokens
-        budget = budget.after(num_jobs, num_tokens, limits, is_cold=is_cold)
+        budget = budget.after(num_jobs, num_tokens, is_cold=is_cold)
         if what == "explore" and price * num_tokens <= budget.balance:
             budget = budget.paid(price * num_tokens).used("draft")
         assert budget.balance >= -1e-6

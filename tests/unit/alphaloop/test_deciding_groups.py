@@ -8,16 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
+from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize
-from alphaloop.deciding.job_facts import PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, DraftSetting, Group, Reason, Together, decide_groups
+from alphaloop.deciding.policy import Group, Together, decide_groups
 from alphaloop.messages import Decoding, Mode
 from tests.fixtures.deciding import context_of, inferred
 
 DRAFTER = DrafterState("draft", "r1", 4)
 OTHER = DrafterState("lookup", "r1", 3)
-LIMITS = PolicyLimits()
 
 
 def costs(per_position_ms: float) -> CostTable:
@@ -42,7 +41,7 @@ def context(num_jobs: int, **more: object) -> DecisionContext:
 
 def test_a_group_that_drafts_badly_makes_room_for_one_that_drafts_well() -> None:
     groups = [group(4, 0.9), group(4, 0.05)]
-    good, bad = decide_groups(groups, [DRAFTER, OTHER], costs(3.0), context(8), LIMITS)
+    good, bad = decide_groups(groups, [DRAFTER, OTHER], costs(3.0), context(8))
     assert (good.mode, good.drafter, good.reason) == (Mode.SPECULATIVE, "draft", Reason.FASTER)
     assert (bad.mode, bad.num_draft_tokens, bad.reason) == (Mode.VANILLA, 0, Reason.NOT_FASTER)
     assert "apart" in bad.explanation
@@ -50,7 +49,7 @@ def test_a_group_that_drafts_badly_makes_room_for_one_that_drafts_well() -> None
 
 def test_groups_may_use_different_drafters() -> None:
     groups = [group(4, 0.9, 0.05), group(4, 0.05, 0.9)]
-    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(2.0), context(8), LIMITS)
+    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(2.0), context(8))
     assert (first.drafter, second.drafter) == ("draft", "lookup")
 
 
@@ -78,21 +77,21 @@ def test_a_group_whose_prompts_a_draft_would_have_to_read_stays_without_it() -> 
 
 def test_groups_that_hardly_differ_stay_together() -> None:
     groups = [group(4, 0.80), group(4, 0.79)]
-    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(1.0), context(8), LIMITS)
+    first, second = decide_groups(groups, [DRAFTER, OTHER], costs(1.0), context(8))
     assert (first.drafter, first.num_draft_tokens) == (second.drafter, second.num_draft_tokens)
 
 
 @pytest.mark.parametrize("more", [{"decoding": Decoding.VANILLA}, {"switched_off": "Translate *"}])
 def test_what_is_fixed_for_the_batch_is_fixed_for_its_groups(more: dict[str, object]) -> None:
     groups = [group(4, 0.9), group(4, 0.05)]
-    decisions = decide_groups(groups, [DRAFTER], costs(3.0), context(8, **more), LIMITS)
+    decisions = decide_groups(groups, [DRAFTER], costs(3.0), context(8, **more))
     assert {decision.mode for decision in decisions} == {Mode.VANILLA}
 
 
 def test_a_trial_is_a_trial_for_all() -> None:
     budget = ExplorationBudget(balance=1e6, accrued=1e6, unseen={"draft": 1e6})
     decisions = decide_groups(
-        [group(6, 0.35), group(2, 0.05, 0.9)], [DRAFTER, OTHER], costs(3.0), context(8), LIMITS, budget=budget
+        [group(6, 0.35), group(2, 0.05, 0.9)], [DRAFTER, OTHER], costs(3.0), context(8), budget=budget
     )
     assert {(decision.reason, decision.drafter) for decision in decisions} == {(Reason.EXPLORING, "draft")}
 
@@ -100,8 +99,8 @@ def test_a_trial_is_a_trial_for_all() -> None:
 def test_one_job_beside_many_is_decided_at_the_cost_of_many() -> None:
     """A draft for two jobs pays while two run, and does not while 32 run, which are taken to be mixed alike."""
     groups, table = [group(1, 0.8), group(1, 0.6)], costs(3.0)
-    alone = decide_groups(groups, [DRAFTER], table, context(2), LIMITS)
-    beside = decide_groups(groups, [DRAFTER], table, context_of(32, 2, 200.0), LIMITS)
+    alone = decide_groups(groups, [DRAFTER], table, context(2))
+    beside = decide_groups(groups, [DRAFTER], table, context_of(32, 2, 200.0))
     assert {decision.mode for decision in alone} == {Mode.SPECULATIVE}
     assert sum(decision.num_draft_tokens for decision in beside) < sum(d.num_draft_tokens for d in alone)
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostPoint, CostTable
+from alphaloop.deciding.decision import DecisionContext, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
-from alphaloop.deciding.policy import DecisionContext, DraftSetting, Reason, decide
+from alphaloop.deciding.job_facts import Aim, Objective
+from alphaloop.deciding.policy import decide
 from alphaloop.deciding.posterior import Posterior
 from alphaloop.messages import Decoding, Mode, Purpose
-from tests.fixtures.deciding import LIMITS, LOOKUP, choose, context_of, costs, find, inferred, with_prompts
+from tests.fixtures.deciding import LOOKUP, choose, context_of, costs, find, inferred, with_prompts
 
 
 def test_a_task_that_gains_is_decoded_speculatively_at_the_best_k() -> None:
@@ -53,9 +54,8 @@ def test_without_costs_there_is_no_choice() -> None:
 
 def test_without_a_budget_nothing_is_explored() -> None:
     unsure = {"lookup": inferred(0.1, sd=1.5, jobs=1.0)}
-    limits = PolicyLimits(explore_share=0.0, control_share=0.0)
     none_given = choose(unsure, costs=costs(draft_ms=9.0))
-    none_allowed = choose(unsure, costs=costs(draft_ms=9.0), limits=limits, budget=ExplorationBudget())
+    none_allowed = choose(unsure, costs=costs(draft_ms=9.0), budget=ExplorationBudget(explore_share=0.0))
     for decision in (none_given, none_allowed):
         assert decision.mode is Mode.VANILLA
         assert decision.reason is not Reason.EXPLORING
@@ -105,8 +105,8 @@ def test_every_decision_is_possible_explained_and_repeatable(
     budget: ExplorationBudget | None,
 ) -> None:
     history = {"lookup": posterior}
-    decision = decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
-    assert decision == decide(history, [LOOKUP], table, context, LIMITS, incumbent=incumbent, budget=budget)
+    decision = decide(history, [LOOKUP], table, context, incumbent=incumbent, budget=budget)
+    assert decision == decide(history, [LOOKUP], table, context, incumbent=incumbent, budget=budget)
     assert decision.explanation
     speculative = decision.mode is Mode.SPECULATIVE
     assert speculative == (decision.drafter is not None) == (decision.num_draft_tokens > 0)

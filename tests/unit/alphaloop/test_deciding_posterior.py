@@ -15,7 +15,6 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, KeyEvidence, design_effect
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer, splits_by_segment
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.posterior import MEASURED_JOBS, Counts, Posterior, Profile
 from alphaloop.settings.models import LookupDrafterSettings
 
@@ -154,7 +153,7 @@ def test_copies_that_were_seen_at_one_draft_length_are_foreseen_at_every_other(
     for runs in texts:
         counts = decoded(runs, seen_k)
         evidence = evidence.with_job(EvidenceSums.of_job(counts, seen_k, NOW, counts.num_tokens), HALF_LIFE)
-    posterior = infer({key(): evidence}, key(), 12, PairPosterior.of_drafter(state, PolicyLimits()))
+    posterior = infer({key(): evidence}, key(), 12, PairPosterior.of_drafter(state))
     for k in (1, 3, 4, 6, 8, 12):
         every = [decoded(runs, k) for runs in texts]
         tokens = sum(one.num_tokens - 1 for one in every) / sum(one.rounds - 1 for one in every)
@@ -187,7 +186,7 @@ def test_what_lies_beyond_the_limit_of_the_texts_that_were_seen_is_less_sure(rng
 
 def test_look_up_is_expected_to_go_on_where_it_went_well(rng: random.Random) -> None:
     state = LookupDrafterSettings().state("lookup", "r1")
-    pair = PairPosterior.of_drafter(state, PolicyLimits())
+    pair = PairPosterior.of_drafter(state)
     cold = infer({}, key(), state.max_draft_tokens, pair)
     assert cold.through[: len(LOOKUP_THROUGH)] == pytest.approx(LOOKUP_THROUGH)
     assert cold.through[-1] == pytest.approx(LOOKUP_THROUGH[-1])
@@ -267,7 +266,7 @@ def test_a_rise_shows_in_six_late_rechecks_of_an_unused_drafter(rng: random.Rand
 def test_only_the_drafters_own_revision_counts(rng: random.Random) -> None:
     earlier = replace(key(), draft_revision="r0")
     snapshot = EvidenceSnapshot(HALF_LIFE, {key(): evidence_cache(rng, 30, 0.9), earlier: evidence_cache(rng, 30, 0.1)})
-    posteriors = Posteriors(snapshot, PolicyLimits())
+    posteriors = Posteriors(snapshot)
     draft, lookup = (
         posteriors.inferred(key(), drafter, NOW).posterior
         for drafter in (DrafterState("draft", "r1", 8), DrafterState("lookup", "r7", 4))

@@ -10,7 +10,7 @@ import pytest
 
 from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import Aim, Objective, Subject, TaskRules
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.posterior import Posterior, tokens_per_round
 from alphaloop.deciding.replay import Compared, Pricing, Replay, Rules, group_of, is_given
@@ -18,8 +18,7 @@ from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot
 from alphaloop.messages import Decoding, Purpose
 from tests.fixtures.deciding import inferred, some_snapshot, under
 
-LIMITS: Final = PolicyLimits(explore_share=0.0, control_share=0.0)
-FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), LIMITS)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, timedelta(days=3), 0.0)
 
 
 def decided(snapshot: Snapshot, rules: Rules, replay: Replay | None = None) -> Decision:
@@ -27,8 +26,8 @@ def decided(snapshot: Snapshot, rules: Rules, replay: Replay | None = None) -> D
 
 
 def test_under_the_rules_of_that_time_a_decision_is_the_one_that_was_taken() -> None:
-    snapshot = some_snapshot(limits=LIMITS)
-    same = decided(snapshot, Rules(LIMITS, {}))
+    snapshot = some_snapshot(explore_share=0.0)
+    same = decided(snapshot, Rules(0.0, {}))
     assert snapshot.is_reproduced([same])
     assert same.reason is Reason.FASTER
     assert not replace(snapshot, is_whole=False).is_reproduced([same])
@@ -36,17 +35,15 @@ def test_under_the_rules_of_that_time_a_decision_is_the_one_that_was_taken() -> 
 
 
 def test_other_rules_decide_the_same_jobs_otherwise() -> None:
-    snapshot = some_snapshot(limits=LIMITS)
-    forced = Rules(LIMITS, {"code": TaskRules(decoding=Decoding.VANILLA)})
+    snapshot = some_snapshot(explore_share=0.0)
+    forced = Rules(0.0, {"code": TaskRules(decoding=Decoding.VANILLA)})
     assert decided(snapshot, forced).reason is Reason.FORCED
-    shorter = decided(snapshot, Rules(LIMITS, {}, {"lookup": 1}))
+    shorter = decided(snapshot, Rules(0.0, {}, {"lookup": 1}))
     assert shorter.setting == DraftSetting("lookup", 1)
-    assert decided(snapshot, Rules(LIMITS, {}, {"lookup": 99})).setting == snapshot.decisions[0].setting
-    assert decided(snapshot, Rules(LIMITS, {}, removed=frozenset({"lookup"}))).reason is Reason.NO_DRAFTER
-    demanding = replace(LIMITS, min_speedup=50.0)
-    assert decided(snapshot, Rules(demanding, {})).reason is Reason.NOT_FASTER
+    assert decided(snapshot, Rules(0.0, {}, {"lookup": 99})).setting == snapshot.decisions[0].setting
+    assert decided(snapshot, Rules(0.0, {}, removed=frozenset({"lookup"}))).reason is Reason.NO_DRAFTER
     target = TaskRules(objective=Objective(Aim.TIME_PER_TOKEN, 25.0))
-    assert decided(snapshot, Rules(LIMITS, {"code": target})).reason is Reason.ON_TARGET
+    assert decided(snapshot, Rules(0.0, {"code": target})).reason is Reason.ON_TARGET
 
 
 def test_a_job_keeps_the_mode_that_it_asked_for_and_its_deadline() -> None:
@@ -58,7 +55,7 @@ def test_a_job_keeps_the_mode_that_it_asked_for_and_its_deadline() -> None:
 
 
 def test_only_what_rules_had_a_say_in_is_compared() -> None:
-    snapshot = some_snapshot(limits=LIMITS)
+    snapshot = some_snapshot(explore_share=0.0)
     (decision,) = snapshot.decisions
     assert not is_given(snapshot, decision)
     for subject in (
@@ -73,9 +70,9 @@ def test_only_what_rules_had_a_say_in_is_compared() -> None:
 
 def test_incumbents_and_budgets_under_other_rules_are_carried_from_decision_to_decision() -> None:
     vague = inferred(0.02, k=4, jobs=8.0, sd=1.5)
-    past = some_snapshot(groups=[Group(2, {"lookup": vague}, "", "<=256")], limits=LIMITS)
+    past = some_snapshot(groups=[Group(2, {"lookup": vague}, "", "<=256")], explore_share=0.0)
     past = replace(past, budget=ExplorationBudget(unseen={"lookup": 0.0}))
-    generous = Rules(replace(LIMITS, explore_share=0.005), {})
+    generous = Rules(0.005, {})
 
     def reasons(rules: Rules) -> list[Reason]:
         replay = Replay(rules)
@@ -85,7 +82,7 @@ def test_incumbents_and_budgets_under_other_rules_are_carried_from_decision_to_d
     assert trials == reasons(generous)
     assert trials[0] is not Reason.EXPLORING, "the budget of that time had nothing to spend"
     assert Reason.EXPLORING in trials
-    assert Reason.EXPLORING not in reasons(Rules(LIMITS, {}))
+    assert Reason.EXPLORING not in reasons(Rules(0.0, {}))
 
 
 def test_jobs_find_their_group() -> None:

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
-from alphaloop.deciding import snapshot as codec
 from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence, settings_by_running
 from alphaloop.deciding.exploration import ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState, JobSize, weigh
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits
+from alphaloop.deciding.goodput import MIN_SPEEDUP, DrafterState, JobSize, weigh
+from alphaloop.deciding.job_facts import Aim, Objective
 from alphaloop.deciding.policy import Group, decide, decide_groups
 from alphaloop.messages import Purpose
-from tests.fixtures.deciding import LIMITS, context_of, find, inferred
+from tests.fixtures.deciding import context_of, find, inferred
 
 NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4)
 EAGLE = DrafterState("eagle", "r1", 3, least_draft_tokens=3)
@@ -94,8 +91,8 @@ def test_servers_have_no_more_requests_than_they_take() -> None:
     assert next(a for a in found if a.drafter is None).round_ms == pytest.approx(20.0 + 1.0 * 16 / 2)
     assert find(weigh(POSTERIORS, [full], table, 3), 4, "ngram").round_ms == pytest.approx(2.0 + 8.0 * 3)
     context = replace(CONTEXT, num_running=40)
-    assert decide(POSTERIORS, [full], table, context, LIMITS).drafter == "ngram"
-    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter is None, "as if one server had them all"
+    assert decide(POSTERIORS, [full], table, context).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context).drafter is None, "as if one server had them all"
 
 
 def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
@@ -110,13 +107,13 @@ def test_a_prompt_is_read_once_by_the_server_that_gets_it() -> None:
         found = weigh(POSTERIORS, [NGRAM], table, 1, size, target, 1)
         assert find(found, 4, "ngram").chance == chance
     context = replace(CONTEXT, prompt_tokens=100.0, objective=Objective(Aim.TIME_TO_FIRST_TOKEN, 40.0))
-    assert decide(POSTERIORS, [NGRAM], table, context, LIMITS).drafter == "ngram"
+    assert decide(POSTERIORS, [NGRAM], table, context).drafter == "ngram"
 
 
 @pytest.mark.parametrize("asked", [None, 1, 2, 4, 9])
 def test_a_probe_of_another_length_has_the_servers(asked: int | None) -> None:
     context = context_of(1, 1, 200.0, purpose=Purpose.PROBE, probe_drafter="ngram", probe_num_draft_tokens=asked)
-    decision = decide({}, [NGRAM], served(ngram=(30.0, 2.0)), context, LIMITS)
+    decision = decide({}, [NGRAM], served(ngram=(30.0, 2.0)), context)
     assert (decision.reason, decision.setting) == (Reason.PROBE, DraftSetting("ngram", 4))
     assert ("not at k=" in decision.explanation) == (asked in (1, 2))
 
@@ -125,7 +122,7 @@ def test_groups_are_decided_apart_because_their_rounds_are() -> None:
     table = served((20.0, 1.0), ngram=(28.0, 1.5), prompts=True)
     groups = [Group(6, {"ngram": inferred(0.9, k=4)}), Group(2, {"ngram": inferred(0.1, k=4)})]
     context = replace(CONTEXT, num_jobs=8, num_running=8, prompt_tokens=100.0)
-    good, poor = decide_groups(groups, [NGRAM], table, context, LIMITS)
+    good, poor = decide_groups(groups, [NGRAM], table, context)
     assert (good.setting, poor.setting) == (DraftSetting("ngram", 4), DraftSetting())
     assert (good.reason, poor.reason) == (Reason.FASTER, Reason.NOT_FASTER)
 
@@ -133,28 +130,15 @@ def test_groups_are_decided_apart_because_their_rounds_are() -> None:
 def test_what_runs_on_a_server_stays_as_it_is() -> None:
     table = served((20.0, 1.0), ngram=(28.0, 1.5))
     posteriors = {"ngram": inferred(0.9, k=4)}
-    decision = decide(posteriors, [NGRAM], table, CONTEXT, LIMITS)
+    decision = decide(posteriors, [NGRAM], table, CONTEXT)
     assert decision.setting == DraftSetting("ngram", 4)
     for drafter in (NGRAM, FREE):
-        assert settings_by_running(decision, posteriors, [drafter], table, CONTEXT, LIMITS, 32) == ()
-    assert decide(posteriors, [FREE], table, CONTEXT, LIMITS).posteriors == {}
-    poor = decide({"ngram": inferred(0.6, k=4)}, [NGRAM], table, CONTEXT, LIMITS)
+        assert settings_by_running(decision, posteriors, [drafter], table, CONTEXT, 32) == ()
+    assert decide(posteriors, [FREE], table, CONTEXT).posteriors == {}
+    poor = decide({"ngram": inferred(0.6, k=4)}, [NGRAM], table, CONTEXT)
     running = [RunningSequence("a", decision)] * 3 + [RunningSequence("b", poor)] * 3
     together = LengthsTogether(lambda: table).settings(running, datetime(2026, 11, 1, tzinfo=UTC))
     assert together == [one.decision.setting for one in running]
-
-
-def test_drafters_recorded_before_there_were_servers_are_read() -> None:
-    """A record of an older worker has none of the fields."""
-    state = DrafterState("draft", "r1", 5)
-    old = {"name": "draft", "revision": "r1", "max_draft_tokens": 5, "offers": [], "through": []}
-    content: dict[str, Any] = {"limits": {}, "drafters": [old]}
-    names = ("owner", "host", "device", "engine", "target_revision")
-    content |= {**dict.fromkeys(names, ""), "num_slots": 8, "half_life": "PT1S"}
-    facts, read = codec.read_session(json.loads(json.dumps(content)))
-    assert read == (state,)
-    now = replace(NGRAM, num_endpoints=3, num_vanilla_endpoints=2, num_places=24, num_vanilla_places=16)
-    assert codec.read_session(json.loads(json.dumps(codec.session_content(facts, [now]))))[1] == (now,)
 
 
 @given(
@@ -177,7 +161,7 @@ def test_the_better_server_is_chosen_at_every_load(
     table = served(vanilla, ngram=ngram, eagle=eagle)
     states = [replace(NGRAM, num_endpoints=endpoints[0]), replace(EAGLE, num_endpoints=endpoints[1])]
     posteriors = {"ngram": inferred(alphas[0], k=4, sd=1e-3), "eagle": inferred(alphas[1], k=3, sd=1e-3)}
-    decision = decide(posteriors, states, table, replace(CONTEXT, num_running=num_running), PolicyLimits())
+    decision = decide(posteriors, states, table, replace(CONTEXT, num_running=num_running))
 
     def rate(drafter: str | None) -> float:
         if drafter is None:
@@ -187,7 +171,7 @@ def test_the_better_server_is_chosen_at_every_load(
         return posteriors[drafter].tokens[state.max_draft_tokens] / (law[0] + law[1] * load)
 
     best = max(rate(name) for name in (None, "ngram", "eagle"))
-    least_gain = PolicyLimits().min_speedup if decision.drafter is None else 1.0
+    least_gain = MIN_SPEEDUP if decision.drafter is None else 1.0
     assert rate(decision.drafter) * least_gain >= best * (1 - 1e-9)
 
 
@@ -218,7 +202,7 @@ def test_every_length_is_weighed_with_its_own_time_and_doubt() -> None:
 
 @pytest.mark.parametrize(("alpha", "k"), [(0.95, 4), (0.3, 1), (0.05, 0)])
 def test_the_length_follows_the_acceptance(alpha: float, k: int) -> None:
-    decision = decide({"ngram": inferred(alpha, k=4)}, [FREE], followed(shortest_ms=22.0), CONTEXT, LIMITS)
+    decision = decide({"ngram": inferred(alpha, k=4)}, [FREE], followed(shortest_ms=22.0), CONTEXT)
     assert decision.setting == (DraftSetting("ngram", k) if k else DraftSetting())
 
 
@@ -230,7 +214,7 @@ def test_a_length_whose_time_is_doubted_is_tried_though_it_is_shorter(of_shortes
     context, budget = replace(CONTEXT, num_jobs=4, num_running=4), ExplorationBudget(5000.0, unseen={"ngram": 0.0})
     tried = set()
     for _ in range(20):
-        decision = decide(posteriors, [FREE], table, context, LIMITS, budget=budget)
+        decision = decide(posteriors, [FREE], table, context, budget=budget)
         assert decision.budget is not None
         budget = decision.budget
         if decision.reason is Reason.EXPLORING:

@@ -12,9 +12,10 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.costs import CostPoint, CostTable
 from alphaloop.deciding.decision import Decision, DraftSetting, IncumbentKey, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums
+from alphaloop.deciding.exploration import FIRST_JOBS
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import Aim, EngineConditions, JobFacts, Objective, Subject, TaskRules
 from alphaloop.deciding.replay import group_of
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import Snapshot
@@ -45,7 +46,6 @@ def seen(alpha: float, num_jobs: int) -> list[tuple[EvidenceKey, EvidenceSums]]:
 class Made:
     """A session, and what it stands on."""
 
-    limits: PolicyLimits = field(default_factory=PolicyLimits)
     explores: bool = False
     evidence: EvidenceSnapshot = field(default_factory=lambda: EvidenceSnapshot(HALF_LIFE))
     choices: ChoicesInMemory = field(default_factory=ChoicesInMemory)
@@ -55,7 +55,7 @@ class Made:
         self.session = DecisionSession(
             "t",
             "e",
-            Posteriors(self.evidence, self.limits),
+            Posteriors(self.evidence),
             choices=self.choices,
             budgets=BudgetsInMemory(self.evidence, lambda: (LOOKUP,)) if self.explores else None,
             costs=lambda: self.table,
@@ -135,10 +135,10 @@ def test_a_job_whose_limit_is_short_is_no_choice_of_its_task() -> None:
 
 
 def test_a_budget_counts_the_jobs_of_the_decision_and_not_those_that_run() -> None:
-    made = Made(explores=True, limits=PolicyLimits(first_jobs=0.0))
+    made = Made(explores=True)
     made.decide(8)
     budget = made.session.budget(CODE)
-    assert budget.accrued == pytest.approx(0.02 * 200)
+    assert budget.accrued == pytest.approx((0.02 + FIRST_JOBS) * 200)
 
 
 def test_rules_conditions_and_deadlines_reach_the_context() -> None:

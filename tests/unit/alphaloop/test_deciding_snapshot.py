@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 from alphaloop.deciding.decision import DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import Aim, Objective, PolicyLimits, Subject
+from alphaloop.deciding.job_facts import Aim, Objective, Subject
 from alphaloop.deciding.policy import Group
 from alphaloop.deciding.snapshot import MOST_BYTES, SessionFacts, Snapshot, SnapshotEncoder, decode
 from alphaloop.messages import Decoding, Purpose
 from tests.fixtures.deciding import NOON, inferred, some_snapshot
 
-LIMITS: Final = PolicyLimits(explore_share=0.05)
-FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), LIMITS)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), 0.02)
 names: Final = st.text(max_size=8)
 
 
@@ -111,7 +110,7 @@ def test_of_many_drafters_the_least_likely_are_dropped(num_drafters: int, num_gr
     if dropped["drafters"] and num_groups == 1:
         assert f"drafter-{num_drafters - 1}" in best, "what was expected to be fastest stays"
         assert "drafter-0" not in best
-        assert found.decide(LIMITS)[0].setting == snapshot.decisions[0].setting
+        assert found.decide()[0].setting == snapshot.decisions[0].setting
 
 
 def test_of_a_document_that_would_be_too_long_the_outcome_stays() -> None:
@@ -142,7 +141,7 @@ def test_a_document_is_never_too_long_whatever_the_names_are(
 
 def test_a_document_of_another_form_is_refused() -> None:
     content = stored(some_snapshot())
-    for name in ("limits", "groups", "context", "drafters", "costs"):
+    for name in ("explore_share", "groups", "context", "drafters", "costs"):
         broken = {part: value for part, value in content.items() if part != name}
         with pytest.raises((KeyError, TypeError, ValueError)):
             decode(broken, some_snapshot().decision_id, NOON, "code", "greedy", 4)

@@ -4,16 +4,13 @@ import codecs
 import math
 import re
 import tomllib
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from alphaloop.contract import settings_reference
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.errors import ConfigError
 from alphaloop.settings import (
-    PolicySettings,
     Settings,
     TaskSettings,
     TasksFile,
@@ -52,11 +49,6 @@ def test_the_files_say_the_defaults() -> None:
     assert said.policy == default.policy
     assert said.scheduler == default.scheduler
     assert said.models == default.models
-
-
-def test_the_policys_dials_are_among_its_limits() -> None:
-    assert {f.name for f in fields(PolicyLimits)} >= set(PolicySettings.model_fields)
-    assert PolicySettings().limits() == PolicyLimits()
 
 
 def test_files_then_profile_then_overrides_then_environment(configs: Path, monkeypatch: pytest.MonkeyPatch) -> None:

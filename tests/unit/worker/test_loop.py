@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alphaloop.deciding.decision import Reason
-from alphaloop.deciding.policy import DraftSetting
+from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.engine import FailedRequest, Load, Step
 from alphaloop.errors import AlphaloopError, FatalBrokerError, RequestRefused, StoreError
 from tests.fakes import FakeEngine

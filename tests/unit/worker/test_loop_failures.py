@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import PreparedJob, Step
 from alphaloop.errors import (
     DecodeFailed,

@@ -12,9 +12,9 @@ from uuid import uuid4
 import pytest
 
 from alphaloop.costs import CostTable
+from alphaloop.deciding.decision import Decision, DraftSetting, Reason
 from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.goodput import Alternative, DrafterState
-from alphaloop.deciding.policy import Decision, DraftSetting, Reason
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.estimate import measured_speedup
 from alphaloop.experiment.observe import Phase, Slice

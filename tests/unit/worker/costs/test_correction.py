@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alphaloop.costs import HALF_LIFE_ROUNDS, HALF_LIFE_S, PRIOR_SD, LogEstimate
@@ -42,6 +42,7 @@ def factor(correction: Correction[str], shape: str) -> float:
     return math.exp(correction.log_level + correction.deviation(shape).mean)
 
 
+@settings(max_examples=40)
 @given(st.lists(ratios, min_size=HALF_LIFE - 1, max_size=HALF_LIFE - 1), st.integers(0, 200))
 def test_no_disturbance_shorter_than_the_half_life_moves_anything(burst: list[float], num_before: int) -> None:
     correction = calibrated()
@@ -56,6 +57,7 @@ def test_no_disturbance_shorter_than_the_half_life_moves_anything(burst: list[fl
         assert factor(correction, "narrow") == pytest.approx(1.0)
 
 
+@settings(max_examples=40)
 @given(ratios, st.lists(st.sampled_from(SIZES), max_size=200))
 def test_a_lasting_change_is_believed_in_full_after_one_half_life(ratio: float, before: list[str]) -> None:
     correction = calibrated()

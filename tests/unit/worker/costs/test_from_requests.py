@@ -118,11 +118,11 @@ def test_doubt_grows_while_a_route_gets_no_requests(store: Store, clock: Clock) 
 
 def test_what_was_stored_is_where_the_next_worker_begins(store: Store, clock: Clock) -> None:
     costs = made(store, clock)
-    serve(costs, clock, 200)
+    serve(costs, clock, 100)
     assert costs.save()
     assert not costs.save(), "no news"
     points = store.saved[-1]
-    assert all(point.correction == 1.0 and point.num_samples == 200 for point in points)
+    assert all(point.correction == 1.0 and point.num_samples == 100 for point in points)
     again = made(store, clock, points)
     for load in LOADS:
         for drafter, width in ((None, 1), ("ngram", 5)):
@@ -131,7 +131,7 @@ def test_what_was_stored_is_where_the_next_worker_begins(store: Store, clock: Cl
     # Stored values are times like others: where the server has changed, requests outweigh them.
     first = again.level("ngram")
     assert first == pytest.approx(1.0, rel=0.3)
-    serve(again, clock, 300, seed=2, slower=2.0)
+    serve(again, clock, 150, seed=2, slower=2.0)
     assert again.level("ngram") > 1.6 * first
     assert again.table.rounds(4).part_ms("ngram", 5) == pytest.approx(86.0, rel=0.1)
 

@@ -14,12 +14,12 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.costs import HALF_LIFE_S, CostKind, CostPoint
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision, DraftSetting
 from alphaloop.engine import ProposalShape, Step
 from tests.fixtures.costs import Store
-from tests.fixtures.deciding import LIMITS, choose, inferred
+from tests.fixtures.deciding import choose, inferred
 from tests.fixtures.simulated import Clock
 from worker.costs.learning import LiveCosts
 
@@ -110,16 +110,27 @@ def test_prompts_are_corrected_by_steps_that_read_nothing_else(store: Store, clo
     assert costs.table.prefill_ms("model", 64) == live(store, clock).table.prefill_ms("model", 64)
 
 
-def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(store: Store, clock: Clock) -> None:
+@pytest.mark.parametrize("proposers", [("model",), ("model", "lookup")])
+def test_a_drafters_prompts_are_corrected_by_the_rounds_that_read_them(
+    store: Store, clock: Clock, proposers: tuple[str, ...]
+) -> None:
     points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
     costs = live(store, clock, points)
     first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
+
+    def round_of(draft_ms: float, num_read: int = 0, width: int = 9) -> Step:
+        read = step(10.0 + width, width=width, draft_ms=draft_ms, num_draft_prefill_tokens=num_read)
+        if len(proposers) == 1:
+            return read
+        seconds = {"model": draft_ms / 1000, "lookup": 0.001}
+        shape = {"model": ProposalShape(1, width, num_read)}
+        return replace(read, drafter=None, draft_s_by_proposer=seconds, shape_by_proposer=shape)
+
     for _ in range(3 * HALF_LIFE):
-        costs.observe(step(19.0, width=9, draft_ms=all_of_them))
-        reading = 3 * 16.0 + all_of_them - first
-        costs.observe(step(19.0, width=9, draft_ms=reading, num_draft_prefill_tokens=128))
-        costs.observe(step(11.0, draft_ms=500.0, num_draft_prefill_tokens=512))
-    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0), "three times what was calibrated"
+        costs.observe(round_of(all_of_them))
+        costs.observe(round_of(3 * 16.0 + all_of_them - first, 128))
+        costs.observe(round_of(500.0, 512, width=1))
+    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0, rel=0.02), "three times what was calibrated"
     assert costs.table.part_ms("model", 1, 9) == pytest.approx(all_of_them), "rounds are not thought slower for it"
     assert costs.table.prefill_ms(None, 64) == live(store, clock).table.prefill_ms(None, 64)
 
@@ -149,44 +160,12 @@ def test_rounds_of_several_proposers_teach_what_each_of_them_takes(store: Store,
         assert costs.level(None) == pytest.approx(1.0, rel=0.02)
 
 
-def test_what_one_of_several_proposers_read_is_no_time_of_its_drafts(store: Store, clock: Clock) -> None:
-    points = [*POINTS, CostPoint("model", 1, 64, 8.0, 3, 0, CostKind.PREFILL)]
-    costs = live(store, clock, points)
-    first, all_of_them = costs.table.part_ms("model", 1, 2), costs.table.part_ms("model", 1, 9)
-    for _ in range(3 * HALF_LIFE):
-        for draft_ms, num_read in ((all_of_them, 0), (3 * 16.0 + all_of_them - first, 128)):
-            mixed = step(19.0, width=9, num_draft_prefill_tokens=num_read)
-            told = {"model": draft_ms / 1000, "lookup": 0.001}
-            shape = {"model": ProposalShape(1, 9, num_read)}
-            costs.observe(replace(mixed, draft_s_by_proposer=told, shape_by_proposer=shape))
-    assert costs.table.prefill_ms("model", 64) == pytest.approx(24.0, rel=0.02)
-
-
 def test_of_a_drafter_that_asks_one_of_two_the_mean_counts(store: Store, clock: Clock, rng: random.Random) -> None:
     """Rounds of a fiftieth and rounds of what was calibrated: their median is the time of one kind."""
     mixed = LiveCosts(POINTS, half_life=HALF_LIFE, save=store, mixed=["model"], clock=clock)
     for _ in range(20 * HALF_LIFE):
         mixed.observe(step(19.0, draft_ms=9.0 if rng.random() < 0.4 else 9.0 / 50, width=9))
     assert mixed.table.part_ms("model", 1, 9) == pytest.approx(9.0 * (0.4 + 0.6 / 50), rel=0.25)
-
-
-def test_a_round_of_one_proposer_teaches_as_ever(store: Store, clock: Clock) -> None:
-    told, untold = live(store, clock), live(store, clock)
-    for _ in range(HALF_LIFE):
-        made = step(19.0, draft_ms=20.0, width=9)
-        untold.observe(made)
-        shape = {"model": ProposalShape(1, 4)}
-        told.observe(replace(made, draft_s_by_proposer={"model": 0.019}, shape_by_proposer=shape))
-    assert told.table.points == untold.table.points
-
-
-def test_a_drafter_is_corrected_by_its_own_time(store: Store, clock: Clock, rng: random.Random) -> None:
-    costs = live(store, clock)
-    for _ in range(4 * HALF_LIFE):
-        width = rng.choice((2, 9))
-        costs.observe(step(10 + width, draft_ms=1.5 * width * rng.uniform(0.97, 1.03), width=width))
-    assert costs.table.rounds(1).round_ms("model", 8) == pytest.approx(19 + 1.5 * 9, rel=0.05)
-    assert costs.table.rounds(1).round_ms(None, 8) == pytest.approx(19)
 
 
 @pytest.mark.parametrize(
@@ -345,7 +324,7 @@ def drafts(decision: Decision) -> bool:
     return decision.kept is not None and decision.kept.drafter is not None
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int) -> None:
     worker = Worker(random.Random(seed))
     for _ in range(30):
@@ -362,12 +341,11 @@ def test_a_drafter_that_was_slow_for_a_moment_is_back_within_200_jobs(seed: int)
     assert all(drafts(worker.decode_job()) for _ in range(6)), "it is back to stay"
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_a_drafter_that_stays_slow_stays_out_within_the_budget(seed: int) -> None:
-    worker = Worker(random.Random(seed), slowness=3.0)
+def test_a_drafter_that_stays_slow_stays_out_within_the_budget() -> None:
+    worker = Worker(random.Random(0), slowness=3.0)
     decisions = [worker.decode_job() for _ in range(300)]
     assert not any(drafts(decision) for decision in decisions[20:])
     assert 0 < sum(decision.drafter is not None for decision in decisions[20:]) < 20
     vanilla_s = worker.num_tokens * VANILLA_MS / 1000
-    assert worker.now_s / vanilla_s - 1 < LIMITS.explore_share
-    assert worker.budget.spent <= worker.budget.accrued <= (LIMITS.explore_share + 0.002) * worker.num_tokens
+    assert worker.now_s / vanilla_s - 1 < worker.budget.explore_share
+    assert worker.budget.spent <= worker.budget.accrued <= (worker.budget.explore_share + 0.002) * worker.num_tokens

@@ -18,7 +18,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
-from alphaloop.deciding.job_facts import PolicyLimits, Subject, TaskRules
+from alphaloop.deciding.job_facts import Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.engine import CacheMemory, PreparedJob, Sampling
@@ -63,7 +63,7 @@ def decided(engine: FakeEngine, jobs: Sequence[PreparedJob], num_running: int = 
     session = DecisionSession(
         "target",
         "engine",
-        Posteriors(EvidenceSnapshot(timedelta(days=3)), PolicyLimits()),
+        Posteriors(EvidenceSnapshot(timedelta(days=3))),
         choices=ChoicesInMemory(),
         budgets=None,
         costs=lambda: CostTable([]),
@@ -123,7 +123,7 @@ def decision() -> Snapshot:
 
 
 def journal_of(store: Store, clock: Clock) -> SnapshotJournal:
-    facts = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), PolicyLimits())
+    facts = SessionFacts("w", "h", "d", "e", "t", 4, timedelta(days=3), 0.02)
     return SnapshotJournal(cast(SnapshotStore, SimpleNamespace(add=store)), facts, clock=clock)
 
 

@@ -19,7 +19,6 @@ from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.job_facts import PolicyLimits
 from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder, decode
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Mode, Origin, parse_job
@@ -41,8 +40,7 @@ from worker.deciding.evidence_cache import EvidenceCache
 BEGIN: Final = datetime(2026, 3, 1, tzinfo=UTC)
 #: Longer than any of them keeps a posterior: they differ in that alone.
 STEP: Final = timedelta(hours=7)
-LIMITS: Final = PolicyLimits()
-FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, HALF_LIFE, LIMITS)
+FACTS: Final = SessionFacts("w", "h", "d", "e", "t", 8, HALF_LIFE, 0.02)
 DRAFTERS: Final = (DrafterState("lookup", "r1", 6), DrafterState("draft", "r1", 4))
 NUM_JOBS: Final = 8
 TASK_TOKENS: Final = 40
@@ -126,7 +124,7 @@ def by_worker(
     ledger = LedgerInMemory(HALF_LIFE)
     costs = LiveCosts(points, half_life=32, save=lambda _: None, clock=lambda: 0.0)
     budgets = BudgetsInMemory(EvidenceSnapshot(HALF_LIFE), lambda: DRAFTERS)
-    decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, limits=LIMITS, now=lambda: now, note=note)
+    decider = Decider(engine, cache, ChoicesInMemory(), budgets, costs=costs, now=lambda: now, note=note)
     for number, past in enumerate(history):
         now = past.at
         jobs = [prepared(run, number, index) for index, run in enumerate(past.runs)]
@@ -151,7 +149,7 @@ def from_snapshots(snapshots: Sequence[Snapshot]) -> Iterator[tuple[bool, tuple[
             document, one.decision_id, one.decided_at, subject.task, subject.sampling_bucket, one.context.num_running
         )
         assert facts == FACTS
-        yield again.is_whole, again.decide(facts.limits)
+        yield again.is_whole, again.decide()
 
 
 def by_simulator(history: Sequence[Past]) -> Iterator[Decision]:
