@@ -206,7 +206,7 @@ class KeptBatches:
 
     def drop_before(self, moment: datetime) -> None:
         """Delete files that were uploaded before then."""
-        for path in self._folder.glob("batch-*.json*"):  # the release before kept a .json beside each
+        for path in self._folder.glob("batch-*.jsonl"):
             with suppress(OSError):  # another process deletes it
                 if path.stat().st_mtime < moment.timestamp():
                     path.unlink()

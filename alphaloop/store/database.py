@@ -56,7 +56,8 @@ SUPPORTED_REVISIONS: Final = ("0001",)
 
 #: What to do with a database at a revision that this code does not know.
 UNKNOWN_REVISION: Final = (
-    "run the release that migrated it; a database of a checkout before the first release is not migrated: create a new one"
+    "run the release that migrated; a database of an earlier checkout, from before any release, is not migrated: "
+    "create a new one"
 )
 
 _IS_THERE: Final = text("SELECT to_regclass(:name) IS NOT NULL")
@@ -396,12 +397,12 @@ class DatabaseClock:
             asked_at = self._monotonic()
             (moment,) = driver.execute("SELECT clock_timestamp()").fetchone() or (None,)
             answered_at = self._monotonic()
-        told: datetime = moment.astimezone(UTC)
+        instant: datetime = moment.astimezone(UTC)
         if self._measured is None:
-            self._measured = told, (asked_at + answered_at) / 2
+            self._measured = instant, (asked_at + answered_at) / 2
         elif answered_at - asked_at <= _SLOWEST_ANSWER_S:
-            self._measured = followed(self._measured, told, asked_at, answered_at)
-        return told
+            self._measured = followed(self._measured, instant, asked_at, answered_at)
+        return instant
 
 
 def followed(
