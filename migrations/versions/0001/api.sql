@@ -109,7 +109,7 @@ COMMENT ON COLUMN api_batches.error_file_id IS 'File with the other requests; nu
 COMMENT ON COLUMN api_batches.status IS 'OpenAI''s word for where it stands';
 COMMENT ON COLUMN api_batches.errors IS 'Why it failed; null if it did not';
 COMMENT ON COLUMN api_batches.num_total IS 'Lines with text';
-COMMENT ON COLUMN api_batches.num_sent IS 'Of these, how many Kafka has or were wrong: who goes on begins behind them';
+COMMENT ON COLUMN api_batches.num_sent IS 'Lines that Kafka has or that were wrong: who goes on begins after them';
 COMMENT ON COLUMN api_batches.num_invalid IS 'Of these, how many were wrong and not sent';
 COMMENT ON COLUMN api_batches.num_completed IS 'Requests with a text, when it was looked at last';
 COMMENT ON COLUMN api_batches.num_failed IS 'Requests that ended without one';

@@ -37,10 +37,10 @@ COMMENT ON COLUMN cost_profiles.width IS 'Target positions a sequence, k + 1; of
 COMMENT ON COLUMN cost_profiles.context IS 'Tokens before, a sequence';
 COMMENT ON COLUMN cost_profiles.kind IS 'round, prefill, or served: a whole round on a server';
 COMMENT ON COLUMN cost_profiles.median_ms IS 'Median milliseconds, as measured';
-COMMENT ON COLUMN cost_profiles.num_samples IS 'Timings behind the median';
+COMMENT ON COLUMN cost_profiles.num_samples IS 'Timings of the median';
 COMMENT ON COLUMN cost_profiles.measured_at IS 'When';
 COMMENT ON COLUMN cost_profiles.correction IS 'What real rounds took, over median_ms';
-COMMENT ON COLUMN cost_profiles.num_corrections IS 'Real rounds of about this shape behind the correction';
+COMMENT ON COLUMN cost_profiles.num_corrections IS 'Real rounds of about this shape in the correction';
 COMMENT ON COLUMN cost_profiles.correction_variance IS 'Variance of ln(correction)';
 COMMENT ON COLUMN cost_profiles.corrected_at IS 'When the correction was last stored; null if never';
 

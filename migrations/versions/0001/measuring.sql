@@ -94,7 +94,7 @@ COMMENT ON COLUMN probe_texts.token_ids IS 'The tokens of its text';
 COMMENT ON COLUMN probe_texts.finish_reason IS 'stop or length';
 COMMENT ON COLUMN probe_texts.max_tokens IS 'Most tokens that were asked for';
 COMMENT ON COLUMN probe_texts.second_ids IS 'By token, the target''s second choice; empty: unknown';
-COMMENT ON COLUMN probe_texts.gaps IS 'By token, how far the second choice''s logit lies behind';
+COMMENT ON COLUMN probe_texts.gaps IS 'By token, how far the second choice''s logit is below the first''s';
 COMMENT ON COLUMN probe_texts.near_tie IS 'Gap up to which rounding in the engine''s dtype may swap two';
 
 CREATE TABLE incidents (
@@ -132,7 +132,7 @@ COMMENT ON COLUMN incidents.job_ids IS 'The jobs that show it';
 COMMENT ON COLUMN incidents.evidence IS 'Where the first of them went wrong';
 COMMENT ON COLUMN incidents.sentence IS 'One sentence for the owner';
 COMMENT ON COLUMN incidents.opened_at IS 'When it was found';
-COMMENT ON COLUMN incidents.acknowledged_at IS 'When somebody took note of it';
+COMMENT ON COLUMN incidents.acknowledged_at IS 'When a person took note of it';
 COMMENT ON COLUMN incidents.acknowledged_by IS 'Who took note of it';
 COMMENT ON COLUMN incidents.note IS 'What they do about it';
 COMMENT ON COLUMN incidents.closed_at IS 'When later probes were right; null while open';
@@ -184,7 +184,7 @@ COMMENT ON COLUMN drift_events.began_before IS 'and this one';
 COMMENT ON COLUMN drift_events.opened_at IS 'When it was found';
 COMMENT ON COLUMN drift_events.raised_at IS 'When it was found last: opened or reopened';
 COMMENT ON COLUMN drift_events.confirmed_at IS 'When later evidence agreed; null before';
-COMMENT ON COLUMN drift_events.acknowledged_at IS 'When somebody took note of it; null before';
+COMMENT ON COLUMN drift_events.acknowledged_at IS 'When a person took note of it; null before';
 COMMENT ON COLUMN drift_events.acknowledged_by IS 'Who did';
 COMMENT ON COLUMN drift_events.note IS 'What they said';
 COMMENT ON COLUMN drift_events.closed_at IS 'When it was over; null while open';

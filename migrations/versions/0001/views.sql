@@ -195,7 +195,7 @@ COMMENT ON COLUMN decision_log.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN decision_log.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN decision_log.rival IS 'The best other alternative';
 COMMENT ON COLUMN decision_log.rival_speedup IS 'Goodput over vanilla that was expected of the rival';
-COMMENT ON COLUMN decision_log.jobs IS 'Jobs behind the choice, weighted by age';
+COMMENT ON COLUMN decision_log.jobs IS 'Jobs on which the choice rests, weighted by age';
 COMMENT ON COLUMN decision_log.alpha IS 'By position: accepted of what was tested';
 
 CREATE VIEW failed_jobs AS
@@ -243,7 +243,7 @@ COMMENT ON COLUMN open_drift.drafter IS 'Drafter whose acceptance moved';
 COMMENT ON COLUMN open_drift.draft_revision IS 'Its revision';
 COMMENT ON COLUMN open_drift.target_revision IS 'Hash of the target''s weights';
 COMMENT ON COLUMN open_drift.cause IS 'traffic_changed, mix_shift, draft_stale, bad_draft, setup_changed, fault or too_little_evidence';
-COMMENT ON COLUMN open_drift.state IS 'opened, reopened, confirmed by later evidence, or acknowledged by somebody';
+COMMENT ON COLUMN open_drift.state IS 'opened, reopened, confirmed by later evidence, or acknowledged by a person';
 COMMENT ON COLUMN open_drift.verdict IS 'What was found';
 COMMENT ON COLUMN open_drift.action IS 'What may be done';
 COMMENT ON COLUMN open_drift.lost_tokens_per_s IS 'What it costs to do nothing; null where that is not known';
