@@ -1,7 +1,7 @@
 """Files that a person names, `-` being standard input or output, and files that take the place of others in one step.
 
-What an input is written in is decided once, by its first bytes: UTF-8, or UTF-16 or UTF-32 with a byte order mark; each
-perhaps compressed with gzip. Its lines come out as UTF-8.
+What an input is written in is decided once, by its first bytes: UTF-8, or UTF-16 with a byte order mark; each perhaps
+compressed with gzip. Its lines come out as UTF-8.
 """
 
 from __future__ import annotations
@@ -33,12 +33,9 @@ from alphaloop.wording import one_line
 STANDARD: Final = "-"
 _LOCK_POLL_S: Final = 0.1
 _GZIP: Final = b"\x1f\x8b"
-_OTHERS: Final = {b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zX": "xz", b"BZh": "bzip2"}
-#: Byte order marks with Python's name and that for people; longer ones first, because one begins with another.
+#: Byte order marks with Python's name and that for people.
 _MARKS: Final = (
     (b"\xef\xbb\xbf", "utf-8", "UTF-8 with a byte order mark"),
-    (b"\xff\xfe\0\0", "utf-32-le", "UTF-32"),
-    (b"\0\0\xfe\xff", "utf-32-be", "UTF-32"),
     (b"\xff\xfe", "utf-16-le", "UTF-16"),
     (b"\xfe\xff", "utf-16-be", "UTF-16"),
 )
@@ -65,7 +62,7 @@ def shown_name(name: Path | str) -> str:
 def reading(
     name: Path | str, *, max_bytes: int | None = None, say: Callable[[str], object] | None = None
 ) -> Iterator[Source]:
-    """A file, a pipe, or standard input; `say` is told of any other form than plain UTF-8.
+    """A file, a pipe, or standard input; `say` gets a sentence about any other form than plain UTF-8.
 
     Raises ConfigError for one that cannot be read.
     """
@@ -89,18 +86,17 @@ def source_of(file: IO[bytes], name: str, *, max_bytes: int | None = None) -> So
         with _in_words(name):
             head = _head(cast(IO[bytes], opened))
         stream = _Stream(head, cast(IO[bytes], opened), name, max_bytes)
-    for magic, kind in _OTHERS.items():
-        if head.startswith(magic):
-            raise ConfigError(
-                f"{name}: expected JSON lines, found a file of {kind}", hint="decompress it; gzip is read"
-            )
     if len(head) == 4 and (head[::2] == b"\0\0" or head[1::2] == b"\0\0") and not _mark(head)[0]:
         raise ConfigError(
-            f"{name}: expected UTF-8, found what looks like UTF-16 or UTF-32 without a byte order mark",
+            f"{name}: expected UTF-8, found what looks like UTF-16 without a byte order mark",
             hint="convert it: iconv -t UTF-8 -f UTF-16LE",
         )
-    mark, encoding, told = _mark(head)
-    return Source(name, " in ".join([told, *forms] if told else forms), _lines(stream, name, len(mark), encoding))
+    mark, encoding, encoding_name = _mark(head)
+    return Source(
+        name,
+        " in ".join([encoding_name, *forms] if encoding_name else forms),
+        _lines(stream, name, len(mark), encoding),
+    )
 
 
 @contextmanager
@@ -147,25 +143,25 @@ class Destination:
             path, descriptor = _followed(Path(name))
             if path is None:
                 return cls(str(name), option, None, descriptor)
-            found = path.stat() if path.exists() else None
-            if found is None:
+            status = path.stat() if path.exists() else None
+            if status is None:
                 if not path.parent.is_dir():
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
                 if not os.access(path.parent, os.W_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 return cls(str(name), option, path)
-            if any(_is_same(found, one) for one in inputs):
+            if any(_is_same(status, source) for source in inputs):
                 raise ConfigError(
                     f"{one_line(str(name))}: is the input; {option} would destroy it", hint="name another file"
                 )
-            if stat.S_ISDIR(found.st_mode):
+            if stat.S_ISDIR(status.st_mode):
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             if not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-            is_regular = stat.S_ISREG(found.st_mode)
-            is_ours_alone = (found.st_uid, found.st_gid, found.st_nlink) == (os.geteuid(), os.getegid(), 1)
+            is_regular = stat.S_ISREG(status.st_mode)
+            is_ours_alone = (status.st_uid, status.st_gid, status.st_nlink) == (os.geteuid(), os.getegid(), 1)
             is_through = not (is_regular and is_ours_alone and os.access(path.parent, os.W_OK))
-            mode = stat.S_IMODE(found.st_mode) if is_regular else None
+            mode = stat.S_IMODE(status.st_mode) if is_regular else None
             return cls(str(name), option, path, _mode=mode, _is_through=is_through)
         except OSError as error:
             raise _unwritable(str(name), option, error) from None
@@ -240,18 +236,18 @@ class _Stream(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        found, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
-        if not found:
+        chunk, self._head = self._head[: len(buffer)], self._head[len(buffer) :]
+        if not chunk:
             # What a pipe has now: lines are to come out as they are written.
             read: Any = getattr(self._rest, "read1", self._rest.read)
-            found = read(len(buffer))
-        buffer[: len(found)] = found
-        self._num_bytes += len(found)
+            chunk = read(len(buffer))
+        buffer[: len(chunk)] = chunk
+        self._num_bytes += len(chunk)
         if self._max_bytes is not None and self._num_bytes > self._max_bytes:
             raise ConfigError(
                 f"{self._name}: expected at most {self._max_bytes / 1e6:,.0f} MB, found more", hint="split the file"
             )
-        return len(found)
+        return len(chunk)
 
 
 def _opened(name: Path | str, stack: ExitStack) -> IO[bytes]:
@@ -291,8 +287,8 @@ def _in_words(name: str) -> Iterator[None]:
     try:
         yield
     except UnicodeDecodeError as error:
-        told = f"expected {error.encoding.upper()} to the end, as its byte order mark says, found something else"
-        raise ConfigError(f"{name}: {told}") from None
+        problem = f"expected {error.encoding.upper()} to the end, as its byte order mark says, found something else"
+        raise ConfigError(f"{name}: {problem}") from None
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise ConfigError(f"{name}: expected the whole of a gzip file, found a part or a damaged one") from None
     except OSError as error:
@@ -311,10 +307,10 @@ def _followed(path: Path) -> tuple[Path | None, int]:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def _is_same(found: os.stat_result, name: Path | str) -> bool:
+def _is_same(status: os.stat_result, name: Path | str) -> bool:
     with suppress(OSError, ValueError):  # an input that is not there; standard input without a descriptor
         other = os.fstat(sys.stdin.fileno()) if str(name) == STANDARD else os.stat(name)
-        return stat.S_ISREG(found.st_mode) and os.path.samestat(found, other)
+        return stat.S_ISREG(status.st_mode) and os.path.samestat(status, other)
     return False
 
 
@@ -350,8 +346,8 @@ class FolderLock:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            told = f"{path.parent}: expected a folder to write in, found: {error.strerror}"
-            raise StartFailed(told, hint="choose another folder with --data-dir") from error
+            problem = f"{path.parent}: expected a folder to write in, found: {error.strerror}"
+            raise StartFailed(problem, hint="choose another folder with --data-dir") from error
         deadline = time.monotonic() + wait_s
         while not _try_lock(self._file, fcntl.LOCK_EX):
             if time.monotonic() >= deadline:

@@ -280,7 +280,7 @@ decode_runs: Final = _table(
     _columns(Integer, "attempt", "batch_size", "num_texts"),
     _columns(Text, "purpose", "mode", "reason", "device"),
     _columns(Boolean, "is_evidence", "is_cut"),
-    # Of jobs whose rounds several proposers shared: by proposer, its trials and accepts. No sum of the counts above.
+    # For jobs whose rounds several proposers shared: by proposer, its trials and accepts. No sum of the counts above.
     _columns(JSONB, "proposers", nullable=True),
     _columns(BigInteger, "num_tokens"),
     _columns(Double, "queue_s", "wall_s", "device_s"),

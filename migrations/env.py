@@ -50,7 +50,7 @@ def run_online(url: SecretStr) -> None:
     """Migrate.
 
     The lock is taken inside the transaction: a lock taken before `configure` would begin a transaction of its own,
-    and alembic's would then be nested in one that nobody commits.
+    and alembic's would then be nested in one that is never committed.
     """
     with Database(url, pool_size=1, limits=UNLIMITED) as database, database.begin() as connection:
         context.configure(

@@ -279,7 +279,7 @@ def test_a_page_says_faster_only_where_its_own_figures_do() -> None:
     decided = re.findall(r"\| (\w+) +\| ([\d.]+)x vanilla expected \(([\d.]+) to", ASKING)
     assert decided
     for reason, _, low in decided:
-        assert (reason == "faster") == (float(low) > 1)
+        assert (reason == "expected_faster") == (float(low) > 1)
 
 
 def test_no_page_shows_a_rate_that_moves_with_k_without_its_k() -> None:

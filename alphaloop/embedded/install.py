@@ -151,10 +151,10 @@ def find_kafka_home(settings: Settings, *, cache: Path | None = None) -> Path | 
                 hint="unset KAFKA_HOME, or run `alphaloop kafka install`",
             )
         return named.expanduser()
-    found = installed_home(KAFKA_VERSION, cache=cache)
-    if found is None and is_kafka_home(_BESIDE_CHECKOUT):
+    installed = installed_home(KAFKA_VERSION, cache=cache)
+    if installed is None and is_kafka_home(_BESIDE_CHECKOUT):
         return _BESIDE_CHECKOUT
-    return found
+    return installed
 
 
 def install_kafka(
@@ -171,14 +171,14 @@ def install_kafka(
     InstallFailed with every mirror's reason.
     """
     folder = cache or cache_folder()
-    if found := installed_home(version, cache=folder):
-        return found
+    if installed := installed_home(version, cache=folder):
+        return installed
     wait_s, end = min(3600.0, deadline_s), time.monotonic() + deadline_s
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FolderLock(folder / "install.lock", what="another installation", wait_s=wait_s):
-            if found := installed_home(version, cache=folder):
-                return found
+            if installed := installed_home(version, cache=folder):
+                return installed
             with tempfile.TemporaryFile(dir=folder) as archive:
                 _fetch_archive(version, mirrors, archive, end, on_progress)
                 return _unpack(archive, version, folder)
@@ -207,8 +207,8 @@ def _fetch_archive(
             archive.truncate()
             _download(url, archive, end, _MAX_BYTES, on_progress)
             archive.seek(0)
-            if (found := hashlib.file_digest(cast(Any, archive), "sha512").hexdigest()) != expected:
-                raise InstallFailed(f"{url}: expected SHA-512 {expected[:16]}…, found {found[:16]}…")
+            if (digest := hashlib.file_digest(cast(Any, archive), "sha512").hexdigest()) != expected:
+                raise InstallFailed(f"{url}: expected SHA-512 {expected[:16]}…, found {digest[:16]}…")
             archive.seek(0)
             return
         except InstallFailed as error:

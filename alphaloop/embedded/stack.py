@@ -106,7 +106,7 @@ class EmbeddedStack:
     def _write_state(self) -> RunningStack:
         """Write down where everything runs now, for other processes of this user."""
         assert self._running is not None  # noqa: S101 - a server is only started again after the first start of all
-        pids = {one.part: one.pid or 0 for one in self._servers}
+        pids = {server.part: server.pid or 0 for server in self._servers}
         stack = self._running.model_copy(update={"pids": {"alphaloop": os.getpid(), **pids}})
         state = stack.model_dump(mode="json")
         if stack.database_url is not None:

@@ -230,18 +230,18 @@ class TasksFile:
                 return known
             self._seen = stamp
             try:
-                found = self._read(stamp)
+                tables = self._read(stamp)
             except ConfigError as error:
                 # Somebody is editing the file.
                 log.warning("tasks not read again: %s", error.message, extra={"action": "tasks_unreadable"})
                 return known
-            if found.default_model is None and known.default_model is not None:
-                told = "default_model is gone from tasks.toml: until this process starts anew it stays %s"
-                log.error(told, known.default_model, extra={"action": "default_model_gone"})
-                found = replace(found, default_model=known.default_model)
-            log.info("tasks.toml was read again: %d tasks", len(found.tasks), extra={"action": "tasks_read"})
-            self._newest = found
-            return found
+            if tables.default_model is None and known.default_model is not None:
+                message = "default_model is gone from tasks.toml: until this process starts anew it stays %s"
+                log.error(message, known.default_model, extra={"action": "default_model_gone"})
+                tables = replace(tables, default_model=known.default_model)
+            log.info("tasks.toml was read again: %d tasks", len(tables.tasks), extra={"action": "tasks_read"})
+            self._newest = tables
+            return tables
 
     def applied_to(self, settings: Settings) -> Settings:
         """The settings of the start with the tasks as they are now."""
@@ -261,17 +261,17 @@ class TasksFile:
             folder = find_configs(self._configs)
             if folder is None:
                 return None
-            found = (folder / "tasks.toml").stat()
+            status = (folder / "tasks.toml").stat()
         except (OSError, ConfigError):
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def explained(error: ValidationError, within: tuple[str, ...] = ()) -> ConfigError:
     """A ConfigError for pydantic's error about settings: the path, what was found, and a likely correction."""
     errors = error.errors(include_url=False, include_context=False)
     # A misspelt key of a required setting is two errors; the one that names the misspelling helps.
-    first = next((found for found in errors if found["type"] == "extra_forbidden"), errors[0])
+    first = next((fault for fault in errors if fault["type"] == "extra_forbidden"), errors[0])
     parts, section = _located((*within, *first["loc"]))
     path = ".".join(parts)
     if first["type"] == "extra_forbidden":
@@ -329,12 +329,12 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
     path = []
     for part in map(str, place):
         sections = sections_of(annotation)
-        if part == "[key]":  # pydantic's mark behind the name of a wrong key
+        if part == "[key]":  # pydantic's mark after the name of a wrong key
             continue
         if typing.get_origin(annotation) is dict:
             annotation = typing.get_args(annotation)[1]
         elif len(sections) > 1:
-            annotation = next(one for one in sections if _has_tag(one, part))
+            annotation = next(section for section in sections if _has_tag(section, part))
             continue
         elif sections:
             section = sections[0]
@@ -344,7 +344,7 @@ def _located(place: Sequence[int | str]) -> tuple[list[str], type[BaseModel]]:
 
 
 def _has_tag(section: type[BaseModel], tag: str) -> bool:
-    """Whether this is the section that the tag selects. Of two, the one without a default is for all other values."""
+    """Whether this is the section that the tag selects. The one without a default is for all other values."""
     field = next(section.model_fields[name] for name in _TAGS if name in section.model_fields)
     return tag == ("server" if field.is_required() else field.default)
 

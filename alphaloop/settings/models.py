@@ -53,7 +53,7 @@ def refuse_address(url: str) -> str:
     if parts.username is not None or parts.password is not None:
         raise ValueError("expected no name or password in the address: the key has a setting of its own")
     if parts.query or parts.fragment:
-        raise ValueError(f"expected nothing behind the path, as in {EXAMPLE}")
+        raise ValueError(f"expected nothing after the path, as in {EXAMPLE}")
     return url
 
 
@@ -77,7 +77,9 @@ class EndpointSettings(Section):
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
         None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
     )
-    switches_drafts: bool = False  #: vLLM with alphaloop's look-up drafts as each request asks: so many tokens, or none
+    switches_drafts: bool = (
+        False  #: vLLM with alphaloop's look-up drafts as each request asks: at most its number, or none
+    )
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
 
@@ -158,7 +160,7 @@ class TargetSettings(FilesSettings):
     )  #: for the target's cache over all running jobs; unset: half of what the models leave, less the drafters' share
     max_resident_bytes: int | None = Field(
         None, ge=0
-    )  #: of it, for beginnings of prompts that stay when nobody runs; 0: none stay; unset: a quarter
+    )  #: of it, for beginnings of prompts that stay when no job runs; 0: none stay; unset: a quarter
     num_threads: int | None = Field(None, ge=1)
     use_generation_config: bool = (
         False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task
@@ -434,19 +436,19 @@ class ModelSettings(Section):
                 "expected use_generation_config only with target.engine own, because the worker has no files of a "
                 "server's model; set temperature, top_p … in [tasks.NAME]"
             )
-        for drafter in {one.drafter for one in self.endpoints.values() if one.drafter is not None}:
-            replicas = {name: one for name, one in self.endpoints.items() if one.drafter == drafter}
-            counted = {one.metrics_url is not None: name for name, one in replicas.items()}
+        for drafter in {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}:
+            replicas = {name: endpoint for name, endpoint in self.endpoints.items() if endpoint.drafter == drafter}
+            counted = {endpoint.metrics_url is not None: name for name, endpoint in replicas.items()}
             if len(counted) > 1:
                 raise ValueError(
                     f"expected metrics_url at all endpoints of the drafter {drafter} or at none, found it at "
                     f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
                 )
-            lengths = {one.num_draft_tokens: name for name, one in replicas.items()}
+            lengths = {endpoint.num_draft_tokens: name for name, endpoint in replicas.items()}
             if len(lengths) > 1:
-                found = " and ".join(f"{length} at {name}" for length, name in lengths.items())
+                by_length = " and ".join(f"{length} at {name}" for length, name in lengths.items())
                 raise ValueError(
-                    f"expected one num_draft_tokens of the drafter {drafter}, found {found}: another k is another "
+                    f"expected one num_draft_tokens of the drafter {drafter}, found {by_length}: another k is another "
                     "drafter, of another name"
                 )
         return self
@@ -459,10 +461,12 @@ class ModelSettings(Section):
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
-        """Of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
+        """The names of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
         if self.target.engine == "own":
             return tuple(self.drafters)
-        return tuple(dict.fromkeys(one.drafter for one in self.endpoints.values() if one.drafter is not None))
+        return tuple(
+            dict.fromkeys(endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None)
+        )
 
     def with_sources(self, names: Iterable[str]) -> frozenset[str]:
         """These drafters in the worker, and those that a hybrid of them asks."""
@@ -472,18 +476,22 @@ class ModelSettings(Section):
 
     def without(self, retired: Collection[str]) -> Self:
         """The same without these drafters in the worker and the hybrids that ask one of them."""
-        left = {name: one for name, one in self.drafters.items() if self.with_sources([name]).isdisjoint(retired)}
+        left = {
+            name: drafter for name, drafter in self.drafters.items() if self.with_sources([name]).isdisjoint(retired)
+        }
         return self.model_copy(update={"drafters": left})
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
-        drafting = [one for one in self.endpoints.values() if one.drafter == name]
-        vanilla = [one for one in self.endpoints.values() if one.drafter is None or one.switches_drafts]
-        k = {one.drafter: one.num_draft_tokens for one in drafting}[name] or 1
+        drafting = [endpoint for endpoint in self.endpoints.values() if endpoint.drafter == name]
+        vanilla = [
+            endpoint for endpoint in self.endpoints.values() if endpoint.drafter is None or endpoint.switches_drafts
+        ]
+        k = {endpoint.drafter: endpoint.num_draft_tokens for endpoint in drafting}[name] or 1
         # A drafter has the lengths that all its endpoints can follow.
-        obey_requests = all(one.switches_drafts for one in drafting)
+        obey_requests = all(endpoint.switches_drafts for endpoint in drafting)
         return DrafterState(
             name,
             revision,
@@ -492,6 +500,6 @@ class ModelSettings(Section):
             least_draft_tokens=1 if obey_requests else k,
             num_endpoints=len(drafting),
             num_vanilla_endpoints=max(1, len(vanilla)),
-            num_places=sum(one.max_requests for one in drafting),
-            num_vanilla_places=sum(one.max_requests for one in vanilla) or None,
+            num_places=sum(endpoint.max_requests for endpoint in drafting),
+            num_vanilla_places=sum(endpoint.max_requests for endpoint in vanilla) or None,
         )

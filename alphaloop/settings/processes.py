@@ -165,7 +165,7 @@ class SessionLimits:
 
     @property
     def connecting(self) -> Mapping[str, Any]:
-        """What the driver is told for each new connection."""
+        """The driver's parameters for each new connection."""
         ours = {"tcp_user_timeout": int(self.unacknowledged_s * 1000), "keepalives_idle": 30, "client_encoding": "utf8"}
         # A statement that one session has prepared is not known to the next.
         return {**ours, "prepare_threshold": None} if self.through_pooler else ours
@@ -216,7 +216,7 @@ class WorkerSettings(FiguresSettings):
     batch_size: int = Field(4, ge=1, le=256)  #: number of slots: sequences that run at once
     max_buffered_bytes: int = Field(
         64 << 20, ge=1 << 20
-    )  #: of messages of a lane that were read and are not yet decoded, and so much again of unread ones behind them
+    )  #: of messages of a lane that were read and are not yet decoded, and as much again of unread ones after them
     task_quantum_s: float = Field(1.0, ge=0)  #: device time that a task may use more than others before they go first
     max_job_bytes: int = Field(1 << 20, ge=1024)  #: a larger job is refused
     ignored_body_fields: tuple[str, ...] = (
@@ -260,8 +260,8 @@ class SchedulerSettings(FiguresSettings):
     jobs_retention_days: int = Field(
         30, ge=1
     )  #: age at which ended jobs are deleted with their texts; longer where the jobs topics keep their messages longer
-    notify_urls: tuple[SecretStr, ...] = ()  #: addresses that are told of drift and incidents, as apprise writes them
-    notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they are told of, besides
+    notify_urls: tuple[SecretStr, ...] = ()  #: addresses that hear of drift and incidents, as apprise writes them
+    notify_reports: Literal["never", "changed", "always"] = "never"  #: which reports they also get
     http_port: Port = 9465  #: /metrics, /healthz, /readyz; 0 picks a free one
 
 
@@ -388,4 +388,4 @@ class ReportSettings(Section):
     device_cost_per_hour: float | None = Field(
         None, gt=0
     )  #: of one device; unset: the report shows device time and no cost
-    currency: str = Field("", max_length=12)  #: written behind amounts: EUR
+    currency: str = Field("", max_length=12)  #: written after amounts: EUR

@@ -40,7 +40,7 @@ class SegmentSettings(SharingSettings):
 
     max_waiting_jobs: int | None = Field(
         None, ge=1
-    )  #: requests of its API batches that may wait; meanwhile a new batch is told to come later. Unset: any number
+    )  #: requests of its API batches that may wait; a new batch meanwhile gets 429. Unset: any number
 
 
 def settings_of_segment(segments: Mapping[str, SegmentSettings], segment: str) -> SegmentSettings:
@@ -122,20 +122,20 @@ class Bindings:
     @property
     def targets(self) -> tuple[str, ...]:
         """Every target that is named, the default one first; none where one target decodes all."""
-        named = (one.model for one in self.tasks.values())
-        return tuple(dict.fromkeys(one for one in (self.default_model, *named) if one is not None))
+        named = (task.model for task in self.tasks.values())
+        return tuple(dict.fromkeys(target for target in (self.default_model, *named) if target is not None))
 
     def target_of(self, task: str) -> str | None:
         """The target that decodes the task's jobs; None: whichever runs."""
-        its = self.tasks.get(task)
-        return self.default_model if its is None or its.model is None else its.model
+        settings = self.tasks.get(task)
+        return self.default_model if settings is None or settings.model is None else settings.model
 
     def is_of(self, target: str, task: str) -> bool:
         """Whether the workers of this target decode the task's jobs."""
         return self.target_of(task) in (None, target)
 
     def topics_of(self, target: str, topics: Iterable[str]) -> frozenset[str]:
-        """Of these topics those that the workers of this target read: with a task go its high lane and its retries."""
+        """Those of these topics that the workers of this target read: with a task go its high lane and its retries."""
         return frozenset(
             topic for topic in topics if (task := task_read_from(topic)) is not None and self.is_of(target, task)
         )

@@ -98,7 +98,7 @@ class AcceptanceStateStore(Store):
 
 @dataclass(frozen=True, slots=True)
 class LockedKeys:
-    """Keys locked by `lock_keys`. Its answers can be read behind the exchange."""
+    """Keys locked by `lock_keys`. Its answers can be read after the exchange."""
 
     keys: Sequence[EvidenceKey]
     drawn: Cursor[tuple[int, datetime]]

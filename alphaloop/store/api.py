@@ -1,6 +1,6 @@
 """The API's keys, their files and batches, what of them waits, and the audit.
 
-Of a key the database holds a digest: whoever reads it cannot use it. A key acts under its name, which files and batches
+The database holds a key's digest: whoever reads it cannot use it. A key acts under its name, which files and batches
 belong to. So a new key of the same name goes on with what the revoked one left. Everything that a key asks for is
 looked up by its name too: what belongs to another is as if it were not there.
 """
@@ -50,7 +50,7 @@ class ApiKeyStore(Store):
     def create(
         self, name: str, *, segment: str, tasks: Collection[str], expires_at: datetime | None, deed: Deed
     ) -> str:
-        """Make a key, and return its secret, which is told this once.
+        """Make a key, and return its secret, which is shown this once.
 
         Raises ConfigError where a key of this name is valid, or an earlier one had another segment.
         """
@@ -66,8 +66,8 @@ class ApiKeyStore(Store):
         with self._database.begin() as connection:
             others = select(api_keys.c.segment).where(api_keys.c.name == name, api_keys.c.segment != segment).limit(1)
             if (other := connection.execute(others).scalar()) is not None:
-                told = f"{name}: expected the segment {other!r} that an earlier key of this name has"
-                raise ConfigError(told, hint="files and batches belong to the name: take another one")
+                problem = f"{name}: expected the segment {other!r} that an earlier key of this name has"
+                raise ConfigError(problem, hint="files and batches belong to the name: take another one")
             made = insert(api_keys).values(row).on_conflict_do_nothing().returning(api_keys.c.id)
             if connection.execute(made).first() is None:
                 raise ConfigError(f"there is a key {name!r} already", hint=f"alphaloop keys revoke {name}")
@@ -75,7 +75,7 @@ class ApiKeyStore(Store):
         return secret
 
     def find(self, secret: str) -> ApiKey | None:
-        """The valid key with this secret, by its digest alone: how long that takes tells nothing about any key."""
+        """The valid key with this secret, by its digest alone: how long that takes reveals nothing about any key."""
         if not _SECRET.fullmatch(secret):
             return None
         digest, now = _digest(secret), func.clock_timestamp()
@@ -182,7 +182,7 @@ class ApiBatch:
 
 
 def new_id(kind: str) -> str:
-    """`file-…` or `batch_…`, which nobody guesses."""
+    """`file-…` or `batch_…`, which cannot be guessed."""
     return f"{kind}{secrets.token_hex(16)}"
 
 
@@ -193,8 +193,8 @@ class ApiFileStore(Store):
         """Add an uploaded file whose content lies there. Raises NoRoom beyond `most_bytes` of its key's."""
         with self._database.begin() as connection:
             _one_at_a_time(connection, file.key_name)
-            its = api_files.c.key_name == file.key_name
-            query = select(func.coalesce(func.sum(api_files.c.num_bytes), 0)).where(its)
+            of_key = api_files.c.key_name == file.key_name
+            query = select(func.coalesce(func.sum(api_files.c.num_bytes), 0)).where(of_key)
             total = int(connection.execute(query).scalar_one())
             if total + file.num_bytes > most_bytes:
                 raise NoRoom(f"the files of this key have {total / 1e6:,.0f} MB of at most {most_bytes / 1e6:,.0f} MB")
@@ -212,12 +212,12 @@ class ApiFileStore(Store):
     def page(
         self, key_name: str, limit: int, *, after: str | None, purpose: str | None, oldest_first: bool
     ) -> list[ApiFile]:
-        """Files of the key, the newest first unless `oldest_first`, behind the file `after`. Raises NotThere."""
+        """Files of the key, the newest first unless `oldest_first`, after the file `after`. Raises NotThere."""
         query = select(*_FILE).where(api_files.c.expires_at > func.clock_timestamp())
         if purpose is not None:
             query = query.where(api_files.c.purpose == purpose)
-        found = _paged(self._database, api_files, query, key_name, limit, after, oldest_first=oldest_first)
-        return [of_row(ApiFile, row) for row in found]
+        page = _paged(self._database, api_files, query, key_name, limit, after, oldest_first=oldest_first)
+        return [of_row(ApiFile, row) for row in page]
 
     def remove(self, key_name: str, file_id: str, deed: Deed) -> ApiFile:
         """Let the time of the key's file be over, so that its content is deleted. Raises NotThere, InUse."""
@@ -272,9 +272,9 @@ class ApiBatchStore(Store):
         return of_row(ApiBatch, row)
 
     def page(self, key_name: str, limit: int, *, after: str | None) -> list[ApiBatch]:
-        """Batches of the key, the newest first, behind the batch `after`. Raises NotThere."""
-        found = _paged(self._database, api_batches, select(*_BATCH), key_name, limit, after, oldest_first=False)
-        return [of_row(ApiBatch, row) for row in found]
+        """Batches of the key, the newest first, after the batch `after`. Raises NotThere."""
+        page = _paged(self._database, api_batches, select(*_BATCH), key_name, limit, after, oldest_first=False)
+        return [of_row(ApiBatch, row) for row in page]
 
     def cancel(self, key_name: str, batch_id: str, deed: Deed | None) -> ApiBatch:
         """Ask for the end of the key's batch; one that ends or has ended stays as it is. Raises NotThere."""
@@ -301,15 +301,19 @@ class ApiBatchStore(Store):
         if row is None:
             return None
         batch = of_row(ApiBatch, row)
-        ids = [one for one in (batch.input_file_id, batch.output_file_id, batch.error_file_id) if one is not None]
-        found = self._database.rows(select(*_FILE).where(api_files.c.id.in_(ids)))
-        return batch, {file.id: of_row(ApiFile, file) for file in found}, now
+        ids = [
+            file_id
+            for file_id in (batch.input_file_id, batch.output_file_id, batch.error_file_id)
+            if file_id is not None
+        ]
+        rows = self._database.rows(select(*_FILE).where(api_files.c.id.in_(ids)))
+        return batch, {file.id: of_row(ApiFile, file) for file in rows}, now
 
     def change(self, batch: ApiBatch, status: str | None = None, **values: Any) -> ApiBatch | None:
         """Write what was found of a batch, with `status` the next one and its moment; returns it as it is now.
 
-        None, and nothing is written, where its status is not the one of `batch` any more: somebody has cancelled it, or
-        another process goes on with it.
+        None, and nothing is written, where its status is not the one of `batch` any more: another request has cancelled
+        it, or another process goes on with it.
         """
         if status is not None:
             values |= {"status": status, f"{status}_at": func.clock_timestamp(), "look_at": func.clock_timestamp()}
@@ -341,7 +345,7 @@ _TURN: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('api ' || CAS
 
 
 def _one_at_a_time(connection: Connection, key_name: str) -> None:
-    """Of two requests of a key that count what it has, the second one sees what the first one added."""
+    """When two requests of a key count what it has, the second one sees what the first one added."""
     connection.execute(_TURN, {"key_name": key_name})
 
 
@@ -355,7 +359,7 @@ def _paged(
     *,
     oldest_first: bool,
 ) -> list[Any]:
-    """Rows of the key in the order of their creation, behind the one with the id `after`. Raises NotThere."""
+    """Rows of the key in the order of their creation, after the one with the id `after`. Raises NotThere."""
     place, query = tuple_(table.c.created_at, table.c.id), query.where(table.c.key_name == key_name)
     if after is not None:
         is_it = (table.c.key_name == key_name) & (table.c.id == after)
@@ -369,7 +373,7 @@ def _paged(
 
 #: A segment's rate is that of the jobs which ended so lately.
 LATELY: Final = timedelta(minutes=10)
-#: Of a segment without such jobs nobody knows a rate.
+#: The rate of a segment without such jobs is unknown.
 UNKNOWN_WAIT_S: Final = 60
 LONGEST_WAIT_S: Final = 3600
 
@@ -379,7 +383,7 @@ class SegmentBacklog:
     """What waits of one segment, and how fast its jobs end.
 
     Only requests of the batch API are counted. A message of any other producer is in no table before a worker claims
-    it, and waits in Kafka behind its segment's own.
+    it, and waits in Kafka after its segment's own.
     """
 
     num_waiting: int  #: requests of its open batches that have not ended

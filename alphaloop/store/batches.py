@@ -68,7 +68,7 @@ class BatchStore(Store):
         return self._named([*self._database.scalars(of_api), *self._database.scalars(others)])
 
     def claimed(self, batch_ids: Collection[str]) -> list[tuple[str, str, int, list[str] | None]]:
-        """Of their jobs that a worker has claimed: batch, status, number, and which ones have failed."""
+        """Their jobs that a worker has claimed: batch, status, number, and which ones have failed."""
         return [tuple(row) for row in self._database.rows(_BY_STATUS, {"ids": list(batch_ids)})]
 
     def keep(self, counts: Mapping[str, Mapping[str, Any]]) -> None:

@@ -42,7 +42,7 @@ class CostSubject(NamedTuple):
 
     @property
     def conditions(self) -> tuple[ColumnElement[bool], ...]:
-        """Of the rows of the target and of these drafters."""
+        """The rows of the target and of these drafters."""
         costs, names = cost_profiles.c, ("host", "device", "engine", "target_revision")
         return (
             *(costs[name] == getattr(self, name) for name in names),
@@ -125,8 +125,8 @@ class CostStore(Store):
             .group_by(costs.engine, costs.target_revision)
             .subquery()
         )
-        found: datetime | None = self._database.scalar(select(func.max(first.c.at)))
-        return found
+        newest: datetime | None = self._database.scalar(select(func.max(first.c.at)))
+        return newest
 
     def measured(self) -> list[MeasuredEngine]:
         """Every engine that was calibrated, the newest calibration first."""

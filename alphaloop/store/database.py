@@ -52,7 +52,13 @@ from alphaloop.store.sqlstates import store_error
 #: The revisions of migrations/ that this code knows and can run on, oldest first. A rolling upgrade migrates first and
 #: then replaces the processes, so this code also meets later revisions: whether it can run on one of those says the
 #: database, in code_revisions.
-SUPPORTED_REVISIONS: Final = ("0010",)
+SUPPORTED_REVISIONS: Final = ("0001",)
+
+#: What to do with a database at a revision that this code does not know.
+UNKNOWN_REVISION: Final = (
+    "run the release that migrated; a database of an earlier checkout, from before any release, is not migrated: "
+    "create a new one"
+)
 
 _IS_THERE: Final = text("SELECT to_regclass(:name) IS NOT NULL")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
@@ -269,14 +275,13 @@ class Database:
 
     def check_revision(self) -> str:
         """The database's schema revision; raises SchemaMismatch unless this code can run on it."""
-        found = self._scalar("alembic_version", _REVISION)
-        again = "or run the release that migrated" if found else "or the search_path of this user leads elsewhere"
-        if found in SUPPORTED_REVISIONS or (found and self.serves(SUPPORTED_REVISIONS[-1])):
-            return str(found)
+        revision = self._scalar("alembic_version", _REVISION)
+        if revision in SUPPORTED_REVISIONS or (revision and self.serves(SUPPORTED_REVISIONS[-1])):
+            return str(revision)
         raise SchemaMismatch(
             f"expected schema revision {' or '.join(SUPPORTED_REVISIONS)}, or a later one that code of revision "
-            f"{SUPPORTED_REVISIONS[-1]} can run on, found {found or 'none'} in {self.redacted_url}",
-            hint=f"alphaloop migrate; {again}",
+            f"{SUPPORTED_REVISIONS[-1]} can run on, found {revision or 'none'} in {self.redacted_url}",
+            hint=UNKNOWN_REVISION if revision else "alphaloop migrate; or the search_path of this user leads elsewhere",
         )
 
     def serves(self, code_revision: str) -> bool:
@@ -392,12 +397,12 @@ class DatabaseClock:
             asked_at = self._monotonic()
             (moment,) = driver.execute("SELECT clock_timestamp()").fetchone() or (None,)
             answered_at = self._monotonic()
-        told: datetime = moment.astimezone(UTC)
+        instant: datetime = moment.astimezone(UTC)
         if self._measured is None:
-            self._measured = told, (asked_at + answered_at) / 2
+            self._measured = instant, (asked_at + answered_at) / 2
         elif answered_at - asked_at <= _SLOWEST_ANSWER_S:
-            self._measured = followed(self._measured, told, asked_at, answered_at)
-        return told
+            self._measured = followed(self._measured, instant, asked_at, answered_at)
+        return instant
 
 
 def followed(

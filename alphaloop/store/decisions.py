@@ -1,7 +1,7 @@
 """What is kept of decisions: the log of choices, budgets of exploration, and snapshots.
 
 The log says when a task's way of decoding, or the reason for it, changed; from what to what, and why. The figures
-behind a change are kept with it, because costs and evidence are overwritten. There is one budget a task for all
+for a change are kept with it, because costs and evidence are overwritten. There is one budget a task for all
 workers, kept over restarts. Snapshots are written in batches by workers; `explain` and `replay` read them, with the
 jobs they decided.
 """
@@ -146,7 +146,11 @@ class DecisionLog:
                 insert(decisions).values(
                     **subject._asdict(),
                     batch=batch,
-                    **{f"{side}_{n}": one and getattr(one, n) for side, one in sides.items() for n in _SETTING},
+                    **{
+                        f"{side}_{n}": setting and getattr(setting, n)
+                        for side, setting in sides.items()
+                        for n in _SETTING
+                    },
                     reason=decision.reason,
                     explanation=decision.explanation,
                     owner=owner,
@@ -160,7 +164,7 @@ class DecisionLog:
     ) -> DraftSetting | None:
         """What was chosen last for a subject, up to a moment; None if nothing ever was.
 
-        With `running`, what was chosen last beside about so many sequences, where anything was.
+        With `running`, what was chosen last beside about this number of sequences, where anything was.
         """
         with self._database.begin() as connection:
             last = _last_choice(connection, subject, until, running)
@@ -231,7 +235,7 @@ def _evidence(
     draft_revision: str | None,
     half_life: timedelta,
 ) -> EvidenceSums | None:
-    """Of all keys of the task; without a revision, of the engine and revision that were used last."""
+    """The evidence of all keys of the task; without a revision, of the engine and revision that were used last."""
     state = acceptance_state.c
     query = select(*(state[name] for name in KEY), state.as_of, state.evidence).where(
         state.target_revision == target_revision, state.drafter == drafter, state.task == task
@@ -260,11 +264,11 @@ class BudgetSums(NamedTuple):
 
     def plus(self, other: BudgetSums) -> BudgetSums:
         """Both together."""
-        return BudgetSums(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return BudgetSums(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def minus(self, other: BudgetSums) -> BudgetSums:
         """What is more than in `other`."""
-        return BudgetSums(*(mine - its for mine, its in zip(self, other, strict=True)))
+        return BudgetSums(*(mine - theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class BudgetSubject(NamedTuple):
@@ -335,7 +339,7 @@ class SnapshotStore(Store):
     def last(
         self, task: str, sampling_bucket: str, until: datetime, *, running: int | None = None
     ) -> StoredSnapshot | None:
-        """The last decision for such jobs up to a moment; with `running`, beside about so many sequences."""
+        """The last decision for such jobs up to a moment; with `running`, beside about this number of sequences."""
         columns = decision_snapshots.c
         query = select(decision_snapshots).where(
             columns.task == task, columns.sampling_bucket == sampling_bucket, columns.decided_at <= until
@@ -428,18 +432,18 @@ def _jobs(
         .where(*where, runs.decoded_at >= since, runs.decoded_at < until + _LONGEST_DECODING)
         .group_by(columns.decision_id, *alike)
     )
-    found: dict[UUID, list[JobsAlike]] = {}
+    by_decision: dict[UUID, list[JobsAlike]] = {}
     for row in connection.execute(query):
         setting = DraftSetting(row.drafter or None, row.num_draft_tokens)
-        found.setdefault(row.decision_id, []).append(of_row(JobsAlike, row, setting=setting))
-    return found
+        by_decision.setdefault(row.decision_id, []).append(of_row(JobsAlike, row, setting=setting))
+    return by_decision
 
 
 def _read(row: Row[Any]) -> StoredSnapshot | None:
     """None of a release whose snapshots have another form."""
     try:
-        found = decode(row.snapshot, row.decision_id, row.decided_at, row.task, row.sampling_bucket, row.num_running)
+        decoded = decode(row.snapshot, row.decision_id, row.decided_at, row.task, row.sampling_bucket, row.num_running)
     except (KeyError, TypeError, ValueError) as error:
         log.info("the snapshot of a decision of another release is not read: %s", type(error).__name__)
         return None
-    return StoredSnapshot(*found)
+    return StoredSnapshot(*decoded)

@@ -31,7 +31,7 @@ class EventState(StrEnum):
     OPENED = "opened"
     EXPLAINED = "explained"  #: a cause was found for it, or another one
     CONFIRMED = "confirmed"  #: later evidence agreed
-    ACKNOWLEDGED = "acknowledged"  #: somebody took note of it
+    ACKNOWLEDGED = "acknowledged"  #: a person took note of it
     CLOSED = "closed"  #: evidence showed that it was over
     REOPENED = "reopened"  #: it came back soon
 
@@ -79,7 +79,7 @@ class DriftEvent:
 
     @property
     def state(self) -> EventState:
-        """The last thing that became of it, as the view open_drift tells it."""
+        """The last thing that became of it, as the view open_drift has it."""
         if self.closed_at is not None:
             return EventState.CLOSED
         if self.acknowledged_at is not None:
@@ -154,10 +154,11 @@ class DriftEventStore(Store):
             for change in changes:
                 event_id = _carry_out(connection, change, now)
                 if event_id is not None and change.state is not None:
-                    _note(connection, event_id, change.state, change.content, change.sentence, SCHEDULER, now)
+                    state, content = change.state, change.content
+                    _note(connection, event_id, state, content, sentence=change.sentence, actor=SCHEDULER, now=now)
 
     def acknowledge(self, event_id: int, by: str, note: str, now: datetime) -> DriftEvent:
-        """Record that somebody took note of an open event; again replaces who and what. Raises UnknownName."""
+        """Record that a person took note of an open event; again replaces who and what. Raises UnknownName."""
         events = drift_events.c
         statement = (
             update(drift_events)
@@ -170,7 +171,7 @@ class DriftEventStore(Store):
             if row is None:
                 raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
             event = _event(row)
-            _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, note, by, now)
+            _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, sentence=note, actor=by, now=now)
         return event
 
     def accept(self, event_id: int, by: str, note: str) -> list[DriftEvent]:
@@ -200,7 +201,15 @@ class DriftEventStore(Store):
                 raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
             for event in closed:
                 assert event.accepted_at is not None  # noqa: S101 - it was set just now
-                _note(connection, event.id, EventState.CLOSED, event.content, because, by, event.accepted_at)
+                _note(
+                    connection,
+                    event.id,
+                    EventState.CLOSED,
+                    event.content,
+                    sentence=because,
+                    actor=by,
+                    now=event.accepted_at,
+                )
         return closed
 
     def accepted_levels(self, until: datetime) -> dict[tuple[str, str], AcceptedLevel]:
@@ -269,7 +278,7 @@ class DriftMemoryStore(Store):
         return float(num_jobs) * float(month / min(month, max(now - first, _DAY)))
 
     def page(self, task: str, after: Position, until: datetime, limit: int) -> list[WatchedJob]:
-        """The oldest `limit` drafted jobs of traffic behind `after`, decoded until `until`, in their order."""
+        """The oldest `limit` drafted jobs of traffic after `after`, decoded until `until`, in their order."""
         runs = decode_runs.c
         query = (
             select(*columns_of(decode_runs, Stream), *columns_of(decode_runs, WatchedJob, "stream"))
@@ -302,7 +311,7 @@ class DriftMemoryStore(Store):
             if not _move(connection, task, read_from, position):
                 raise StoreBusy(f"drift test of task {task}: another run has read its jobs meanwhile")
             connection.execute(delete(drift_memories).where(drift_memories.c.task == task))
-            rows = [values_of(stream) | values_of(its) for stream, its in memories.items()]
+            rows = [values_of(stream) | values_of(memory) for stream, memory in memories.items()]
             connection.execute(insert(drift_memories), rows)
 
     def forget(self, before: datetime) -> None:
@@ -345,6 +354,7 @@ def _note(
     event_id: int,
     state: EventState,
     content: EventContent,
+    *,
     sentence: str,
     actor: str,
     now: datetime,
@@ -407,7 +417,7 @@ class Incident:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledgement:
-    """That somebody took note of an incident, and what they do about it."""
+    """That a person took note of an incident, and what they do about it."""
 
     by: str
     note: str
@@ -432,8 +442,8 @@ class IncidentStore(Store):
         """Open incidents; returns how many are new. One that is open already gets the further jobs."""
         num_new = 0
         with self._database.begin() as connection:
-            for one in found:
-                statement = upsert(incidents).values(**values_of(one), opened_at=now)
+            for incident in found:
+                statement = upsert(incidents).values(**values_of(incident), opened_at=now)
                 again = statement.on_conflict_do_update(
                     index_elements=["kind", "task", "drafter", "draft_revision", "target_revision", "engine"],
                     index_where=incidents.c.closed_at.is_(None),
@@ -454,7 +464,7 @@ class IncidentStore(Store):
         return [_known(row) for row in self._database.rows(query)]
 
     def acknowledge(self, incident_id: int, by: str, note: str, now: datetime) -> KnownIncident:
-        """Record that somebody took note of an open incident; again replaces who and what. Raises UnknownName."""
+        """Record that a person took note of an open incident; again replaces who and what. Raises UnknownName."""
         statement = (
             update(incidents)
             .where(incidents.c.id == incident_id, incidents.c.closed_at.is_(None))

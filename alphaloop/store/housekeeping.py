@@ -97,7 +97,7 @@ class RetentionStore:
         self._chunk_rows = chunk_rows
 
     def drop_jobs(self, before: datetime, time_is_up: Callable[[], bool]) -> Dropped:
-        """Delete jobs that ended before `before`, with their texts, and claims that nobody renewed since then.
+        """Delete jobs that ended before `before`, with their texts, and claims that no worker renewed since then.
 
         A job whose result Kafka has not acknowledged is kept. `time_is_up` is asked between two transactions.
         """
@@ -140,9 +140,9 @@ def _dropped(chunk: Callable[[], int], full: int, time_is_up: Callable[[], bool]
     """Delete chunks until one is not `full`; `chunk` returns how many rows it deleted."""
     num_rows = 0
     while not time_is_up():
-        found = chunk()
-        num_rows += found
-        if found < full:
+        num_deleted = chunk()
+        num_rows += num_deleted
+        if num_deleted < full:
             return Dropped(num_rows, is_all=True)
     return Dropped(num_rows, is_all=False)
 
@@ -201,7 +201,7 @@ _TOO_OLD: Final = {
             )
         )""",
     "audit": "at < :before",
-    # One that nobody could go on with is not kept for ever either.
+    # One that no scheduler could go on with is not kept for ever either.
     "api_batches": "expires_at < :before",
     "batches": "created_at < :before",
     "probe_runs": "scheduled_for < :before",
@@ -241,7 +241,7 @@ class Erasure:
     before: datetime | None = None  #: of jobs that ended before it, and of prompts drawn before it
 
     def __post_init__(self) -> None:
-        if sum(one is not None for one in (self.job_ids, self.segment, self.before)) != 1:
+        if sum(choice is not None for choice in (self.job_ids, self.segment, self.before)) != 1:
             raise ConfigError("expected one of --job, --segment and --before, found none or several")
 
     @property
@@ -293,10 +293,10 @@ class EraseStore(Store):
         `delete_text` deletes what lies outside Postgres. Raises ConfigError where something does and it is None.
         """
         given = self._given(erasure)
-        found = self._counted(erasure, given)
-        if found.num_stored_texts and delete_text is None:
+        counts = self._counted(erasure, given)
+        if counts.num_stored_texts and delete_text is None:
             raise ConfigError(
-                f"{found.num_stored_texts} texts lie outside the database, and claim_check.url is not set",
+                f"{counts.num_stored_texts} texts lie outside the database, and claim_check.url is not set",
                 hint="give the command the settings of the workers",
             )
         statements = _statements(erasure, _STEPS)
@@ -309,7 +309,7 @@ class EraseStore(Store):
             for url in self._database.scalars(statements["stored_texts"], given):
                 delete_text(url)
                 self._database.change(_FORGET_URL, {"url": url})
-        return found
+        return counts
 
     def _given(self, erasure: Erasure) -> dict[str, Any]:
         given = {"job_ids": [*(erasure.job_ids or ())], "segment": erasure.segment, "before": erasure.before}
@@ -322,7 +322,9 @@ class EraseStore(Store):
             with self._database.begin() as connection:
                 rows = list(connection.execute(query, {**given, "last": last, "chunk": _CHUNK}))
                 for row in rows:
-                    changed = [one and _without_text(one, now) for one in (row.outcome, row.refused_outcome)]
+                    changed = [
+                        document and _without_text(document, now) for document in (row.outcome, row.refused_outcome)
+                    ]
                     connection.execute(_PUT_BACK, {"job_id": row.job_id, "outcome": changed[0], "refused": changed[1]})
             last = rows[-1].job_id if len(rows) == _CHUNK else None
 
@@ -335,19 +337,18 @@ def _statements(erasure: Erasure, queries: Mapping[str, str]) -> dict[str, TextC
     return {name: text(query.format(**_WHERE[erasure.kind])) for name, query in queries.items()}
 
 
-#: By selection, which rows of each kind. A drawn prompt that does not name its job was drawn by an earlier release: it
-#: may be anybody's, and a set is drawn again in a second.
+#: By selection, which rows of each kind.
 _WHERE: Final = {
     "job": {
         "jobs": "jobs.job_id = ANY(:job_ids)",
         "remembered": "job_id = ANY(:job_ids)",
-        "drawn": "(prompts.job_id = ANY(:job_ids) OR prompts.job_id IS NULL)",
+        "drawn": "prompts.job_id = ANY(:job_ids)",
         "api_files": "false",
     },
     "segment": {
         "jobs": "jobs.segment = :segment",
         "remembered": "segment = :segment",
-        "drawn": "(prompts.segment = :segment OR prompts.job_id IS NULL)",
+        "drawn": "prompts.segment = :segment",
         "api_files": "key_name IN (SELECT name FROM api_keys WHERE segment = :segment)",
     },
     "before": {
@@ -370,7 +371,7 @@ _PROBES: Final = f"SELECT job_id FROM probe_runs WHERE (task, probe_set, positio
 _OF_CHOSEN: Final = "(job_id = ANY(:probes) OR job_id IN (SELECT jobs.job_id FROM jobs WHERE {jobs}))"
 _KNOWS: Final = f"""
     SELECT EXISTS (SELECT FROM jobs WHERE {{jobs}}) OR EXISTS (SELECT FROM remembered_results WHERE {{remembered}})
-        OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN} AND prompts.job_id IS NOT NULL)
+        OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN})
 """  # noqa: S608
 _COUNTS: Final = {
     "num_jobs": f"SELECT count(*) FROM jobs WHERE {_CHOSEN} AND {_HAS_TEXT}",  # noqa: S608

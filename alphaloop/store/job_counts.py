@@ -42,7 +42,7 @@ from alphaloop.tables import acceptance_daily, acceptance_hourly
 
 #: `mode` of sums that took no time; the other modes are those of alphaloop.messages.Mode.
 SHADOW: Final = "shadow"
-#: SQL of a row of decode_runs: its rounds that could draft, which are those behind the prefill of each of its texts.
+#: SQL of a row of decode_runs: its rounds that could draft, which are those after the prefill of each of its texts.
 ROUNDS: Final = "greatest(rounds - num_texts, 0)"
 #: The same of those in which a drafter was asked for a token. Without `chances`, k never changed.
 DRAFTED_ROUNDS: Final = f"""
@@ -223,7 +223,7 @@ class RollupStore(Store):
         """Sum up every day that has jobs beyond its sum, up to the day of `now`; returns those days, in order.
 
         Looked at are the days from `_LATE` before the last one that was summed up, so no day is left out, however long
-        nobody called this.
+        ago this was called last.
         """
         days, hours = acceptance_daily.c, acceptance_hourly.c
         first = (
@@ -232,10 +232,10 @@ class RollupStore(Store):
             .scalar_subquery()
         )
         with self._database.begin() as connection:
-            found: datetime | None = connection.execute(select(first)).scalar_one()
-            if found is None:
+            oldest: datetime | None = connection.execute(select(first)).scalar_one()
+            if oldest is None:
                 return []
-            start = _midnight(found)
+            start = _midnight(oldest)
             changed = _num_jobs(connection, acceptance_hourly, start, now)
             known = _num_jobs(connection, acceptance_daily, start, now)
         return [day for day in sorted(changed) if changed[day] != known.get(day) and self.roll_up_day(day)]

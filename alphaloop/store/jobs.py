@@ -75,7 +75,7 @@ class JobStore(Store):
 
         A job named twice in one call is claimed once; the second answer is HELD for the length of the lease, or
         CONFLICT when its payload differs. `owner` must be new for each process: a running job of the same owner is
-        claimed again, at the next attempt. A job with which a worker died is a SUSPECT, which nobody holds, unless
+        claimed again, at the next attempt. A job with which a worker died is a SUSPECT, which no worker holds, unless
         it is asked for `alone`. When `max_attempts` more workers died with it alone, it is EXHAUSTED.
         """
         mine: dict[str, Claim] = {}
@@ -85,14 +85,14 @@ class JobStore(Store):
             asked: dict[str, ClaimRequest] = {}
             for request in waiting:
                 asked.setdefault(request.job_id, request)
-            found = self._claim_each(asked.values(), owner, lease_s, max_attempts, alone=alone)
-            mine |= found
-            chosen |= {job_id: asked[job_id] for job_id in found}
+            claims = self._claim_each(asked.values(), owner, lease_s, max_attempts, alone=alone)
+            mine |= claims
+            chosen |= {job_id: asked[job_id] for job_id in claims}
             # A row may conflict with one request and be claimed by the next one of the same job.
             waiting = [
-                one
-                for one in waiting
-                if one.job_id not in mine and one.payload_sha256 != asked[one.job_id].payload_sha256
+                request
+                for request in waiting
+                if request.job_id not in mine and request.payload_sha256 != asked[request.job_id].payload_sha256
             ]
         known = self._known({request.job_id for request in requests} - mine.keys())
         answers: list[Claim] = []
@@ -126,12 +126,8 @@ class JobStore(Store):
             return {}
         columns = jobs.c
         query = select(
-            columns.job_id,
-            columns.payload_sha256,
-            columns.status,
-            columns.attempt,
+            *(columns[name] for name in ("job_id", "payload_sha256", "status", "attempt", "headers")),
             cast(columns.outcome, Text).label("outcome"),
-            columns.headers,
             extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
         ).where(columns.job_id == _any(job_ids))
         return {row.job_id: row for row in self._database.rows(query)}
@@ -143,10 +139,10 @@ class JobStore(Store):
         given = {"job_id": list(attempts), "attempt": list(attempts.values()), "owner": owner, "lease_s": lease_s}
         with self._database.begin() as connection:
             driver = driver_of(connection)
-            found: dict[str, bool] = dict(driver.execute(_RENEW, given).fetchall())
-            if unknown := [job_id for job_id, is_unknown in found.items() if is_unknown]:
+            renewed: dict[str, bool] = dict(driver.execute(_RENEW, given).fetchall())
+            if unknown := [job_id for job_id, is_unknown in renewed.items() if is_unknown]:
                 driver.execute("DELETE FROM jobs WHERE job_id = ANY(%s)", [unknown])
-        return found.keys() - unknown
+        return renewed.keys() - unknown
 
     def release(self, attempts: Mapping[str, int], *, owner: str) -> set[str]:
         """Give claims back: none counts as a crash, and anyone may claim the jobs at once. Returns the jobs held.
@@ -199,8 +195,8 @@ class JobStore(Store):
 _LEASE_END: Final = "clock_timestamp() + make_interval(secs => %(lease_s)s)"
 #: Workers that died with the job, the one that it is taken over from included.
 _CRASHES: Final = "known.num_crashes + CASE WHEN known.owner <> excluded.owner THEN 1 ELSE 0 END"
-#: A job with which a worker died is claimed alone. Beside others its crash is counted and nobody holds it, in this same
-#: statement, because a worker that died before it gave such claims back would count as a crash of all of them.
+#: A job with which a worker died is claimed alone. Beside others its crash is counted and no worker holds it, in this
+#: same statement, because a worker that died before it gave such claims back would count as a crash of all of them.
 _IS_SUSPECT: Final = f"""NOT %(alone)s AND known.owner IS DISTINCT FROM excluded.owner
     AND {_CRASHES} BETWEEN 1 AND %(max_attempts)s"""
 #: One statement, so that a claim takes one exchange with the server. Locks rows in Python's order of job_id. A row that

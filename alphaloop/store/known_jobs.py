@@ -32,7 +32,7 @@ from alphaloop.tables import decode_runs, jobs, redrives, workers
 
 @dataclass(frozen=True, slots=True)
 class KnownJob:
-    """Everything that the database tells of a job that a worker has claimed at least once.
+    """Everything that the database knows of a job that a worker has claimed at least once.
 
     `outcome` is the recorded Result, None while the job runs. `num_tokens` and `silence` are what its worker said last,
     and how long ago: None where it did not say that it decodes the job.
@@ -178,20 +178,20 @@ class JobPages:
 
         Walks over the others for LOOK_S: a page may have fewer than `limit` jobs, or none, and still have a next one.
         """
-        found, num_walked, ends_at = list[ListedJob](), 0, self._clock() + LOOK_S
+        listed, num_walked, ends_at = list[ListedJob](), 0, self._clock() + LOOK_S
         num_rows = _FIRST_ROWS if wanted.walks else limit + 1
         while True:
-            rows = self._walk(num_rows, limit + 1 - len(found), wanted, behind)
-            found += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
+            rows = self._walk(num_rows, limit + 1 - len(listed), wanted, behind)
+            listed += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
             num_walked += rows[-1].number if rows else 0
-            if len(found) > limit:
-                shown = found[:limit]
+            if len(listed) > limit:
+                shown = listed[:limit]
                 return JobPage(self._with_decoded(shown), _place(shown[-1]), num_walked)
             if not rows or rows[-1].number < num_rows:
-                return JobPage(self._with_decoded(found), None, num_walked)
+                return JobPage(self._with_decoded(listed), None, num_walked)
             behind = _place(rows[-1])
             if self._clock() >= ends_at:
-                return JobPage(self._with_decoded(found), behind, num_walked)
+                return JobPage(self._with_decoded(listed), behind, num_walked)
             num_rows = _MORE_ROWS
 
     def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: PageStart | None) -> Sequence[Row[Any]]:
@@ -219,8 +219,8 @@ class JobPages:
         is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
         batch = select(*_COLUMNS).where(is_wanted).cte("batch")
         query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
-        found = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
-        return self._with_decoded(found)
+        listed = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
+        return self._with_decoded(listed)
 
     def find(self, job_id: str) -> ListedJob | None:
         """The job of this id; None where no worker has claimed it."""
@@ -285,8 +285,8 @@ class RedriveStore(Store):
     def newest_worker(self) -> datetime | None:
         """When the newest of the workers that were heard of lately started."""
         is_heard = workers.c.seen_at > func.clock_timestamp() - SILENT_AFTER
-        found: datetime | None = self._database.scalar(select(func.max(workers.c.started_at)).where(is_heard))
-        return found
+        started_at: datetime | None = self._database.scalar(select(func.max(workers.c.started_at)).where(is_heard))
+        return started_at
 
     def forget_before(self, topic: str, partition: int, offset: int) -> None:
         """Forget the letters below an offset: they were deleted."""

@@ -152,20 +152,20 @@ def _end_jobs(connection: Connection, outcomes: Sequence[Outcome], owner: str) -
     while waiting:
         # A statement may write a row once, so another outcome of the same job, if there is one, needs another.
         group: dict[str, tuple[int, Outcome]] = {}
-        for one in waiting:
-            group.setdefault(one[1].job_id, one)
-        waiting = [one for one in waiting if group[one[1].job_id] is not one]
+        for numbered in waiting:
+            group.setdefault(numbered[1].job_id, numbered)
+        waiting = [numbered for numbered in waiting if group[numbered[1].job_id] is not numbered]
         asked = [outcome for _, outcome in group.values()]
         columns: dict[str, Any] = {
             name: [getattr(outcome, name) for outcome in asked] for name in ("job_id", "attempt", "status")
         }
-        columns["result"] = [one.result.decode() for one in asked]
-        columns["headers"] = [json.dumps(dict(one.headers)) if one.headers else None for one in asked]
+        columns["result"] = [outcome.result.decode() for outcome in asked]
+        columns["headers"] = [json.dumps(dict(outcome.headers)) if outcome.headers else None for outcome in asked]
         with _one_exchange(connection) as driver:  # with the BEGIN
             answer = driver.execute(_END_JOBS, {**columns, "owner": owner})
-        found = answer.fetchall()
-        winners.update(group[job_id][0] for job_id, is_unknown in found if not is_unknown)
-        if unknown := [job_id for job_id, is_unknown in found if is_unknown]:
+        rows = answer.fetchall()
+        winners.update(group[job_id][0] for job_id, is_unknown in rows if not is_unknown)
+        if unknown := [job_id for job_id, is_unknown in rows if is_unknown]:
             driver.execute("DELETE FROM jobs WHERE job_id = ANY(%(unknown)s)", {"unknown": unknown})
     return [outcome for number, outcome in enumerate(outcomes) if number in winners]
 
@@ -176,14 +176,16 @@ def _recorded_before(connection: Connection, outcomes: Sequence[Outcome], record
     Their rows of the outbox are taken out, because the caller enters the messages anew. If a relay publishes one of
     them at this moment, its messages go out twice, byte for byte the same.
     """
-    asked = {one.job_id: one for one in outcomes if one.job_id not in recorded_now}
-    columns: dict[str, Any] = {name: [getattr(one, name) for one in asked.values()] for name in ("job_id", "attempt")}
-    columns["result"] = [one.result.decode() for one in asked.values()]
+    asked = {outcome.job_id: outcome for outcome in outcomes if outcome.job_id not in recorded_now}
+    columns: dict[str, Any] = {
+        name: [getattr(outcome, name) for outcome in asked.values()] for name in ("job_id", "attempt")
+    }
+    columns["result"] = [outcome.result.decode() for outcome in asked.values()]
     driver = driver_of(connection)
-    found = [job_id for (job_id,) in driver.execute(_RECORDED_BEFORE, columns)]
-    if found:
-        driver.execute(_TAKE_OUT, {"job_ids": found})
-    return [asked[job_id] for job_id in found]
+    recorded_before = [job_id for (job_id,) in driver.execute(_RECORDED_BEFORE, columns)]
+    if recorded_before:
+        driver.execute(_TAKE_OUT, {"job_ids": recorded_before})
+    return [asked[job_id] for job_id in recorded_before]
 
 
 def _enqueue(connection: Connection, winners: Sequence[Outcome], owner: str) -> list[OutboxMessage]:
@@ -305,13 +307,13 @@ def _proposers_field(run: DecodeRun) -> str:
     """By proposer, its trials and accepts, as JSON; null of most jobs."""
     if not run.proposers:
         return _NULL
-    its = {one.proposer: {"trials": one.trials, "accepts": one.accepts} for one in run.proposers}
-    return _fields_of((json.dumps(its),))
+    by_proposer = {counts.proposer: {"trials": counts.trials, "accepts": counts.accepts} for counts in run.proposers}
+    return _fields_of((json.dumps(by_proposer),))
 
 
 @contextmanager
 def _one_exchange(connection: Connection) -> Iterator[psycopg.Connection]:
-    """Statements of the block are sent together; their answers can be read behind the block.
+    """Statements of the block are sent together; their answers can be read after the block.
 
     Each sees what those before it did. COPY is not possible here. An answer that is waited for costs a change of
     threads twice.
@@ -387,7 +389,7 @@ class Outbox(Store):
             driver_of(connection).execute("DELETE FROM outbox WHERE id = ANY(%s)", [list(ids)])
 
     def take_over(self, *, older_than_s: float, limit: int) -> dict[int, list[OutboxMessage]]:
-        """The messages of up to `limit` rows that nobody has published for `older_than_s`, oldest first, by row.
+        """The messages of up to `limit` rows that no worker has published for `older_than_s`, oldest first, by row.
 
         For the next `older_than_s` they are the caller's, who publishes them and deletes the rows. A row may be left
         without messages, because retention has deleted its jobs.
@@ -430,7 +432,7 @@ class RefusedResultStore(Store):
         They were never published with their texts, and are the outcomes of these jobs from now on. The scheduler
         deletes the texts after the jobs. Returns the jobs for which it was done.
         """
-        return self._rewrite(row_id, results, _REFER, lambda named: {"urls": [urls[one] for one in named]})
+        return self._rewrite(row_id, results, _REFER, lambda named: {"urls": [urls[job_id] for job_id in named]})
 
     def _rewrite(
         self, row_id: int, results: Mapping[str, bytes], statement: str, given: Callable[[list[str]], dict[str, Any]]
@@ -439,7 +441,7 @@ class RefusedResultStore(Store):
             named = [job_id for job_id in _locked(connection, row_id) if job_id in results]
             if not named:
                 return set()
-            asked = {"job_ids": named, "results": [results[one].decode() for one in named], **given(named)}
+            asked = {"job_ids": named, "results": [results[job_id].decode() for job_id in named], **given(named)}
             return {job_id for (job_id,) in driver_of(connection).execute(statement, asked).fetchall()}
 
     def postpone(self, row_id: int, job_ids: Collection[str]) -> set[str]:
@@ -463,7 +465,7 @@ class RefusedResultStore(Store):
             for job_id in named:
                 driver.execute(statement, {"id": row_id, "job_id": job_id, "because": because[job_id]})
             if named:
-                driver.execute(_KEEP, {"id": row_id, "job_ids": [one for one in before if one not in because]})
+                driver.execute(_KEEP, {"id": row_id, "job_ids": [job_id for job_id in before if job_id not in because]})
             return set(named)
 
 
@@ -536,5 +538,5 @@ _KEEP: Final = """
 
 def _locked(connection: Connection, row_id: int) -> list[str]:
     """The jobs of a row, which is locked until the end of the transaction; none if the row is gone."""
-    found = driver_of(connection).execute(_LOCK_ROW, [row_id]).fetchone()
-    return list(found[0]) if found else []
+    row = driver_of(connection).execute(_LOCK_ROW, [row_id]).fetchone()
+    return list(row[0]) if row else []

@@ -91,7 +91,7 @@ class ProbeSetStore(Store):
 
     def active(self) -> dict[str, ProbeSet]:
         """The set in use of each task that has one."""
-        return {found.task: found for found in self._read(probe_sets.c.is_active)}
+        return {probe_set.task: probe_set for probe_set in self._read(probe_sets.c.is_active)}
 
     def get(self, task: str, version: str) -> ProbeSet | None:
         """One version; None where there is none of that name."""
@@ -120,8 +120,8 @@ class ProbeSetStore(Store):
         )
         key = attrgetter("task", "version", "num_draft_tokens", "source")
         return [
-            ProbeSet(task, version, k, {row.position: of_row(ProbePrompt, row) for row in its}, ProbeSource(source))
-            for (task, version, k, source), its in groupby(self._database.rows(query), key)
+            ProbeSet(task, version, k, {row.position: of_row(ProbePrompt, row) for row in rows}, ProbeSource(source))
+            for (task, version, k, source), rows in groupby(self._database.rows(query), key)
         ]
 
 
@@ -164,7 +164,7 @@ class ProbeStore(Store):
         drafters = func.unnest(func.array_append(runs.scored_drafters, runs.drafter)).label("drafter")
         at = func.coalesce(runs.sent_at, runs.scheduled_for).label("at")
         sent = select(runs.task, runs.job_id, runs.sent_at, at, drafters).where(runs.scheduled_for > since, in_use)
-        one = sent.subquery().c
+        sent_run = sent.subquery().c
         oldest = since - _LONGEST_LIFE
         measured = union_all(
             select(run.job_id, run.drafter).where(run.purpose == Purpose.PROBE, run.decoded_at > oldest),
@@ -172,12 +172,14 @@ class ProbeStore(Store):
         )
         decoded = select(run.job_id).where(run.purpose.in_(MEASURED), run.decoded_at > oldest)
         counts = or_(
-            tuple_(one.job_id, one.drafter).in_(measured),
-            and_(one.job_id.in_(decoded), one.sent_at > now - _TRIED_AGAIN_AFTER),
-            one.sent_at > now - deadline,
+            tuple_(sent_run.job_id, sent_run.drafter).in_(measured),
+            and_(sent_run.job_id.in_(decoded), sent_run.sent_at > now - _TRIED_AGAIN_AFTER),
+            sent_run.sent_at > now - deadline,
         )
-        query = select(one.task, one.drafter, func.max(one.at)).where(one.drafter.is_not(None), counts)
-        last = self._database.rows(query.group_by(one.task, one.drafter))
+        query = select(sent_run.task, sent_run.drafter, func.max(sent_run.at)).where(
+            sent_run.drafter.is_not(None), counts
+        )
+        last = self._database.rows(query.group_by(sent_run.task, sent_run.drafter))
         return {(task, drafter): at for task, drafter, at in last}
 
     def mean_device_s(self, since: datetime, until: datetime) -> dict[str, float]:
@@ -255,7 +257,8 @@ class ProbeStore(Store):
         """Decoded probes of runs due after `since` with their decoded controls, oldest first."""
         rows = self._database.rows(_PAIRS, {"since": since, "life": _LONGEST_LIFE})
         return [
-            TextPair(_decoded_text(one), _decoded_text(other)) for one, other in zip(rows[::2], rows[1::2], strict=True)
+            TextPair(_decoded_text(probe), _decoded_text(other))
+            for probe, other in zip(rows[::2], rows[1::2], strict=True)
         ]
 
     def mark_compared(self, job_ids: Collection[str], now: datetime) -> None:
@@ -296,16 +299,16 @@ def _results(counts: Table, since: datetime, *are_results: ColumnElement[bool]) 
 
     One bound of time finds them, so every partition is looked at once, not once a probe.
     """
-    sent, found = probe_runs.c, counts.c
+    sent, result = probe_runs.c, counts.c
     counted = ("drafter", "draft_revision", "target_revision", "engine", "num_draft_tokens", "trials", "accepts")
     return (
         select(
             *(sent[name] for name in ("scheduled_for", "task", "probe_set", "position", "prompt_id")),
-            *(found[name] for name in counted),
+            *(result[name] for name in counted),
             literal(counts is evidence_rows).label("is_scored"),
         )
-        .join(counts, found.job_id == sent.job_id)
-        .where(sent.scheduled_for > since, found.decoded_at > since - _LONGEST_LIFE, *are_results)
+        .join(counts, result.job_id == sent.job_id)
+        .where(sent.scheduled_for > since, result.decoded_at > since - _LONGEST_LIFE, *are_results)
     )
 
 

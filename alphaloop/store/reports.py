@@ -113,7 +113,7 @@ class Attempted:
 
 
 class NotificationStore(Store):
-    """Reads what is to be told and keeps what was."""
+    """Reads what is to be sent and keeps what was."""
 
     def add_sinks(self, names: Iterable[str], now: datetime) -> None:
         """From `now` on these get news; for those that are known already nothing changes."""
@@ -129,7 +129,7 @@ class NotificationStore(Store):
             if known_since is None:
                 return []
             since = max(known_since, now - _OLDEST)
-            return [one for kind in kinds for one in _READ[kind](connection, sink, since)]
+            return [news for kind in kinds for news in _READ[kind](connection, sink, since)]
 
     def begin(self, sink: str, pending: Pending, now: datetime) -> bool:
         """Count an attempt that is about to be made; False where another process has begun it."""
@@ -195,11 +195,11 @@ def _drift(connection: Connection, sink: str, since: datetime) -> list[Pending]:
 
 
 def _incidents(connection: Connection, sink: str, since: datetime, *, closed: bool = False) -> list[Pending]:
-    at, kind, told = incidents.c.opened_at, NewsKind.INCIDENT_OPENED, incident_opened_news
+    at, kind, news_of = incidents.c.opened_at, NewsKind.INCIDENT_OPENED, incident_opened_news
     if closed:
-        at, kind, told = incidents.c.closed_at, NewsKind.INCIDENT_CLOSED, incident_closed_news
+        at, kind, news_of = incidents.c.closed_at, NewsKind.INCIDENT_CLOSED, incident_closed_news
     query = select(incidents).where(at >= since)
-    return _not_taken(connection, query, incidents.c.id, sink, kind, lambda row: told(row.id, incident_of(row)))
+    return _not_taken(connection, query, incidents.c.id, sink, kind, lambda row: news_of(row.id, incident_of(row)))
 
 
 def _reports(connection: Connection, sink: str, since: datetime) -> list[Pending]:

@@ -1,8 +1,8 @@
 """Scheduled runs, each once, and the lease that makes one process of several the leader.
 
-The lease is a row with a time limit. It needs no session, so it holds behind a pooler in transaction mode too. A leader
-that stood still finds out that its lease ran out only when it looks, so each leader has a number, its term, and writes
-nothing once there is a later one.
+The lease is a row with a time limit. It needs no session, so it holds through a pooler in transaction mode too. A
+leader that stood still finds out that its lease ran out only when it looks, so each leader has a number, its term, and
+writes nothing once there is a later one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class ScheduleStore(Store):
     """The runs that were due. A run inserts its row first, so that it happens once."""
 
     def claim(self, schedule_id: str, scheduled_for: datetime, owner: str, now: datetime) -> bool:
-        """Take a run; False when somebody has or had it."""
+        """Take a run; False when another process has or had it."""
         statement = (
             insert(schedule_runs)
             .values(schedule_id=schedule_id, scheduled_for=scheduled_for, owner=owner, started_at=now)
@@ -54,7 +54,7 @@ class ScheduleStore(Store):
         return (row.scheduled_for, row.outcome or {}) if row else None
 
     def newest(self) -> tuple[datetime, datetime | None, Mapping[str, Any]] | None:
-        """Of the run that was started last, of any schedule: its start, its end, and its outcome so far."""
+        """The run that was started last, of any schedule: its start, its end, and its outcome so far."""
         runs = schedule_runs.c
         query = select(runs.started_at, runs.finished_at, runs.outcome).order_by(runs.id.desc()).limit(1)
         row = self._database.row(query)

@@ -17,7 +17,7 @@ from sqlalchemy import text
 from alphaloop import shipped
 from alphaloop.errors import ConfigError, SchemaMismatch
 from alphaloop.settings.processes import UNLIMITED
-from alphaloop.store.database import Database
+from alphaloop.store.database import UNKNOWN_REVISION, Database
 
 MIGRATIONS: Final = shipped("migrations")
 
@@ -74,8 +74,8 @@ def _scripts(url: SecretStr, migrations: Path) -> ScriptDirectory:
 
 def _is_later(url: SecretStr, migrations: Path) -> bool:
     """Whether the schema is at a revision that `migrations` lacks, and that its code can run on."""
-    scripts, found = _scripts(url, migrations), current(url)
-    if found is None or found in {script.revision for script in scripts.walk_revisions()}:
+    scripts, revision = _scripts(url, migrations), current(url)
+    if revision is None or revision in {script.revision for script in scripts.walk_revisions()}:
         return False
     with Database(url, pool_size=1, limits=UNLIMITED) as database:
         return database.serves(str(scripts.get_current_head()))
@@ -85,4 +85,7 @@ def _run(action: Callable[[Config, str], None], url: SecretStr, revision: str, m
     try:
         action(alembic_config(url, migrations), revision)
     except CommandError as error:
-        raise SchemaMismatch(str(error), hint="is the code older than the database? Run the newer release") from None
+        head = _scripts(url, migrations).get_current_head()
+        raise SchemaMismatch(
+            f"expected a schema revision up to {head}, found {current(url) or 'none'}: {error}", hint=UNKNOWN_REVISION
+        ) from None

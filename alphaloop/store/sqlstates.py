@@ -70,14 +70,14 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     """The error of our tree for one of the driver's. Holds no parameter, no row and no password.
 
     `StoreUnavailable` means: wait, and do the same again. `StoreBusy` is one of these errors, and so is
-    `StoreLoginRefused`, because somebody may mend the login while a worker runs; a process that starts ends with it.
+    `StoreLoginRefused`, because a person may mend the login while a worker runs; a process that starts ends with it.
     `StoreValueRefused` means: leave this row out and go on. Every other `StoreError` needs a person.
     """
     if isinstance(error, UnicodeEncodeError):  # such as an argument in another encoding; it may be a prompt
         return StoreValueRefused("expected text that UTF-8 can encode, found a lone surrogate")
     if isinstance(error, PoolTimeout):
-        told = "this process waits for its own statements: pg_stat_activity says what those wait for"
-        return StoreUnavailable(f"no free connection to {where}", hint=told)
+        waits = "this process waits for its own statements: pg_stat_activity says what those wait for"
+        return StoreUnavailable(f"no free connection to {where}", hint=waits)
     original = error.orig if isinstance(error, DBAPIError) else error
     if not isinstance(original, psycopg.Error):
         return StoreError(f"{type(error).__name__} at {where}")

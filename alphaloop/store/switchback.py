@@ -67,11 +67,11 @@ class SwitchbackStore(Store):
         """
         with self._database.begin() as connection:
             ended = _last_ends(connection, now - WINDOW)
-            found: list[TaskSpeedup] = []
+            speedups: list[TaskSpeedup] = []
             pairs: list[ExpectationPair] = []
             for subject, slices in _by_subject(connection, now, tasks):
-                found += _speedup_of(subject, slices, now)
-                later = [one for one in slices if one.started_at > ended.get(subject, _EARLIEST)]
+                speedups += _speedup_of(subject, slices, now)
+                later = [part for part in slices if part.started_at > ended.get(subject, _EARLIEST)]
                 if (pair := expectation_pair(subject, later, now)) is not None:
                     pairs.append(pair)
             if pairs:  # two workers of one host may close the same pair: the first one counts
@@ -79,14 +79,14 @@ class SwitchbackStore(Store):
                 connection.execute(insert(expectation_pairs).on_conflict_do_nothing(), values)
             if tasks is None:
                 connection.execute(delete(task_speedups).where(task_speedups.c.covers_to < now - WINDOW))
-            if found:
+            if speedups:
                 statement = insert(task_speedups)
                 names = [column.name for column in task_speedups.c if not column.primary_key]
                 statement = statement.on_conflict_do_update(
                     index_elements=list(SUBJECT), set_={name: statement.excluded[name] for name in names}
                 )
-                connection.execute(statement, [_speedup_values(one) for one in found])
-        return len(found)
+                connection.execute(statement, [_speedup_values(speedup) for speedup in speedups])
+        return len(speedups)
 
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
@@ -99,7 +99,9 @@ class SwitchbackStore(Store):
         """What was shown of a task at an earlier moment; None without a slice in the window before it."""
         with self._database.begin() as connection:
             by_subject = _by_subject(connection, moment, [task])
-            return shown_of(one for its in by_subject for one in _speedup_of(*its, moment))
+            return shown_of(
+                speedup for subject_slices in by_subject for speedup in _speedup_of(*subject_slices, moment)
+            )
 
 
 #: The time whose pairs screens show. The view expectation_now shows the same.
@@ -164,13 +166,13 @@ def _by_subject(
     subject = [switchback_slices.c[name] for name in SUBJECT]
     query = _slices(now - WINDOW, now, tasks).order_by(*subject, *_IN_TIME)
     with connection.execute(query, execution_options={"yield_per": _AT_ONCE}) as rows:
-        for of, its in groupby(map(_row, rows), key=lambda row: row.subject):
-            yield of, [row.slice for row in its]
+        for of, subject_slices in groupby(map(_row, rows), key=lambda row: row.subject):
+            yield of, [row.slice for row in subject_slices]
 
 
 def _speedup_of(subject: SpeedupSubject, slices: Sequence[Slice], now: datetime) -> list[TaskSpeedup]:
     """None without a slice of the treatment."""
-    is_treated = any(one.phase is not Phase.CONTROL for one in slices)
+    is_treated = any(part.phase is not Phase.CONTROL for part in slices)
     return [task_speedup(subject, slices, now)] if is_treated else []
 
 

@@ -29,7 +29,7 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.workers import SeenWorker, not_served
 from alphaloop.tables import acceptance_hourly, decisions
 
-#: The time that figures cover, unless somebody asks for another.
+#: The time that figures cover, unless another is asked for.
 WINDOW: Final = timedelta(days=1)
 _HOUR: Final = timedelta(hours=1)
 #: Hours of equal weight from which on they are the clusters: means of 10 to 30 long runs are nearly independent.
@@ -42,7 +42,7 @@ _JOBS: Final = text("""
     GROUP BY 1, 2, 3
     ORDER BY 1, 2, 3
 """)
-# Of a task the traffic that may be compared with each other, where there is most of it: a row of task_alpha_now. Sums
+# The largest part of a task's traffic that may be compared with each other: a row of task_alpha_now. Sums
 # of hours tell which it is, because they are few.
 _SHOWN: Final = """
     WITH keys AS (
@@ -122,7 +122,7 @@ class TaskFigures:
     jobs: dict[str, int] = field(default_factory=dict)  #: traffic by status; left: its worker gave it back, or is gone
     probes: dict[str, int] = field(default_factory=dict)  #: by status
     controls: dict[str, int] = field(default_factory=dict)  #: of probes, by status
-    num_alpha_jobs: int = 0  #: behind `alpha_1` and `alpha`
+    num_alpha_jobs: int = 0  #: of `alpha_1` and `alpha`
     trials: int = 0
     accepts: int = 0
     alpha_1: Interval | None = None
@@ -130,15 +130,15 @@ class TaskFigures:
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
     alpha_form_bucket: str | None = None
-    #: Of the jobs behind `alpha`, smallest and largest of their longest k.
+    #: Smallest and largest of the longest k of the jobs of `alpha`.
     alpha_num_draft_tokens: tuple[int, int] | None = None
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
-    #: What its next job would do; None before somebody asked, and where nobody can say: before the first calibration.
+    #: What its next job would do; None before it was computed, and where it is unknown: before the first calibration.
     next_job: NextJob | None = None
     measured: TaskSpeedup | None = None  #: None where no slice of it was recorded in the last day
     target: str | None = None  #: what decodes it; None where one target decodes all
     not_served: str | None = (
-        None  #: why nobody takes its jobs, in words; None where somebody does, or there is one target
+        None  #: why no worker takes its jobs, in words; None where one does, or there is one target
     )
 
     @property
@@ -207,7 +207,7 @@ def task_figures(
     database: Database, until: datetime | None = None, window: timedelta = WINDOW, task: str | None = None
 ) -> dict[str, TaskFigures]:
     """By task, the figures of the window before `until`, or before now; only tasks with a job in it, or this one."""
-    found: dict[str, TaskFigures] = {}
+    by_task: dict[str, TaskFigures] = {}
     now = datetime.now(UTC)
     # Without an end the database's clock, by which jobs are claimed, may be ahead of this one.
     between = {
@@ -217,14 +217,14 @@ def task_figures(
     }
     with database.begin() as connection:
         for row in connection.execute(_JOBS, between):
-            found.setdefault(row.task, TaskFigures(row.task)).count(row.purpose, row.status, row.num_jobs)
+            by_task.setdefault(row.task, TaskFigures(row.task)).count(row.purpose, row.status, row.num_jobs)
         clusters = _clusters(connection, between, is_past=until is not None and until < now - _HOUR)
         ways = _by_task(connection.execute(_DECODED, between))
     for name, rows in clusters.items():
-        found.setdefault(name, TaskFigures(name)).show(rows)
+        by_task.setdefault(name, TaskFigures(name)).show(rows)
     for name, rows in ways.items():
-        found.setdefault(name, TaskFigures(name)).decoded = _decoded(rows)
-    return found
+        by_task.setdefault(name, TaskFigures(name)).decoded = _decoded(rows)
+    return by_task
 
 
 def figures_of(database: Database, task: str, until: datetime | None = None) -> TaskFigures:
@@ -237,10 +237,10 @@ def recent_tasks(database: Database, window: timedelta = WINDOW) -> list[TaskFig
 
     The window begins at a full hour.
     """
-    found = task_figures(database, window=window)
+    by_task = task_figures(database, window=window)
     for task, measured in SwitchbackStore(database).shown(datetime.now(UTC)).items():
-        found.setdefault(task, TaskFigures(task)).measured = measured
-    return [found[task] for task in sorted(found)]
+        by_task.setdefault(task, TaskFigures(task)).measured = measured
+    return [by_task[task] for task in sorted(by_task)]
 
 
 def with_waiting(found: Sequence[TaskFigures], waiting: Mapping[str, int] | None) -> list[TaskFigures]:
@@ -336,7 +336,7 @@ def _decoded(rows: Sequence[Row[Any]]) -> Decoded:
 def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bool) -> dict[str, list[Row[Any]]]:
     """By task, its hours where enough of them hold its jobs, so that few rows are read; else runs of its jobs.
 
-    Of a past moment the hour that it lies in has later jobs too, so its jobs are read.
+    The hour in which a past moment lies has later jobs too, so its jobs are read.
     """
     by_task = _by_task(connection.execute(_HOURS, between))
     few = [task for task, rows in by_task.items() if is_past or _num_effective(rows) < _LEAST_HOURS]
@@ -347,10 +347,10 @@ def _clusters(connection: Connection, between: Mapping[str, Any], *, is_past: bo
 
 
 def _by_task(rows: Iterable[Row[Any]]) -> dict[str, list[Row[Any]]]:
-    found: dict[str, list[Row[Any]]] = defaultdict(list)
+    by_task: dict[str, list[Row[Any]]] = defaultdict(list)
     for row in rows:
-        found[row.task].append(row)
-    return found
+        by_task[row.task].append(row)
+    return by_task
 
 
 def _num_effective(rows: Sequence[Row[Any]]) -> float:

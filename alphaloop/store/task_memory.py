@@ -84,13 +84,13 @@ class ResultMemoryStore(Store):
 
     def texts(self, ids: Sequence[int]) -> list[RememberedResult]:
         """The results of these ids that are not forgotten, the oldest first."""
-        found: list[RememberedResult] = []
+        results: list[RememberedResult] = []
         for begin in range(0, len(ids), _PORTION):
-            found += map(_remembered, self._database.rows(_TEXTS, {"ids": list(ids[begin : begin + _PORTION])}))
-        return found
+            results += map(_remembered, self._database.rows(_TEXTS, {"ids": list(ids[begin : begin + _PORTION])}))
+        return results
 
     def make_room(self, target_revision: str, task: str, most_tokens: int) -> int:
-        """Forget the oldest results of a task beyond so many tokens; returns how many were forgotten."""
+        """Forget the oldest results of a task beyond `most_tokens`; returns how many were forgotten."""
         return self.forget(_BEYOND, {"target_revision": target_revision, "task": task, "most_tokens": most_tokens})
 
     def forget_before(self, moment: datetime) -> int:
@@ -105,9 +105,9 @@ class ResultMemoryStore(Store):
         """Forget all results for which a condition in SQL holds, in short transactions; returns how many."""
         statement, num = text(_FORGET.format(which=which)), 0
         while True:
-            found = self._database.change(statement, {**given, "chunk": _CHUNK})
-            num += found
-            if found < _CHUNK:
+            num_forgotten = self._database.change(statement, {**given, "chunk": _CHUNK})
+            num += num_forgotten
+            if num_forgotten < _CHUNK:
                 return num
 
 
@@ -115,12 +115,12 @@ def remember(connection: Connection, results: Sequence[tuple[str, ResultToRememb
     """Write (job_id, result) of outcomes, in their transaction."""
     if results:
         columns: dict[str, list[Any]] = {
-            name: [getattr(one, name) for _, one in results]
+            name: [getattr(result, name) for _, result in results]
             for name in ("task", "segment", "batch_id", "target_revision")
         }
         columns["job_id"] = [job_id for job_id, _ in results]
-        columns["num_tokens"] = [len(one.token_ids) for _, one in results]
-        columns["token_ids"] = [_packed(one.token_ids) for _, one in results]
+        columns["num_tokens"] = [len(result.token_ids) for _, result in results]
+        columns["token_ids"] = [_packed(result.token_ids) for _, result in results]
         driver_of(connection).execute(_REMEMBER, columns)
 
 

@@ -70,10 +70,10 @@ class TrafficStore(Store):
         """Traffic decoded in (since, until], by stream, oldest job first; of each stream its newest jobs.
 
         The sums say where they are. A stream has at most `max_jobs` and its share of `max_all_jobs`; small streams
-        leave the rest of their shares to the others. Of a task at most about `max_read` jobs are looked at for one of
+        leave the rest of their shares to the others. At most about `max_read` jobs of a task are looked at for one of
         its streams, up to the stream's newest, so a rare stream of a busy task begins later.
         """
-        found: dict[Stream, list[DecodedJob]] = {}
+        by_stream: dict[Stream, list[DecodedJob]] = {}
         with self._database.begin() as connection:
             stretches = _stretches(connection, since, until)
             of_tasks: dict[str, Counter[datetime]] = defaultdict(Counter)
@@ -86,8 +86,8 @@ class TrafficStore(Store):
                 begin = max(since, first_start(stretches[stream], limits[stream]), first_start(until_then, max_read))
                 end = min(until, newest + _DAY)
                 if jobs := _newest(connection, stream, begin, end, limits[stream]):
-                    found[stream] = jobs
-        return found
+                    by_stream[stream] = jobs
+        return by_stream
 
     def num_jobs(self, since: datetime, until: datetime) -> dict[str, int]:
         """By task, its jobs of traffic in the hours that began in (since, until]."""
@@ -155,15 +155,13 @@ class TrafficStore(Store):
         since: datetime,
         until: datetime,
     ) -> tuple[JobSums, JobSums]:
-        """Of the traffic decoded in (since, until] the last jobs: those that were explored, and all of them."""
+        """The last jobs of the traffic decoded in (since, until]: those that were explored, and all of them."""
         runs = decode_runs.c
         last = (
             select(runs.num_tokens, (runs.reason == Reason.EXPLORING).label("is_explored"))
+            .where(runs.purpose == Purpose.TRAFFIC, runs.decoded_at > since, runs.decoded_at <= until)
             .where(
                 runs.task == task,
-                runs.purpose == Purpose.TRAFFIC,
-                runs.decoded_at > since,
-                runs.decoded_at <= until,
                 runs.target_revision == target_revision,
                 runs.engine == engine,
                 runs.device == device,
@@ -176,8 +174,8 @@ class TrafficStore(Store):
         )
         sums = func.count(), cast(func.sum(last.c.num_tokens), BigInteger)
         rows = self._database.rows(select(last.c.is_explored, *sums).group_by(last.c.is_explored))
-        found = {is_explored: JobSums(*its) for is_explored, *its in rows}
-        explored, others = (found.get(one) or JobSums(0, 0) for one in (True, False))
+        by_origin = {is_explored: JobSums(*numbers) for is_explored, *numbers in rows}
+        explored, others = (by_origin.get(is_explored) or JobSums(0, 0) for is_explored in (True, False))
         return explored, JobSums(explored.num_jobs + others.num_jobs, explored.num_tokens + others.num_tokens)
 
     def tasks(self) -> list[str]:
@@ -199,15 +197,15 @@ def decoded_lately(database: Database) -> list[DecodedLately]:
 
 def shares(wanted: Mapping[Stream, int], available: int) -> dict[Stream, int]:
     """How many jobs of each stream are read: all that are wanted, or as equally as what is available allows."""
-    found: dict[Stream, int] = {}
+    by_stream: dict[Stream, int] = {}
     for number, stream in enumerate(sorted(wanted, key=lambda one: (wanted[one], one))):
-        found[stream] = min(wanted[stream], available // (len(wanted) - number))
-        available -= found[stream]
-    return {stream: number for stream, number in found.items() if number}
+        by_stream[stream] = min(wanted[stream], available // (len(wanted) - number))
+        available -= by_stream[stream]
+    return {stream: number for stream, number in by_stream.items() if number}
 
 
 def first_start(num_jobs: Mapping[datetime, int], enough: int) -> datetime:
-    """The moment behind which the newest `enough` jobs are: just before an hour, or before a settled day."""
+    """The moment after which the newest `enough` jobs are: just before an hour, or before a settled day."""
     seen, begin = 0, datetime.max.replace(tzinfo=UTC)
     for begin in sorted(num_jobs, reverse=True):
         seen += num_jobs[begin]
@@ -224,10 +222,10 @@ def _stretches(connection: Connection, since: datetime, until: datetime) -> dict
         .where(*_is_traffic(sums))
         .group_by(*(sums[name] for name in _STREAM), sums.bucket)
     )
-    found: dict[Stream, dict[datetime, int]] = {}
+    by_stream: dict[Stream, dict[datetime, int]] = {}
     for *stream, start, num_jobs in connection.execute(query):
-        found.setdefault(Stream(*stream), {})[start] = num_jobs
-    return found
+        by_stream.setdefault(Stream(*stream), {})[start] = num_jobs
+    return by_stream
 
 
 def _newest(
@@ -246,5 +244,5 @@ def _newest(
 
 
 def _is_traffic(sums: Any) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
-    """Of rows of hourly or daily sums, given by their columns: jobs of traffic, each once."""
+    """Conditions on rows of hourly or daily sums, given by their columns: jobs of traffic, each once."""
     return sums.purpose == Purpose.TRAFFIC, sums.mode != SHADOW

@@ -26,10 +26,10 @@ from alphaloop.store.database import Store, of_row, values_of
 
 #: A worker that has said nothing for so long is not shown any more, and its row is deleted by another one.
 _FORGOTTEN_AFTER: Final = timedelta(hours=1)
-#: A worker says every two seconds what it does; what one said that is silent for so long is told with its age.
+#: A worker says every two seconds what it does; what it said is shown with its age once it is silent for this long.
 SILENT_AFTER: Final = timedelta(seconds=10)
-#: A worker that has said nothing for so long takes no more jobs and asks the same servers no more, or will be heard of
-#: again.
+#: A worker that has said nothing for this long takes no more jobs and asks the same servers no more, or will be heard
+#: of again.
 _PEER_FOR: Final = timedelta(seconds=30)
 
 
@@ -44,18 +44,18 @@ class Capabilities:
 
     def lack(self, other: Capabilities) -> str | None:
         """What the other one can do and this one cannot, in words; None: nothing."""
-        found = []
+        lacks = []
         for name, here, there in (
             ("tokens of context", self.context_length, other.context_length),
             ("bytes of a job", self.max_job_bytes, other.max_job_bytes),
         ):
             if here < there:
-                found.append(f"{here:,} {name} and not {there:,}")
+                lacks.append(f"{here:,} {name} and not {there:,}")
         if missing := sorted(set(other.fields) - set(self.fields)):
-            found.append(f"not the fields {', '.join(f'body.{name}' for name in missing)}")
+            lacks.append(f"not the fields {', '.join(f'body.{name}' for name in missing)}")
         if missing := sorted(set(other.content) - set(self.content)):
-            found.append(f"no prompts from {', '.join(missing)}")
-        return "; ".join(found) or None
+            lacks.append(f"no prompts from {', '.join(missing)}")
+        return "; ".join(lacks) or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +80,9 @@ class WorkerSetup:
         try:
             if content is None:
                 return None
-            its = content["can"]
-            can = its and Capabilities(
-                its["context_length"], its["max_job_bytes"], tuple(its["fields"]), tuple(its["content"])
+            fields = content["can"]
+            can = fields and Capabilities(
+                fields["context_length"], fields["max_job_bytes"], tuple(fields["fields"]), tuple(fields["content"])
             )
             return cls(*read_session(content), content["ended"], content["default_model"], can)
         except (KeyError, TypeError, ValueError) as error:
@@ -128,8 +128,8 @@ class SeenWorker:
             "target_revision": setup.facts.target_revision if setup else None,
             "engine": setup.facts.engine if setup else None,
             "drafters": [
-                {"name": one.name, "revision": one.revision, "ended": setup.ended.get(one.name)}
-                for one in setup.drafters
+                {"name": drafter.name, "revision": drafter.revision, "ended": setup.ended.get(drafter.name)}
+                for drafter in setup.drafters
             ]
             if setup
             else None,
@@ -179,13 +179,13 @@ class WorkerStore(Store):
         self, connection: Connection, owner: str, target: str, default_model: str | None
     ) -> dict[str, WorkerSetup | None]:
         """What the other workers of this target run, by owner; raises ConfigError as `check_target` does."""
-        found = {}
+        setups = {}
         for other in connection.execute(_OTHERS, {"owner": owner, "peer_for": _PEER_FOR}):
             theirs = WorkerSetup.read(other.setup)
             if other.target == target:
-                found[other.owner] = theirs
+                setups[other.owner] = theirs
                 continue
-            its = theirs.default_model if theirs else None
+            default = theirs.default_model if theirs else None
             heard = f"(heard of {other.silence.total_seconds():.0f} s ago)"
             if default_model is None:
                 raise ConfigError(
@@ -196,14 +196,14 @@ class WorkerStore(Store):
                     f"{other.target!r} first: {_PEER_FOR.total_seconds():.0f} s after they were heard of last, this "
                     f"one may start",
                 )
-            if its != default_model:
-                what = "is not set, so it reads the topics of every task" if its is None else f"is {its!r}"
+            if default != default_model:
+                what = "is not set, so it reads the topics of every task" if default is None else f"is {default!r}"
                 raise ConfigError(
                     f"default_model: expected what all workers have, found {default_model!r}, and that of worker "
                     f"{other.owner}, of {other.target!r} {heard}, {what}",
                     hint="give all workers the same tasks.toml; those that run follow it within seconds",
                 )
-        return found
+        return setups
 
     def _say(self, connection: Connection, load: WorkerLoad) -> int:
         given = {
@@ -238,23 +238,29 @@ def _refuse_lesser(target: str, can: Capabilities, owner: str, theirs: Capabilit
 
 def heard_lately(workers: Iterable[SeenWorker]) -> list[SeenWorker]:
     """Those that were heard of in the last half minute: they run, as far as anybody knows."""
-    return [one for one in workers if one.silence <= _PEER_FOR]
+    return [worker for worker in workers if worker.silence <= _PEER_FOR]
 
 
 def drafters_of(workers: Sequence[SeenWorker], target: str | None) -> frozenset[str]:
     """What a worker of the target (None: of any) asks, of those that were heard of in the last half minute."""
-    setups = [one.load.setup for one in heard_lately(workers) if target in (None, one.load.target)]
-    return frozenset(one.name for setup in setups if setup for one in setup.drafters if one.name not in setup.ended)
+    setups = [worker.load.setup for worker in heard_lately(workers) if target in (None, worker.load.target)]
+    return frozenset(
+        drafter.name for setup in setups if setup for drafter in setup.drafters if drafter.name not in setup.ended
+    )
 
 
 def targets_by_revision(workers: Sequence[SeenWorker]) -> dict[str, str]:
-    """Of every revision that these workers serve, the target's name."""
-    return {one.load.setup.facts.target_revision: one.load.target for one in workers if one.load.setup is not None}
+    """The target's name by every revision that these workers serve."""
+    return {
+        worker.load.setup.facts.target_revision: worker.load.target
+        for worker in workers
+        if worker.load.setup is not None
+    }
 
 
 def not_served(bindings: Bindings, task: str, workers: Sequence[SeenWorker]) -> str | None:
-    """Why nobody takes the task's jobs, in words; None where a worker of its target was heard of lately."""
-    heard = {one.load.target for one in heard_lately(workers)}
+    """Why no worker takes the task's jobs, in words; None where a worker of its target was heard of lately."""
+    heard = {worker.load.target for worker in heard_lately(workers)}
     target = bindings.target_of(task)
     if target is None:
         return None if heard else "no worker runs"
@@ -272,11 +278,11 @@ class Running:
 
 
 def running(workers: Sequence[SeenWorker], target: str | None = None) -> Running | None:
-    """What most of the workers run that were heard of in the last half minute; None where nobody says.
+    """What most of the workers run that were heard of in the last half minute; None where no worker says.
 
     With a `target` only its workers count.
     """
-    heard = [one.load for one in heard_lately(workers) if target in (None, one.load.target)]
+    heard = [worker.load for worker in heard_lately(workers) if target in (None, worker.load.target)]
     alike: dict[tuple[object, ...], list[WorkerLoad]] = {}
     for load in heard:
         if load.setup is not None:
@@ -287,7 +293,7 @@ def running(workers: Sequence[SeenWorker], target: str | None = None) -> Running
         return None
     most = max(alike.values(), key=len)
     setups = [load.setup for load in most if load.setup is not None]
-    ended = {name: why for name, why in setups[0].ended.items() if all(name in one.ended for one in setups)}
+    ended = {name: why for name, why in setups[0].ended.items() if all(name in setup.ended for setup in setups)}
     return Running(replace(setups[0], ended=ended), most[0].num_slots, len(most), len(heard) - len(most))
 
 
@@ -357,7 +363,7 @@ _SAY: Final = text("""
 _PEERS: Final = text("""
     SELECT count(*) FROM workers WHERE device = :device AND owner <> :owner AND seen_at > now() - :peer_for
 """)
-#: Of two workers that start at once, the second one sees the first.
+#: When two workers start at once, the second one sees the first.
 _ONE_ENTERS: Final = text("SELECT pg_advisory_xact_lock(hashtextextended('workers', 0))")
 _OTHERS: Final = text("""
     SELECT owner, target, setup, now() - seen_at AS silence FROM workers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Final
 
+import psycopg
 import pytest
 from psycopg import errors
 from pydantic import SecretStr
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, Connection, make_url, text
 
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import (
@@ -89,6 +91,8 @@ CODES: Final = {
 }
 #: After these a connection is used again: they say something of rows, locks or values, and nothing of the session.
 KEPT: Final = (StoreBusy, StoreValueRefused)
+#: After these the connection is gone.
+GONE: Final = ("08", "57P", "25P03", "25P04")
 
 _RAISE: Final = "DO $$ BEGIN RAISE EXCEPTION 'planted' USING ERRCODE = '{}'; END $$"
 _PID: Final = text("SELECT pg_backend_pid()")
@@ -126,7 +130,10 @@ def test_every_state_has_its_error_and_its_connection(
             with pytest.raises(StoreError) as refusal:
                 way(database, state)
             is_kept = database.scalar(_PID) == before
-            if (refusal.type, is_kept) != (expected, expected in KEPT) or "planted" not in refusal.value.message:
+            assert refusal.value.__cause__ is None, "the driver's error holds parameters"
+            # The error of a connection that is gone has no state.
+            says = "planted" in refusal.value.message and (state in str(refusal.value) or state.startswith(GONE))
+            if (refusal.type, is_kept) != (expected, expected in KEPT) or not says:
                 wrong.append((state, refusal.type.__name__, is_kept, refusal.value.message))
         assert not wrong
 
@@ -194,3 +201,25 @@ def test_several_hosts_of_one_url_are_tried_in_turn(database_url: SecretStr) -> 
         database.change(text("INSERT INTO cancellations (job_id) VALUES ('a')"))
         with database.dedicated() as driver:
             assert driver.execute("SELECT job_id FROM cancellations").fetchall() == [("a",)]
+
+
+def test_a_text_that_no_column_holds_is_the_values_fault(database: Database) -> None:
+    for statement in ("SELECT %s::text", "INSERT INTO cancellations (job_id) VALUES (%s)"):
+        with pytest.raises(StoreValueRefused), database.begin() as connection:
+            driver_of(connection).execute(statement, ["NUL \x00 inside"])
+
+
+def test_a_connection_that_the_driver_found_broken_is_replaced(database: Database, database_url: SecretStr) -> None:
+    """Not SQLAlchemy but the driver met the break, so the pool does not know of it."""
+
+    def meet_it(block: AbstractContextManager[Connection]) -> None:
+        with block as connection:
+            driver = driver_of(connection)
+            with psycopg.connect(database_url.get_secret_value()) as other:
+                other.execute("SELECT pg_terminate_backend(%s, 10000)", [driver.info.backend_pid])
+            driver.execute("SELECT 1")
+
+    for block in (database.single(), database.begin()):
+        with pytest.raises(StoreUnavailable):
+            meet_it(block)
+        assert database.scalar(text("SELECT 1")) == 1

@@ -271,7 +271,7 @@ def _insert(chance: random.Random, value: bytes) -> bytes:
 
 def _encode(chance: random.Random, value: bytes) -> bytes:
     text = value.decode("utf-8", "replace")
-    name = chance.choice(["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "utf-7"])
+    name = chance.choice(["utf-16", "utf-16-le", "utf-8-sig", "utf-7"])
     return text.encode(name, "replace")
 
 

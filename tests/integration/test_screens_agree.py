@@ -109,7 +109,7 @@ def test_a_table_calls_faster_only_what_was_measured_or_is_expected_beyond_doubt
             measured = replace(task_speedup(Interval(1.6, 1.5, 1.7), datetime.now(UTC)), verdict=Verdict(verdict))
             assert why(judged(coming, measured)) == word
     assert why(judged(NextJob("vanilla", None, 0, "not_faster", ""), None)) == "not faster"
-    for low, word in ((1.9, "faster"), (0.97, "not_surely_faster")):
+    for low, word in ((1.9, "expected_faster"), (0.97, "not_surely_faster")):
         ways = (Alternative("lookup", 3, 2.5, 50.0, 1.01, low, 2.4), Alternative(None, 0, 1.0, 41.0, 1.0, 1.0, 1.0))
         chosen = Decision(Mode.SPECULATIVE, "lookup", "draft-1", 3, Reason.FASTER, "expected", ways)
         DecisionLog(twelve_jobs).record_change(BudgetSubject(f"task-{word}", TARGET, DEVICE, "greedy"), 4, chosen, "w")

@@ -83,6 +83,22 @@ def test_a_database_without_schema_is_refused_with_the_way_out(empty_database_ur
     assert (refusal.value.hint or "").startswith("alphaloop migrate; or the search_path")
 
 
+@pytest.mark.parametrize("revision", ["0002", "0010"])
+def test_a_database_of_an_earlier_checkout_is_refused_as_it_is(empty_database_url: SecretStr, revision: str) -> None:
+    """Nothing was released at these revisions, so no migration leads from them; 0001 is the first revision."""
+    schema.upgrade(empty_database_url)
+    with Database(empty_database_url) as database:
+        database.change(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
+        database.change(text("UPDATE code_revisions SET revision = :revision"), {"revision": revision})
+        with pytest.raises(SchemaMismatch, match=f"expected schema revision 0001.*found {revision}") as start:
+            database.check_revision()
+    with pytest.raises(SchemaMismatch, match=f"up to 0001, found {revision}") as migrate:
+        schema.upgrade(empty_database_url)
+    assert start.value.hint == migrate.value.hint
+    assert "create a new one" in (start.value.hint or "")
+    assert schema.current(empty_database_url) == revision
+
+
 def test_the_sql_can_be_printed_for_those_who_run_it_by_hand(empty_database_url: SecretStr) -> None:
     """alembic's offline mode needs no database; what it prints builds the same schema."""
     printed = subprocess.run(

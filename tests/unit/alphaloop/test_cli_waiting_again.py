@@ -37,7 +37,7 @@ def test_the_ids_of_many_jobs_are_in_a_file(tmp_path: Path, monkeypatch: pytest.
     assert wait_again(GlobalOptions(), job_ids[1:]).endswith("'job 20'")
 
 
-@pytest.mark.parametrize("form", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+@pytest.mark.parametrize("form", ["utf-8", "utf-8-sig", "utf-16"])
 def test_ids_are_read_in_every_encoding_from_lines_of_any_kind(tmp_path: Path, form: str) -> None:
     lines = ['{"job_id": "a", "status": "missing"}', "", '{"line": "f:3", "status": "invalid"}', '{"job_id": "b"}']
     (tmp_path / "f").write_text("\r\n".join(lines), encoding=form, newline="")

@@ -1,7 +1,7 @@
--- Slices of the switchback experiment, and the measured speed-ups.
+-- The switchback experiment: slices of rounds, measured speed-ups, and expectations beside them.
 
 CREATE TABLE switchback_slices (
-    started_at TIMESTAMP WITH TIME ZONE NOT NULL,
+    started_at timestamptz NOT NULL,
     block_id TEXT NOT NULL,
     phase TEXT NOT NULL,
     task TEXT NOT NULL,
@@ -30,14 +30,13 @@ CREATE TABLE switchback_slices (
     expected_high_s DOUBLE PRECISION NOT NULL,
     uncorrected_vanilla_s DOUBLE PRECISION NOT NULL,
     model_sd_s DOUBLE PRECISION NOT NULL,
-    sum_elsewhere DOUBLE PRECISION DEFAULT 0 NOT NULL,
+    sum_elsewhere DOUBLE PRECISION NOT NULL DEFAULT 0,
     owner TEXT NOT NULL,
     CONSTRAINT pk_switchback_slices PRIMARY KEY (started_at, block_id, phase, drafter, num_draft_tokens),
     CONSTRAINT ck_switchback_slices_phase CHECK (phase IN ('between','before','control','after'))
 ) PARTITION BY RANGE (started_at);
 CREATE INDEX ix_switchback_slices_task_started_at ON switchback_slices (task, started_at);
-COMMENT ON TABLE switchback_slices IS
-    'Rounds of a task in one arm of the switchback experiment, added up';
+COMMENT ON TABLE switchback_slices IS 'Rounds of a task in one arm of the switchback experiment, added up';
 COMMENT ON COLUMN switchback_slices.started_at IS 'When its first round began';
 COMMENT ON COLUMN switchback_slices.block_id IS 'The same for slices that are compared with each other';
 COMMENT ON COLUMN switchback_slices.phase IS 'control is vanilla; between, before and after are the treatment';
@@ -61,13 +60,17 @@ COMMENT ON COLUMN switchback_slices.num_prompt_rounds IS 'Rounds in which a prom
 COMMENT ON COLUMN switchback_slices.num_prompt_sequence_rounds IS 'num_sequence_rounds of these';
 COMMENT ON COLUMN switchback_slices.num_prompt_tokens IS 'num_tokens of these';
 COMMENT ON COLUMN switchback_slices.prompt_sequence_s IS 'sequence_s of these';
-COMMENT ON COLUMN switchback_slices.expected_sequence_s IS 'Sum over all rounds of seconds times sequences with an expected speed-up';
-COMMENT ON COLUMN switchback_slices.expected_vanilla_s IS 'The same times that speed-up: what vanilla rounds were expected to take';
+COMMENT ON COLUMN switchback_slices.expected_sequence_s IS
+    'Sum over all rounds of seconds times sequences with an expected speed-up';
+COMMENT ON COLUMN switchback_slices.expected_vanilla_s IS
+    'The same times that speed-up: what vanilla rounds were expected to take';
 COMMENT ON COLUMN switchback_slices.expected_low_s IS 'The same times its lower 95 % bound';
 COMMENT ON COLUMN switchback_slices.expected_high_s IS 'The same times its upper 95 % bound';
-COMMENT ON COLUMN switchback_slices.uncorrected_vanilla_s IS 'The same times the speed-up before earlier measurements corrected it';
+COMMENT ON COLUMN switchback_slices.uncorrected_vanilla_s IS
+    'The same times the speed-up before earlier measurements corrected it';
 COMMENT ON COLUMN switchback_slices.model_sd_s IS 'The same times the standard deviation of the logarithm of that';
-COMMENT ON COLUMN switchback_slices.sum_elsewhere IS 'Sum over all rounds of requests at other endpoints than the task''s; 0 of a device';
+COMMENT ON COLUMN switchback_slices.sum_elsewhere IS
+    'Sum over all rounds of requests at other endpoints than the task''s; 0 of a device';
 COMMENT ON COLUMN switchback_slices.owner IS 'Worker that decoded them';
 
 CREATE TABLE task_speedups (
@@ -92,10 +95,11 @@ CREATE TABLE task_speedups (
     speedup_low DOUBLE PRECISION,
     speedup_high DOUBLE PRECISION,
     verdict TEXT NOT NULL,
-    covers_from TIMESTAMP WITH TIME ZONE NOT NULL,
-    covers_to TIMESTAMP WITH TIME ZONE NOT NULL,
-    computed_at TIMESTAMP WITH TIME ZONE NOT NULL,
-    CONSTRAINT pk_task_speedups PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision)
+    covers_from timestamptz NOT NULL,
+    covers_to timestamptz NOT NULL,
+    computed_at timestamptz NOT NULL,
+        CONSTRAINT pk_task_speedups PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device, drafter,
+        draft_revision)
 );
 COMMENT ON TABLE task_speedups IS
     'The measured speed-up of each subject of the switchback experiment over the last day of its slices';
@@ -145,10 +149,11 @@ CREATE TABLE expectation_pairs (
     min_num_draft_tokens INTEGER NOT NULL,
     max_num_draft_tokens INTEGER NOT NULL,
     mean_running DOUBLE PRECISION NOT NULL,
-    covers_from TIMESTAMP WITH TIME ZONE NOT NULL,
-    covers_to TIMESTAMP WITH TIME ZONE NOT NULL,
-    computed_at TIMESTAMP WITH TIME ZONE NOT NULL,
-    CONSTRAINT pk_expectation_pairs PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision, covers_from)
+    covers_from timestamptz NOT NULL,
+    covers_to timestamptz NOT NULL,
+    computed_at timestamptz NOT NULL,
+        CONSTRAINT pk_expectation_pairs PRIMARY KEY (task, sampling_bucket, target_revision, engine, host, device,
+        drafter, draft_revision, covers_from)
 );
 CREATE INDEX ix_expectation_pairs_computed_at ON expectation_pairs (computed_at);
 COMMENT ON TABLE expectation_pairs IS

@@ -2,9 +2,9 @@
 -- Bodies in standard SQL are bound to what they name when they are created: no search_path can change their meaning,
 -- and a dump restores them before the constraints that use them.
 
--- array_sum and array_ge check every row of the ledger, array_add sums up every query's rows. PL/pgSQL calls them in a quarter
--- of the time: a body in standard SQL that reads a set starts a query at each call. They name pg_catalog, so no search_path can
--- change them either.
+-- array_sum and array_ge check every row of the ledger, array_add sums up every query's rows. PL/pgSQL calls them in a
+-- quarter of the time: a body in standard SQL that reads a set starts a query at each call. They name pg_catalog, so no
+-- search_path can change them either.
 
 CREATE FUNCTION array_sum(counts bigint[]) RETURNS bigint
     LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE

@@ -6,6 +6,7 @@ SELECT
     drafter,
     draft_revision,
     sampling_bucket,
+    form_bucket,
     target_revision,
     engine,
     purpose,
@@ -18,13 +19,14 @@ SELECT
     max(num_draft_tokens) AS max_num_draft_tokens
 FROM acceptance_hourly
 WHERE mode = 'speculative' AND bucket >= date_trunc('hour', now() - interval '24 hours', 'UTC')
-GROUP BY task, drafter, draft_revision, sampling_bucket, target_revision, engine, purpose;
+GROUP BY task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine, purpose;
 COMMENT ON VIEW task_alpha_now IS
     'Acceptance over the last 24 hours, to the full hour: a row for jobs that may be compared with each other';
 COMMENT ON COLUMN task_alpha_now.task IS 'Kind of prompt';
 COMMENT ON COLUMN task_alpha_now.drafter IS 'Drafter that decoded';
 COMMENT ON COLUMN task_alpha_now.draft_revision IS 'Its revision';
 COMMENT ON COLUMN task_alpha_now.sampling_bucket IS 'Sampling settings';
+COMMENT ON COLUMN task_alpha_now.form_bucket IS 'What the text had to match, tools, images; empty for plain text';
 COMMENT ON COLUMN task_alpha_now.target_revision IS 'Hash of the target''s weights';
 COMMENT ON COLUMN task_alpha_now.engine IS 'Decoding library, version and dtype';
 COMMENT ON COLUMN task_alpha_now.purpose IS 'traffic, or probe: fixed prompts at a fixed k';
@@ -151,8 +153,10 @@ SELECT
          ELSE from_drafter || ' k=' || from_num_draft_tokens END AS was,
     CASE WHEN to_mode = 'vanilla' THEN 'vanilla'
          ELSE to_drafter || ' k=' || to_num_draft_tokens END AS became,
-    -- The policy calls its best choice "faster"; the word is kept where the expected interval is above 1.
-    CASE WHEN reason = 'faster' AND speedup_low <= 1 THEN 'not_surely_faster' ELSE reason END AS reason,
+    -- As alphaloop.deciding.decision.reason_said has it: the policy expects that its choice is faster.
+    CASE WHEN reason <> 'faster' THEN reason
+         WHEN speedup_low <= 1 THEN 'not_surely_faster'
+         ELSE 'expected_faster' END AS reason,
     explanation,
     sampling_bucket,
     batch,
@@ -179,7 +183,7 @@ COMMENT ON COLUMN decision_log.task IS 'Kind of prompt';
 COMMENT ON COLUMN decision_log.was IS 'Choice before; null for the first';
 COMMENT ON COLUMN decision_log.became IS 'Choice from then on';
 COMMENT ON COLUMN decision_log.reason IS
-    'alphaloop.deciding.decision.Reason; not_surely_faster where faster was expected with bounds that hold 1';
+    'alphaloop.deciding.decision.Reason; faster is shown as expected_faster, or not_surely_faster if its bounds hold 1';
 COMMENT ON COLUMN decision_log.explanation IS 'The reason with its figures';
 COMMENT ON COLUMN decision_log.sampling_bucket IS 'Sampling settings it applies to';
 COMMENT ON COLUMN decision_log.batch IS 'Batch size it was decided at';
@@ -191,7 +195,7 @@ COMMENT ON COLUMN decision_log.speedup_low IS 'Lower 95 % bound';
 COMMENT ON COLUMN decision_log.speedup_high IS 'Upper 95 % bound';
 COMMENT ON COLUMN decision_log.rival IS 'The best other alternative';
 COMMENT ON COLUMN decision_log.rival_speedup IS 'Goodput over vanilla that was expected of the rival';
-COMMENT ON COLUMN decision_log.jobs IS 'Jobs behind the choice, weighted by age';
+COMMENT ON COLUMN decision_log.jobs IS 'Jobs on which the choice rests, weighted by age';
 COMMENT ON COLUMN decision_log.alpha IS 'By position: accepted of what was tested';
 
 CREATE VIEW failed_jobs AS
@@ -239,7 +243,7 @@ COMMENT ON COLUMN open_drift.drafter IS 'Drafter whose acceptance moved';
 COMMENT ON COLUMN open_drift.draft_revision IS 'Its revision';
 COMMENT ON COLUMN open_drift.target_revision IS 'Hash of the target''s weights';
 COMMENT ON COLUMN open_drift.cause IS 'traffic_changed, mix_shift, draft_stale, bad_draft, setup_changed, fault or too_little_evidence';
-COMMENT ON COLUMN open_drift.state IS 'opened, reopened, confirmed by later evidence, or acknowledged by somebody';
+COMMENT ON COLUMN open_drift.state IS 'opened, reopened, confirmed by later evidence, or acknowledged by a person';
 COMMENT ON COLUMN open_drift.verdict IS 'What was found';
 COMMENT ON COLUMN open_drift.action IS 'What may be done';
 COMMENT ON COLUMN open_drift.lost_tokens_per_s IS 'What it costs to do nothing; null where that is not known';
@@ -254,7 +258,7 @@ COMMENT ON COLUMN open_drift.note IS 'What they said';
 CREATE VIEW evidence_now AS
 -- Nine sums, then seven by position, of all jobs; then the same of the recent ones.
 SELECT
-    task, segment, drafter, draft_revision, sampling_bucket, prompt_bucket, target_revision, engine, as_of,
+    task, segment, drafter, draft_revision, sampling_bucket, prompt_bucket, form_bucket, target_revision, engine, as_of,
     num_jobs,
     sums[1] AS jobs,
     sums[1 + half] AS recent_jobs,
@@ -277,12 +281,13 @@ COMMENT ON COLUMN evidence_now.draft_revision IS 'Revision of the drafter; empty
 COMMENT ON COLUMN evidence_now.engine IS 'Decoding library, version and dtype';
 COMMENT ON COLUMN evidence_now.sampling_bucket IS 'Sampling settings that share a history';
 COMMENT ON COLUMN evidence_now.prompt_bucket IS 'Prompt lengths that share a history';
+COMMENT ON COLUMN evidence_now.form_bucket IS 'What the text has to match, tools, images; empty for plain text';
 COMMENT ON COLUMN evidence_now.as_of IS 'When the last of its jobs ended';
 COMMENT ON COLUMN evidence_now.num_jobs IS 'Jobs and probes ever added';
 COMMENT ON COLUMN evidence_now.jobs IS 'Jobs and probes, weighted by their age at as_of';
 COMMENT ON COLUMN evidence_now.recent_jobs IS 'Jobs of the recent window, weighted by age and by the number of later jobs: about the last two dozen';
 COMMENT ON COLUMN evidence_now.rounds IS 'Weighted rounds without prefills';
-COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Output tokens of the texts counted here over those of them that ended by themselves: a limit cut the others; null without any';
+COMMENT ON COLUMN evidence_now.mean_output_tokens IS 'Output tokens of the texts counted here, without forced ones, over those of them that ended by themselves: a limit cut the others; null without any';
 COMMENT ON COLUMN evidence_now.trials IS 'By position: rounds in which it was tested';
 COMMENT ON COLUMN evidence_now.accepts IS 'By position: of the trials, accepted';
 COMMENT ON COLUMN evidence_now.recent_trials IS 'Trials of the recent window, by position';
