@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from alphaloop.dead_letters.reading import DeadLetterRecord
+from alphaloop.dead_letters.redriving import redriven
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError
 from alphaloop.kafka.offsets import Record
-from alphaloop.letters.reading import Letter
-from alphaloop.letters.redriving import redriven
 from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
 from alphaloop.messages.headers import Headers
@@ -75,7 +75,7 @@ def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
 
 def redriven_id(letter: DeadLetter) -> str:
     record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
-    return redriven(Letter(record), {}, Settings()).job_id
+    return redriven(DeadLetterRecord(record), {}, Settings()).job_id
 
 
 def test_a_refused_message_is_sent_again_as_a_new_job_however_often() -> None:
@@ -84,7 +84,7 @@ def test_a_refused_message_is_sent_again_as_a_new_job_however_often() -> None:
         error, told = JobConflict(field="job_id"), {"group": "g", "num_deliveries": 1, "key": None, "headers": ()}
         letter = dead_letter(error, ORIGIN, value=value, job_id=answered, **told)  # type: ignore[arg-type]
         record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
-        value = redriven(Letter(record), {}, Settings()).value
+        value = redriven(DeadLetterRecord(record), {}, Settings()).value
         found.append((json.loads(value)["job_id"], json.loads(value)["redrive_of"]))
     assert found == [("derived~1", "derived"), ("derived~2", "derived~1"), ("derived~3", "derived~2")]
 

@@ -31,7 +31,7 @@ _SUFFIX: Final = dlq_topic("")
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetterRecord:
     """A record of a dead-letter topic."""
 
     record: Record
@@ -124,7 +124,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
+class DeadLetterFilter:
     """What is asked for; everything where nothing is."""
 
     task: str | None = None
@@ -139,7 +139,7 @@ class LetterFilter:
         """Whether every letter of the topics is chosen."""
         return not (self.codes or self.job_ids or self.places or self.since or self.until)
 
-    def holds(self, letter: Letter) -> bool:
+    def holds(self, letter: DeadLetterRecord) -> bool:
         """Whether this letter is chosen. One without a time is of no time."""
         written_at = letter.written_at
         return (
@@ -150,23 +150,25 @@ class LetterFilter:
             and (self.until is None or (written_at is not None and written_at < self.until))
         )
 
-    def letters(self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None) -> Iterator[Letter]:
+    def letters(
+        self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None
+    ) -> Iterator[DeadLetterRecord]:
         """The chosen letters. Raises BrokerError.
 
         Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
         """
         topics = _dlq_topics(kafka, self.task)
         if self.places:
-            found: Iterator[Letter] = _read_places(kafka, topics, self.places)
+            found: Iterator[DeadLetterRecord] = _read_places(kafka, topics, self.places)
         else:
             newest = newest if self.is_by_task_only else depth
-            found = map(Letter, everything_on(kafka, topics, newest=newest))
+            found = map(DeadLetterRecord, everything_on(kafka, topics, newest=newest))
         return filter(self.holds, found)
 
 
 @dataclass(frozen=True, slots=True)
-class ListedLetter:
-    """A letter without its message: its name in the table of redrives, and what `Letter.as_json` tells of it."""
+class ListedDeadLetter:
+    """A letter without its message: its name in the table of redrives, and what `DeadLetterRecord.as_json` tells of it."""
 
     key: LetterKey
     told: Mapping[str, Any]
@@ -176,7 +178,7 @@ class ListedLetter:
         return {**self.told, "redriven": None if redriven is None else self.key in redriven}
 
 
-def require_letters(settings: Settings, choice: LetterFilter) -> None:
+def require_dead_letters(settings: Settings, choice: DeadLetterFilter) -> None:
     """Raises UnknownName where no letter of any time has the names, or the task is unknown; BrokerError."""
     tasks = frozenset({choice.task or ""} - {"", *settings.tasks})
     named = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
@@ -185,9 +187,9 @@ def require_letters(settings: Settings, choice: LetterFilter) -> None:
         raise UnknownName(f"no dead letter of any time has the {' and the '.join(asked)}")
 
 
-def newest_letters(
-    kafka: KafkaSettings, choice: LetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
-) -> Sequence[ListedLetter]:
+def newest_dead_letters(
+    kafka: KafkaSettings, choice: DeadLetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
+) -> Sequence[ListedDeadLetter]:
     """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
 
     With `show_value` the start of each message is told, too, which may hold a prompt. Where not all letters are chosen,
@@ -198,10 +200,10 @@ def newest_letters(
         key = letter.key
         keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
         keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
-    return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
+    return [ListedDeadLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
 
 
-def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
+def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[DeadLetterRecord]:
     """The letters at these places of the topics, in their order; a place where none lies is passed over.
 
     Raises BrokerError.
@@ -219,7 +221,7 @@ def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collecti
                 read = consumer.read_through({partition: offset + 1})
                 record = next((one for one in read if one.topic_partition == partition), None)
                 if record is not None and record.offset == offset:
-                    yield Letter(record)
+                    yield DeadLetterRecord(record)
 
 
 def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:

@@ -16,11 +16,11 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import delete_before
-from alphaloop.letters.reading import Letter, LetterFilter
 from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
 from alphaloop.messages.body import SHORTHAND
 from alphaloop.messages.dead_letter import SHORTENED, is_reason
@@ -50,7 +50,7 @@ class Redrive:
     num_wrong: int = field(default=0, init=False)
     problems: list[dict[str, Any]] = field(default_factory=list, init=False)  #: the first of the wrong ones
 
-    def run(self, choice: LetterFilter, limit: int | None) -> None:
+    def run(self, choice: DeadLetterFilter, limit: int | None) -> None:
         """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
         kafka, workers_since = self.settings.kafka, self.store.newest_worker()
         with contextlib.closing(Producer(kafka, client_id="alphaloop-dlq")) as producer:
@@ -79,14 +79,16 @@ class Redrive:
             "problems": self.problems,
         }
 
-    def _wanted(self, letters: Sequence[Letter]) -> Sequence[Letter]:
+    def _wanted(self, letters: Sequence[DeadLetterRecord]) -> Sequence[DeadLetterRecord]:
         if self.again:
             return letters
         before = self.store.of([letter.key for letter in letters])
         self.num_before += len(before)
         return [letter for letter in letters if letter.key not in before]
 
-    def _messages(self, letters: Iterable[Letter], workers_since: datetime | None) -> Iterator[tuple[Letter, Redriven]]:
+    def _messages(
+        self, letters: Iterable[DeadLetterRecord], workers_since: datetime | None
+    ) -> Iterator[tuple[DeadLetterRecord, Redriven]]:
         for letter in letters:
             try:
                 message = redriven(letter, self.corrections, self.settings)
@@ -114,10 +116,10 @@ class Purge:
         """Letters below the offsets."""
         return sum(codes.total() for codes in self._codes.values())
 
-    def read(self, choice: LetterFilter) -> None:
+    def read(self, choice: DeadLetterFilter) -> None:
         """Find the offsets: below them lie only letters of the chosen time. Raises BrokerError."""
         ended: set[TopicPartition] = set()
-        everything = LetterFilter(choice.task)
+        everything = DeadLetterFilter(choice.task)
         for letter in everything.letters(self._kafka):
             partition = letter.record.topic_partition
             if partition in ended or not choice.holds(letter):
@@ -170,7 +172,7 @@ class Redriven:
     headers: tuple[tuple[str, bytes], ...]
 
 
-def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings) -> Redriven:
+def redriven(letter: DeadLetterRecord, corrections: Mapping[str, Any], settings: Settings) -> Redriven:
     """The letter's message, corrected, to the topic it was sent to.
 
     A message that was answered is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. So
