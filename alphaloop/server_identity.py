@@ -124,12 +124,12 @@ def differs(before: ServerIdentity, after: ServerIdentity) -> str | None:
     if before.context_length != after.context_length:
         was, is_now = (one or "an unknown number of" for one in (before.context_length, after.context_length))
         named.append(f"its context changed from {was} to {is_now} tokens")
-    if (told := told_apart(before, after)) is not None:
+    if (told := change_between(before, after)) is not None:
         named.append(told.sentence)
     return "; ".join(named) or None
 
 
-def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
+def change_between(before: ServerIdentity, after: ServerIdentity) -> Change | None:
     """Whether their answers show other weights, or other arithmetic with perhaps the same weights; None: neither."""
     moved = distance(before.answers, after.answers)
     if moved is None:

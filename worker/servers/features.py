@@ -1,4 +1,4 @@
-"""What an endpoint serves of what its kind can: its start options decide, and no server tells them, so it is asked.
+"""What an endpoint serves of what its kind can. Start options decide, and no server reports them, so it is tried.
 
 A server that refuses a request lacks its features. Some take a field and ignore it: they are seen by their texts.
 """
@@ -102,7 +102,7 @@ def _is_object(reply: Reply) -> bool:
 
 def _is_one_of(*answers: str) -> Callable[[Reply], bool]:
     return lambda reply: (
-        not reply.text or any(one.startswith(reply.text) or reply.text.startswith(one) for one in answers)
+        not reply.text or any(answer.startswith(reply.text) or reply.text.startswith(answer) for answer in answers)
     )
 
 
@@ -161,10 +161,10 @@ async def ask_lacking(client: ServerClient) -> dict[Feature, str]:
             return await _why_not(client, probe)
 
     probes = [probe for probe in _PROBES if probe.features & served]
-    told = await asyncio.gather(*map(ask, probes))
+    reasons = await asyncio.gather(*map(ask, probes))
     return {
         feature: why
-        for probe, why in zip(probes, told, strict=True)
+        for probe, why in zip(probes, reasons, strict=True)
         if why is not None
         for feature in sorted(probe.features & served)
     }

@@ -72,7 +72,7 @@ class World:
     def told(self, name: str, num_present: int) -> None:
         """One says so of its load, whoever asked."""
         places = self.fleet.members[name].places
-        places.told(num_present, places.num_in_flight)
+        places.reported(num_present, places.num_in_flight)
 
     def told_both(self, plain: int, ngram: int) -> None:
         self.told("plain", plain)
@@ -217,7 +217,7 @@ def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
     world.turn()
     assert (world.plain.num_asked, world.others()) == (1, [None, 5])
     assert world.clients["ngram"].num_asked > 2
-    assert "plain does not tell its load" in caplog.text
+    assert "plain does not report its load" in caplog.text
 
 
 def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,7 +231,7 @@ def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: p
     world.turn()
     assert world.others()[0] == 1
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
+    assert said == ["plain does not report its load: nothing came", "plain reports its load"]
 
 
 #: Three requests run, and four wait.
