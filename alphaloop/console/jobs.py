@@ -107,7 +107,7 @@ def job(sources: Sources, request: Request) -> Page:
         reading = sources.remembered.get(
             ("letter", job_id), lambda: newest_dead_letters(kafka, choice, 9, depth=_DEPTH)
         )
-        told = (one.told for one in reversed(reading.value or ()))
+        told = (one.shown for one in reversed(reading.value or ()))
         letter = next((one for one in told if job_id in (one["job_id"], one["sent_job_id"])), None)
     read = {"broker": elsewhere, "dead letters": reading}
     return Page(

@@ -77,15 +77,10 @@ class DeadLetterRecord:
         return is_same and workers_since is not None and self.written_at is not None and workers_since < self.written_at
 
     @cached_property
-    def answered_job_id(self) -> str | None:
-        """That of the result that answers the message. An earlier release sent none for a refused one."""
-        named = next((content for name, content in self.record.headers if name == JOB_ID), None)
-        return None if named is None else named.decode("utf-8", "replace")
-
-    @property
     def job_id(self) -> str | None:
-        """That of its result; where it has none, what the message or its key names."""
-        return self.answered_job_id or self.sent_job_id
+        """The job_id of the result that answers the message."""
+        content = next((content for name, content in self.record.headers if name == JOB_ID), None)
+        return None if content is None else content.decode("utf-8", "replace")
 
     @cached_property
     def sent_job_id(self) -> str | None:
@@ -155,36 +150,34 @@ class DeadLetterFilter:
     ) -> Iterator[DeadLetterRecord]:
         """The chosen letters. Raises BrokerError.
 
-        Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
+        Reads at most the `newest` of each partition where all of them are chosen, and at most `depth` otherwise.
         """
         topics = _dlq_topics(kafka, self.task)
         if self.places:
-            found: Iterator[DeadLetterRecord] = _read_places(kafka, topics, self.places)
-        else:
-            newest = newest if self.is_by_task_only else depth
-            found = map(DeadLetterRecord, everything_on(kafka, topics, newest=newest))
-        return filter(self.holds, found)
+            return filter(self.holds, _read_places(kafka, topics, self.places))
+        newest = newest if self.is_by_task_only else depth
+        return filter(self.holds, map(DeadLetterRecord, everything_on(kafka, topics, newest=newest)))
 
 
 @dataclass(frozen=True, slots=True)
 class ListedDeadLetter:
-    """A letter without its message: its name in the table of redrives, and what `DeadLetterRecord.as_json` tells of it."""
+    """A letter without its message: its name in the table of redrives, and its `DeadLetterRecord.as_json`."""
 
     key: LetterKey
-    told: Mapping[str, Any]
+    shown: Mapping[str, Any]
 
     def with_redrive(self, redriven: Mapping[LetterKey, str] | None) -> dict[str, Any]:
-        """What is told, and whether it was sent again; None where that is not known."""
-        return {**self.told, "redriven": None if redriven is None else self.key in redriven}
+        """What is shown, and whether it was sent again; None where that is not known."""
+        return {**self.shown, "redriven": None if redriven is None else self.key in redriven}
 
 
 def require_dead_letters(settings: Settings, choice: DeadLetterFilter) -> None:
     """Raises UnknownName where no letter of any time has the names, or the task is unknown; BrokerError."""
     tasks = frozenset({choice.task or ""} - {"", *settings.tasks})
     named = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
-    asked = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
-    if asked and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
-        raise UnknownName(f"no dead letter of any time has the {' and the '.join(asked)}")
+    conditions = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
+    if conditions and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
+        raise UnknownName(f"no dead letter of any time has the {' and the '.join(conditions)}")
 
 
 def newest_dead_letters(
@@ -192,15 +185,15 @@ def newest_dead_letters(
 ) -> Sequence[ListedDeadLetter]:
     """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
 
-    With `show_value` the start of each message is told, too, which may hold a prompt. Where not all letters are chosen,
-    the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
+    With `show_value` the start of each message is shown, too, which may hold a prompt. Where not all letters are
+    chosen, the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
     """
     newest: list[tuple[tuple[int, LetterKey], Mapping[str, Any]]] = []  # a heap, its oldest letter first
     for letter in choice.letters(kafka, newest=limit, depth=depth):
         key = letter.key
         keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
         keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
-    return [ListedDeadLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
+    return [ListedDeadLetter(key, shown) for (_, key), shown in sorted(newest, key=itemgetter(0))]
 
 
 def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[DeadLetterRecord]:
@@ -213,13 +206,13 @@ def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collecti
     if not wanted:
         return
     with contextlib.closing(reader_of(kafka)) as consumer:
-        found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
+        bounds = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
         for partition, offset in wanted:
-            low, high = found.get(partition, (0, 0))
+            low, high = bounds.get(partition, (0, 0))
             if low <= offset < high:
                 consumer.assign_at({partition: offset})
-                read = consumer.read_through({partition: offset + 1})
-                record = next((one for one in read if one.topic_partition == partition), None)
+                records = consumer.read_through({partition: offset + 1})
+                record = next((record for record in records if record.topic_partition == partition), None)
                 if record is not None and record.offset == offset:
                     yield DeadLetterRecord(record)
 

@@ -130,7 +130,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
     batch = BatchStore(database).page(1)[0]
-    letter = newest_dead_letters(settings.kafka, DeadLetterFilter(), 1)[0].told["at"]
+    letter = newest_dead_letters(settings.kafka, DeadLetterFilter(), 1)[0].shown["at"]
     return {
         "now": "/",
         "tasks": "/tasks",

@@ -76,8 +76,8 @@ def body_of(
 
 def tokenize_body_of(model: str, job: Job) -> Body:
     """The JSON of a request to count the tokens of a job's prompt, as vLLM takes it."""
-    asked = _prompt_of("vllm", job)
-    return {"model": model, **{name: asked[name] for name in _COUNTED if name in asked}}
+    fields = _prompt_of("vllm", job)
+    return {"model": model, **{name: fields[name] for name in _COUNTED if name in fields}}
 
 
 #: Fields of vLLM's /tokenize.

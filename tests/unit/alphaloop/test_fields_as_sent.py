@@ -140,7 +140,7 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def letter_of(fields: Mapping[str, Any], error: MessageError) -> DeadLetterRecord:
     value = json.dumps(fields).encode()
-    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=())
+    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=(), job_id="j")
     return DeadLetterRecord(Record(letter.topic, 0, 0, letter.key, letter.value, tuple(letter.headers), None))
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, change_between
+from alphaloop.server_identity import Answer, ServerIdentity, change_between, differs, distance
 
 PARIS = {" Paris": -0.27, " the": -2.71, " London": -4.46}
 
