@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -41,37 +41,18 @@ class ContentStore:
     Every method raises ContentStoreUnavailable where the store does not answer: the same call works later.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        read_urls: Sequence[str] = (),
-        max_bytes: int,
-        timeout_s: float = TIMEOUT_S,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`url` and `read_urls` as alphaloop.claim_check.addresses.prefix_of spells them; `options` are the client's.
-
-        Raises ConfigError where the scheme's package is missing or refuses its options.
-        """
-        self._url = url
-        self._prefixes = (url, *read_urls)
-        self._max_bytes = max_bytes
-        schemes = dict.fromkeys(_scheme_of(prefix) for prefix in self._prefixes)
-        self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
+    def __init__(self, settings: ClaimCheckSettings) -> None:
+        """The settings name a store. Raises ConfigError where a scheme's package is missing or refuses its options."""
+        self._url = settings.url or ""
+        self._prefixes = (self._url, *settings.read_urls)
+        self._max_bytes = settings.max_bytes
+        options = settings.client_options()
+        self._clients = {scheme: _Client(scheme, options) for scheme in set(map(_scheme_of, self._prefixes))}
 
     @classmethod
-    def of(cls, settings: ClaimCheckSettings, *, timeout_s: float = TIMEOUT_S) -> Self | None:
+    def of(cls, settings: ClaimCheckSettings) -> Self | None:
         """The store that the settings name; None where they name none."""
-        if settings.url is None:
-            return None
-        return cls(
-            settings.url,
-            read_urls=settings.read_urls,
-            max_bytes=settings.max_bytes,
-            timeout_s=timeout_s,
-            options=settings.client_options(),
-        )
+        return None if settings.url is None else cls(settings)
 
     def check(self, reference: ContentReference, field: str) -> None:
         """Raises InvalidField, for `field` of a message, where the reference may not be followed."""
@@ -313,9 +294,8 @@ _WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
 class _Client:
     """fsspec's client of one scheme. Threads share it."""
 
-    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError where the scheme's package is missing or refuses its options."""
-        self._timeout_s = timeout_s
         self._system: Any = _opened(scheme, options)
 
     def path_of(self, url: str) -> str:
@@ -333,7 +313,7 @@ class _Client:
         call = getattr(self._system, f"_{method}")(*arguments, **named)
         answer = asyncio.run_coroutine_threadsafe(call, self._system.loop)
         try:
-            return answer.result(self._timeout_s)
+            return answer.result(TIMEOUT_S)
         finally:
             answer.cancel()
 

@@ -140,16 +140,14 @@ class Client:
         news = chain.from_iterable(self.polled(batch, alive, timeout_s=timeout_s))
         return (arrival for arrival in news if isinstance(arrival, Result))
 
-    def stream(
-        self, jobs: JobLike | Batch, *, timeout_s: float | None = None, alive: Alive = lambda: None
-    ) -> Iterator[Piece | Result]:
+    def stream(self, jobs: JobLike | Batch, *, timeout_s: float | None = None) -> Iterator[Piece | Result]:
         """The pieces of a job's text while it is decoded, then its result. A job is submitted first.
 
         The pieces of several jobs come mixed; submit a batch with `stream=True`. Raises as `submit` and
         `results` do.
         """
-        batch = jobs if isinstance(jobs, Batch) else self.submit(jobs, stream=True, alive=alive)
-        return chain.from_iterable(self.polled(batch, alive, streams=True, timeout_s=timeout_s))
+        batch = jobs if isinstance(jobs, Batch) else self.submit(jobs, stream=True)
+        return chain.from_iterable(self.polled(batch, lambda: None, streams=True, timeout_s=timeout_s))
 
     def polled(
         self, batch: Batch, alive: Alive, *, streams: bool = False, timeout_s: float | None = None

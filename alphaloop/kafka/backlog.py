@@ -107,17 +107,16 @@ def search(
     is_wanted: Callable[[str, str | None], bool],
     *,
     num: int | None = None,
-    limit_s: float = SEARCH_S,
 ) -> list[Message]:
     """The unfinished messages whose job_id and batch_id are wanted; ends when `num` of them are found.
 
     Reads every unfinished message, because Kafka finds no message by its key. Raises BrokerError, also where that takes
-    longer than `limit_s`.
+    longer than `SEARCH_S`.
     """
     topics, messages = _topics(kafka), list[Message]()
     if not topics:
         return messages
-    cluster, deadline = cluster_id(kafka), time.monotonic() + limit_s
+    cluster, deadline = cluster_id(kafka), time.monotonic() + SEARCH_S
     num_before = Counter[TopicPartition]()
     with _reader(kafka) as consumer:
         for record in consumer.read_through(_assign(consumer, _left(consumer, topics))):
@@ -130,7 +129,7 @@ def search(
             if len(messages) == num:
                 break
             if time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"more messages wait in Kafka than can be read through in {limit_s:g} s")
+                raise BrokerUnavailable(f"more messages wait in Kafka than can be read through in {SEARCH_S:g} s")
     return messages
 
 

@@ -69,7 +69,9 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
             one, other = (FakeEngine(num_slots=num_slots, context_length=512) for _ in range(2))
             plain, speculative = ServedEngine(one, round_s=round_s), ServedEngine(other, "lookup", 4, round_s)
             servers = {"plain": plain, "speculative": speculative}
-            return exits.enter_context(engine_over(servers, num_slots=num_slots))
+            engine = exits.enter_context(engine_over(servers))
+            engine._num_slots = num_slots
+            return engine
 
         yield build
 

@@ -74,17 +74,12 @@ _END_S: Final = 5.0  #: wait for the thread's end
 Result = TypeVar("Result")
 
 
-def open_server_engine(
-    models: ModelSettings,
-    *,
-    identities: ServerIdentityStore | None = None,
-    num_slots: int | None = None,
-) -> ServerEngine:
+def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore | None = None) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
-    `identities` has what endpoints were in earlier lives; without it every life is the first. `num_slots`: most jobs at
-    once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
-    settings say, or another model than the others, ServerError where none answers, and StoreError.
+    `identities` has what endpoints were in earlier lives; without it every life is the first. Raises ConfigError where
+    an endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
+    and StoreError.
     """
     thread = LoopThread("servers")
     try:
@@ -93,9 +88,8 @@ def open_server_engine(
             name, error = next(iter(missing.items()))
             raise _named(name, models.endpoints[name], error)
         named = name_servers(known, identities)
-        models = thread.wait_for(_obeyed(models, known))
+        models, lacking = thread.wait_for(_started(models, known))
         identity = _identity(models, named)
-        lacking = thread.wait_for(_lacking(models, known))
         servers = [
             _server(models, name, known.get(name), identity, lacking.get(name, frozenset()))
             for name, settings in models.endpoints.items()
@@ -106,7 +100,7 @@ def open_server_engine(
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, fleet, known=known, num_slots=num_slots, thread=thread)
+        return ServerEngine(identity, fleet, known=known, thread=thread)
     except BaseException:
         thread.close()
         raise
@@ -116,25 +110,17 @@ class ServerEngine(Engine):
     """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
-        self,
-        identity: EngineIdentity,
-        fleet: Fleet,
-        *,
-        known: dict[str, ServerIdentity],
-        num_slots: int | None,
-        thread: LoopThread,
+        self, identity: EngineIdentity, fleet: Fleet, *, known: dict[str, ServerIdentity], thread: LoopThread
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
-        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
-        engine ends it.
+        `thread`: runs the event loop; the engine ends it.
         """
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
-        most = sum(server.max_requests for server in self._servers)
-        self._num_slots = most if num_slots is None else min(num_slots, most)
+        self._num_slots = sum(server.max_requests for server in self._servers)
         self._thread = thread
         self._clients = {
             server.name: ServerClient(server.endpoint, context_length=server.context_length, adapters=server.adapters)
@@ -343,46 +329,43 @@ async def _ask_all(
     return known, missing
 
 
-async def _obeyed(models: ModelSettings, known: Mapping[str, ServerIdentity]) -> ModelSettings:
-    """The settings, with endpoints that answer and cannot switch drafts as servers that draft for every request."""
+async def _started(
+    models: ModelSettings, known: Mapping[str, ServerIdentity]
+) -> tuple[ModelSettings, dict[str, frozenset[Feature]]]:
+    """The settings with endpoints that cannot switch drafts as ones that always draft, and what each does not serve.
 
-    async def seen(name: str, settings: EndpointSettings) -> EndpointSettings:
-        if not settings.switches_drafts or name not in known:
-            return settings
-        try:
-            async with ServerClient(settings.model_copy(update={"model": known[name].model})) as client:
-                why = await why_not(client)
-        except AlphaloopError as error:
-            why = f"it could not be asked: {error.message}"
-        if why is None:
-            return settings
-        message = (
-            "endpoint %s cannot switch drafts: %s; all its requests are drafted for, until the worker starts again"
-        )
-        log.error(message, name, why, extra={"action": "drafts_not_switched", "endpoint": name})
-        return settings.model_copy(update={"switches_drafts": False})
+    Both depend on how a server was started, so each that answers is asked. Raises ServerError.
+    """
 
-    all_seen = await asyncio.gather(*(seen(name, settings) for name, settings in models.endpoints.items()))
-    return models.model_copy(update={"endpoints": dict(zip(models.endpoints, all_seen, strict=True))})
-
-
-async def _lacking(models: ModelSettings, known: Mapping[str, ServerIdentity]) -> dict[str, frozenset[Feature]]:
-    """By endpoint that answers, what it does not serve as it was started."""
-
-    async def ask(name: str) -> frozenset[Feature]:
-        settings = models.endpoints[name].model_copy(update={"model": known[name].model})
-        try:
-            async with ServerClient(settings, context_length=known[name].context_length) as client:
+    async def ask(name: str) -> tuple[EndpointSettings, frozenset[Feature]]:
+        settings = models.endpoints[name]
+        endpoint = settings.model_copy(update={"model": known[name].model})
+        async with ServerClient(endpoint, context_length=known[name].context_length) as client:
+            if settings.switches_drafts and (why := await _why_not_switched(client)) is not None:
+                effect = "all its requests are drafted for, until the worker starts again"
+                extra = {"action": "drafts_not_switched", "endpoint": name}
+                log.error("endpoint %s cannot switch drafts: %s; %s", name, why, effect, extra=extra)
+                settings = settings.model_copy(update={"switches_drafts": False})
+            try:
                 lacking = await ask_lacking(client)
-        except ServerError as error:
-            raise _named(name, settings, error) from error
+            except ServerError as error:
+                raise _named(name, settings, error) from error
         if lacking:
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        return frozenset(lacking)
+        return settings, frozenset(lacking)
 
-    return dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
+    answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
+    endpoints = {name: answers[name][0] if name in answers else settings for name, settings in models.endpoints.items()}
+    return models.model_copy(update={"endpoints": endpoints}), {name: answer[1] for name, answer in answers.items()}
+
+
+async def _why_not_switched(client: ServerClient) -> str | None:
+    try:
+        return await why_not(client)
+    except AlphaloopError as error:
+        return f"it could not be asked: {error.message}"
 
 
 def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerError:
