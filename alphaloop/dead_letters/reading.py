@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -19,11 +19,10 @@ from alphaloop.client.arrivals import everything_on, reader_of
 from alphaloop.errors import JobConflict, UnknownName, UnknownTask
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
-from alphaloop.messages import fields_of
+from alphaloop.messages import Failure, Origin, Result, fields_of, refused_result
 from alphaloop.messages.codec import moment_of
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
-from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.known_jobs import LetterKey
 
@@ -49,12 +48,23 @@ class DeadLetterRecord:
     @cached_property
     def reason(self) -> Mapping[str, str]:
         """Its `__dlq.errors.*` headers, without their prefix."""
-        return dead_letter_reason(self.record)
+        return {
+            name.removeprefix(PREFIX): content.decode("utf-8", "replace")
+            for name, content in self.record.headers
+            if name.startswith(PREFIX)
+        }
 
     @property
     def code(self) -> str:
         """Why it was refused, or why its job failed."""
         return self.reason.get("exception", "unknown")
+
+    @cached_property
+    def error(self) -> Failure:
+        """The same in words. One header holds field, message and hint, as a log shows them."""
+        field = self.reason.get("field")
+        message, _, hint = self.reason.get("message", "no reason given").partition("\nhint: ")
+        return Failure(code=self.code, message=message.removeprefix(f"{field}: "), field=field, hint=hint or None)
 
     @property
     def sent_to(self) -> str:
@@ -85,7 +95,22 @@ class DeadLetterRecord:
     @cached_property
     def sent_job_id(self) -> str | None:
         """What the message or its key names: of a conflict and of a forged probe the job_id of another."""
-        return job_id_of(self.record)
+        job_id = (fields_of(self.record.value) or {}).get("job_id")
+        if isinstance(job_id, str):
+            return job_id
+        return self.record.key.decode("utf-8", "replace") if self.record.key else None
+
+    def refusal(self) -> Result | None:
+        """The result of a refused message; None where its job failed, or where it is no job's.
+
+        It is the one on `results`, but for what a shortened letter does not have.
+        """
+        if self.is_failed_job or self.job_id is None:
+            return None
+        numbers = (_number(self.reason.get(name)) for name in ("partition", "offset", "timestamp"))
+        partition, offset, timestamp_ms = numbers
+        origin = Origin("", self.sent_to, partition or 0, offset or 0, timestamp_ms)
+        return refused_result(self.error, origin, self.record.value, job_id=self.job_id)
 
     @property
     def names(self) -> frozenset[str | None]:
@@ -106,11 +131,9 @@ class DeadLetterRecord:
             "job_id": self.job_id,
             "sent_job_id": self.sent_job_id,
             "code": self.code,
-            "field": self.reason.get("field"),
-            "message": self.reason.get("message", "")
-            .split("\nhint: ")[0]
-            .removeprefix(f"{self.reason.get('field')}: "),
-            "hint": self.reason.get("message", "").partition("\nhint: ")[2] or None,
+            "field": self.error.field,
+            "message": self.error.message,
+            "hint": self.error.hint,
             "size_bytes": len(value),
         }
         if show_value:
@@ -196,6 +219,18 @@ def newest_dead_letters(
     return [ListedDeadLetter(key, shown) for (_, key), shown in sorted(newest, key=itemgetter(0))]
 
 
+def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Result]:
+    """The results of refused messages with these job_ids, from the dead letters there are now. Raises BrokerError."""
+    wanted = frozenset(job_ids)
+    return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
+
+
+def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[str, Result]:
+    """The newest wanted refusal of each job_id. Raises BrokerError."""
+    every = filter(None, (letter.refusal() for letter in DeadLetterFilter().letters(kafka)))
+    return {refusal.job_id: refusal for refusal in every if is_wanted(refusal)}
+
+
 def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[DeadLetterRecord]:
     """The letters at these places of the topics, in their order; a place where none lies is passed over.
 
@@ -227,3 +262,8 @@ def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
 #: TOPIC:PARTITION:OFFSET.
 _PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
 _SHOWN_CHARS: Final = 200
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
+
+
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None

@@ -11,7 +11,6 @@ be older than its topic keeps it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,26 +18,22 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from alphaloop.client.arrivals import Piece, chunk_of, everything_on, key_of, read_result, reader_of
+from alphaloop.client.arrivals import Piece, chunk_of, key_of, read_result, reader_of
+from alphaloop.dead_letters.reading import refusals_of
 from alphaloop.kafka.backlog import Message, Unfinished, search, unfinished
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
+from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
 from alphaloop.messages import (
     AnswerMessage,
-    Failure,
-    Origin,
     RecordPlace,
     Result,
     Status,
     StreamReader,
     StreamReaders,
-    fields_of,
-    refused_result,
 )
 from alphaloop.messages.codec import moment_of
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
-from alphaloop.messages.topics import dlq_topic, retry_delay_s, task_of
+from alphaloop.messages.topics import retry_delay_s
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, ended_among, known_jobs
@@ -53,65 +48,6 @@ def reason_of(result: Result) -> str | None:
     words = f"{error.field}: {error.message}" if error.field else error.message
     code = "" if words.startswith(error.code) else f"{error.code}: "  # not "cancelled: cancelled on request"
     return f"{code}{words}" + (f" (hint: {error.hint})" if error.hint else "")
-
-
-def dead_letter_reason(record: Record) -> dict[str, str]:
-    """The `__dlq.errors.*` headers of a dead letter, without their prefix."""
-    return {
-        name.removeprefix(PREFIX): content.decode("utf-8", "replace")
-        for name, content in record.headers
-        if name.startswith(PREFIX)
-    }
-
-
-def job_id_of(record: Record) -> str | None:
-    """The job_id in a message of a job, else its key; None without both."""
-    job_id = (fields_of(record.value) or {}).get("job_id")
-    if isinstance(job_id, str):
-        return job_id
-    return record.key.decode("utf-8", "replace") if record.key else None
-
-
-def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Result]:
-    """The results of refused messages with these job_ids, from the dead letters there are now. Raises BrokerError."""
-    wanted = frozenset(job_ids)
-    return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
-
-
-def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[str, Result]:
-    """The newest wanted refusal of each job_id. Raises BrokerError."""
-    suffix = dlq_topic("")
-    topics = [name for name in list_topics(kafka) if name.endswith(suffix) and task_of(name.removesuffix(suffix))]
-    every = filter(None, map(refusal_of, everything_on(kafka, topics)))
-    return {refusal.job_id: refusal for refusal in every if is_wanted(refusal)}
-
-
-def refusal_of(letter: Record) -> Result | None:
-    """The result of a refused message, from its dead letter; None where that is a failed job, or no job's.
-
-    It is the one on `results`, but for what a shortened letter does not have.
-    """
-    headers = dict(letter.headers)
-    if OUTCOME in headers or JOB_ID not in headers:
-        return None
-    reason = dead_letter_reason(letter)
-    field = reason.get("field")
-    # The header holds the error as a log shows it: field, message and hint in one text.
-    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
-    error = Failure(
-        code=reason.get("exception", "unknown"),
-        message=message.removeprefix(f"{field}: "),
-        field=field,
-        hint=hint or None,
-    )
-    sent_to = reason.get("topic", letter.topic.removesuffix(dlq_topic("")))
-    partition, offset, timestamp_ms = (_number(reason.get(name)) for name in ("partition", "offset", "timestamp"))
-    return refused_result(
-        error,
-        Origin("", sent_to, partition or 0, offset or 0, timestamp_ms),
-        letter.value,
-        job_id=headers[JOB_ID].decode("utf-8", "replace"),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,13 +191,6 @@ def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime) -> Text
 
 
 _POLL_S: Final = 0.2
-_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
-
-
-def _number(digits: str | None) -> int | None:
-    return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
-
-
 #: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
 _LOOK_EVERY_S: Final = 2.0
 #: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.

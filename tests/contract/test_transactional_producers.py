@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import confluent_kafka as ck
 import pytest
 
-from alphaloop.dead_letters.reading import DeadLetterFilter
+from alphaloop.dead_letters.reading import DeadLetterFilter, refusals_of
 from alphaloop.kafka import backlog
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
@@ -21,7 +21,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topic, ensure_topics
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
-from alphaloop.outcomes.reading import refusals_of, text_so_far
+from alphaloop.outcomes.reading import text_so_far
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import intake_of, lag
 from tests.fixtures.worker import WAIT_S, until

@@ -265,8 +265,11 @@ class ServerEngine(Engine):
 
     def load(self) -> Load:
         """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""
-        running, in_line = self._running.keys(), self._sending.in_line
-        return Load(len(running), self._num_slots, in_line.waiting & running, in_line.absent & running)
+        running, in_line = self._running, self._sending.in_line
+        waiting, absent = (
+            frozenset(filter(running.__contains__, job_ids)) for job_ids in (in_line.waiting, in_line.absent)
+        )
+        return Load(len(running), self._num_slots, waiting, absent)
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters none of whose endpoints can follow the settings of any of the jobs."""
