@@ -69,8 +69,10 @@ def test_names_and_answers_are_asked_in_the_words_of_each_kind(logprobs: dict[st
     assert len(bodies) == 2 * len(PROMPTS)
 
 
-def test_a_server_that_refuses_probabilities_is_known_by_its_texts() -> None:
-    found, _ = ask(serving(None, refuses=True), "openai", "smollm2")
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_server_that_refuses_or_ignores_probabilities_is_known_by_its_texts(refuses: bool) -> None:
+    found, asked = ask(serving(None, refuses=refuses), "openai", "smollm2")
+    assert len([one for one in asked if one.body.get("logprobs")]) == 1, "it is not asked for them again"
     assert [(one.text, one.likeliest) for one in found.answers] == [(" a c", {})] * len(PROMPTS)
     assert found.server == "openai"
 

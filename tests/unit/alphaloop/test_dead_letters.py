@@ -97,6 +97,8 @@ def test_a_shortened_letter_is_not_sent_again_and_the_whole_message_is_named() -
     value, headers = json.dumps({"job_id": "j", "prompt": "x"}).encode(), [("big", b"h" * 20_000)]
     whole = letter_of(MalformedMessage("no"), value, headers=headers, job_id="j")
     assert of_record(whole).job_id == "j~1"
+    with pytest.raises(MalformedMessage, match="in the header alphaloop-job-id, found none"):
+        of_record(letter_of(MalformedMessage("no"), value))
     less = shortened(whole)
     assert less is not None
     with pytest.raises(MalformedMessage) as error:
