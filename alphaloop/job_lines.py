@@ -19,7 +19,7 @@ from alphaloop.messages.body import SHORTHAND
 from alphaloop.messages.fields import without_nulls
 from alphaloop.settings import Settings
 
-# Of an OpenAI batch line; they say where a request would go, not what to generate.
+# Fields of an OpenAI batch line that say where a request would go, not what to generate.
 _BATCH_ROUTING: Final = ("method", "url")
 
 
@@ -68,7 +68,10 @@ class JobReader:
             self._max_bytes = max(self._max_bytes, settings.claim_check.max_bytes)
 
     def read(self, lines: Iterable[bytes], name: str) -> Iterator[JobLine | BadLine]:
-        """One item a line of UTF-8 that is not blank; a bad one if every line is. `name` is the file's, for reports."""
+        """A job or an error for each line of UTF-8 that is not blank; an error if every line is.
+
+        `name` is the file's, for reports.
+        """
         is_empty = True
         for number, line in enumerate(lines, 1):
             if content := line.strip():
@@ -114,13 +117,13 @@ class JobReader:
             raise JobConflict("an earlier line has this job_id with another payload", field="job_id")
         return job
 
-    def _complete(self, given: dict[str, Any]) -> dict[str, Any]:
-        fields = {name: value for name, value in given.items() if name not in _BATCH_ROUTING}
+    def _complete(self, line: dict[str, Any]) -> dict[str, Any]:
+        fields = {name: value for name, value in line.items() if name not in _BATCH_ROUTING}
         if self._task is not None:
             fields.setdefault("task", self._task)
         if "task" not in fields:
-            told = f"name it in the line, or for all lines with {self._overrides.task_by}"
-            raise InvalidField("expected a task, found none", field="task", hint=told)
+            hint = f"name it in the line, or for all lines with {self._overrides.task_by}"
+            raise InvalidField("expected a task, found none", field="task", hint=hint)
         identifier = fields.pop("id", None)
         if isinstance(identifier, str | int) and "custom_id" not in fields:
             fields["custom_id"] = str(identifier)

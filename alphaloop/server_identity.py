@@ -48,7 +48,7 @@ ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]
 """`openai` is any other server: it is asked for nothing, and believed in nothing, that OpenAI's own form lacks."""
 
 Granularity = Literal["rounds", "lengths", "sums", "counters", "nothing"]
-"""How finely a server tells what was drafted and accepted in one request.
+"""How finely a server reports what was drafted and accepted in one request.
 
 `rounds`: of each round, how many tokens were drafted and accepted. `lengths`: how many rounds accepted how many tokens.
 `sums`: drafted and accepted tokens of the request. `counters`: the server's own counters, of a slice of requests that
@@ -62,7 +62,7 @@ OTHER_WEIGHTS: Final = 0.15
 #: Smallest distance that is a difference at all, where a server's own answers scatter less.
 ARITHMETIC: Final = 0.01
 _SCATTERS: Final = 3.0  #: times its own scatter, before a server is said to answer otherwise
-#: Share of short texts that another model changes, where a server tells no probabilities.
+#: Share of short texts that another model changes, where a server reports no probabilities.
 _OTHER_TEXTS: Final = 1 / 3
 #: Beside a token that only one of the two servers named among its likeliest.
 _UNNAMED: Final = 1.0
@@ -73,7 +73,7 @@ class Answer:
     """How a server goes on with one of the prompts."""
 
     text: str  #: its first tokens, greedily
-    likeliest: Mapping[str, float]  #: log-probabilities of the likeliest first tokens; empty where it does not tell
+    likeliest: Mapping[str, float]  #: log-probabilities of the likeliest first tokens; empty where it reports none
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +82,8 @@ class ServerIdentity:
 
     server: str  #: kind and version, `vllm-0.32.0`
     model: str  #: name under which it serves
-    root: str | None  #: the model's folder or name on a hub, where it tells
-    context_length: int | None  #: tokens of prompt and text together, where it tells
+    root: str | None  #: the model's folder or name on a hub, where reported
+    context_length: int | None  #: tokens of prompt and text together, where reported
     answers: tuple[Answer, ...]  #: to the prompts, in their order
     scatter: float = 0.0  #: distance between its own answers, one at a time and all at once
     adapters: tuple[str, ...] = ()  #: of the model, by name
@@ -93,15 +93,15 @@ class ServerIdentity:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> ServerIdentity:
+    def from_json(cls, stored: Mapping[str, Any]) -> ServerIdentity:
         """What `as_json` made."""
-        answers = tuple(Answer(one["text"], dict(one["likeliest"])) for one in found["answers"])
-        return cls(**{**found, "answers": answers, "adapters": tuple(found.get("adapters", ()))})
+        answers = tuple(Answer(answer["text"], dict(answer["likeliest"])) for answer in stored["answers"])
+        return cls(**{**stored, "answers": answers, "adapters": tuple(stored["adapters"])})
 
     def sha256(self) -> str:
-        """Of the names and answers as they came this time: a name for what was seen first, no way to compare."""
-        told = {"model": self.model, "answers": [asdict(one) for one in self.answers]}
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+        """A digest of names and answers as they came this time: a name for what was seen first, no way to compare."""
+        seen = {"model": self.model, "answers": [asdict(answer) for answer in self.answers]}
+        return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +122,14 @@ def differs(before: ServerIdentity, after: ServerIdentity) -> str | None:
     if before.root != after.root and before.root is not None and after.root is not None:
         named.append(f"its model comes from {after.root} in place of {before.root}")
     if before.context_length != after.context_length:
-        was, is_now = (one or "an unknown number of" for one in (before.context_length, after.context_length))
+        was, is_now = (length or "an unknown number of" for length in (before.context_length, after.context_length))
         named.append(f"its context changed from {was} to {is_now} tokens")
-    if (told := told_apart(before, after)) is not None:
-        named.append(told.sentence)
+    if (change := change_between(before, after)) is not None:
+        named.append(change.sentence)
     return "; ".join(named) or None
 
 
-def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
+def change_between(before: ServerIdentity, after: ServerIdentity) -> Change | None:
     """Whether their answers show other weights, or other arithmetic with perhaps the same weights; None: neither."""
     moved = distance(before.answers, after.answers)
     if moved is None:
@@ -143,30 +143,30 @@ def told_apart(before: ServerIdentity, after: ServerIdentity) -> Change | None:
 
 
 def distance(before: Sequence[Answer], after: Sequence[Answer]) -> float | None:
-    """Mean absolute difference of log-probabilities over the likeliest tokens of both; None where none are told.
+    """Mean absolute difference of log-probabilities over the likeliest tokens of both; None where there are none.
 
     A token that one of two lists lacks is less likely there than the last of that list: it counts by how far it stands
     above that one in the other list, which is least, and at most by 1.
     """
     differences = [
-        _difference(token, one.likeliest, other.likeliest)
-        for one, other in zip(before, after, strict=False)
-        if one.likeliest and other.likeliest
-        for token in sorted(one.likeliest.keys() | other.likeliest.keys())
+        _difference(token, was.likeliest, now.likeliest)
+        for was, now in zip(before, after, strict=False)
+        if was.likeliest and now.likeliest
+        for token in sorted(was.likeliest.keys() | now.likeliest.keys())
     ]
     return sum(differences) / len(differences) if differences else None
 
 
-def _difference(token: str, one: Mapping[str, float], other: Mapping[str, float]) -> float:
-    if token in one and token in other:
-        return abs(one[token] - other[token])
-    has, lacks = (one, other) if token in one else (other, one)
+def _difference(token: str, was: Mapping[str, float], now: Mapping[str, float]) -> float:
+    if token in was and token in now:
+        return abs(was[token] - now[token])
+    has, lacks = (was, now) if token in was else (now, was)
     return min(_UNNAMED, max(0.0, has[token] - min(lacks.values())))
 
 
 def _by_texts(before: ServerIdentity, after: ServerIdentity) -> Change | None:
     pairs = list(zip(before.answers, after.answers, strict=False))
-    num_other = sum(one.text != other.text for one, other in pairs)
+    num_other = sum(was.text != now.text for was, now in pairs)
     if num_other <= len(pairs) * _OTHER_TEXTS:
         return None
     return Change(True, f"it answers as another model does: {num_other} of {len(pairs)} short texts are others")

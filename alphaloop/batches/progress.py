@@ -11,12 +11,12 @@ from typing import Any, Final, Literal
 from alphaloop.batches.lines import BadRequest, BatchLine, BatchReader, BatchRequest, BatchSource
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.client import Client
+from alphaloop.dead_letters.reading import refusals, refusals_of
+from alphaloop.dead_letters.redriving import next_job_id
 from alphaloop.errors import ContentError, ContentStoreUnavailable, InvalidField, UnknownName
 from alphaloop.files import reading
 from alphaloop.kafka.backlog import search
-from alphaloop.letters.redriving import next_job_id
 from alphaloop.messages import Failure, Job, Result, Status
-from alphaloop.outcomes.reading import refusals, refusals_of
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiBatch
 from alphaloop.store.batches import BatchStore, ListedBatch

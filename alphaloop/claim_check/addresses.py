@@ -2,7 +2,7 @@
 
 Whoever may send a job names an address that a worker then reads, so a worker must not be led to anything else: no other
 host, no other folder, no other scheme (server-side request forgery). An address is allowed only if it is one of the
-configured prefixes, byte for byte, and behind it plain names between slashes.
+configured prefixes, byte for byte, followed by plain names between slashes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-#: What lies behind a prefix: no percent signs, because these could hide dots and slashes, and no signs of a query.
+#: What may follow a prefix: no percent signs, because these could hide dots and slashes, and no signs of a query.
 _NAMES: Final = re.compile(r"[A-Za-z0-9_=@+,.-]+(?:/[A-Za-z0-9_=@+,.-]+)*")
 _PREFIX: Final = re.compile(r"(?P<scheme>[a-z0-9]+)://(?P<names>/?[A-Za-z0-9_=+,.-]+(?:/[A-Za-z0-9_=+,.-]+)*)")
 #: Folders, and object stores whose clients have time limits.

@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
@@ -41,37 +41,18 @@ class ContentStore:
     Every method raises ContentStoreUnavailable where the store does not answer: the same call works later.
     """
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        read_urls: Sequence[str] = (),
-        max_bytes: int,
-        timeout_s: float = TIMEOUT_S,
-        options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """`url` and `read_urls` as alphaloop.claim_check.addresses.prefix_of spells them; `options` are the client's.
-
-        Raises ConfigError where the scheme's package is missing or refuses its options.
-        """
-        self._url = url
-        self._prefixes = (url, *read_urls)
-        self._max_bytes = max_bytes
-        schemes = dict.fromkeys(_scheme_of(prefix) for prefix in self._prefixes)
-        self._clients = {scheme: _Client(scheme, options or {}, timeout_s) for scheme in schemes}
+    def __init__(self, settings: ClaimCheckSettings) -> None:
+        """The settings name a store. Raises ConfigError where a scheme's package is missing or refuses its options."""
+        self._url = settings.url or ""
+        self._prefixes = (self._url, *settings.read_urls)
+        self._max_bytes = settings.max_bytes
+        options = settings.client_options()
+        self._clients = {scheme: _Client(scheme, options) for scheme in set(map(_scheme_of, self._prefixes))}
 
     @classmethod
-    def of(cls, settings: ClaimCheckSettings, *, timeout_s: float = TIMEOUT_S) -> Self | None:
+    def of(cls, settings: ClaimCheckSettings) -> Self | None:
         """The store that the settings name; None where they name none."""
-        if settings.url is None:
-            return None
-        return cls(
-            settings.url,
-            read_urls=settings.read_urls,
-            max_bytes=settings.max_bytes,
-            timeout_s=timeout_s,
-            options=settings.client_options(),
-        )
+        return None if settings.url is None else cls(settings)
 
     def check(self, reference: ContentReference, field: str) -> None:
         """Raises InvalidField, for `field` of a message, where the reference may not be followed."""
@@ -111,7 +92,7 @@ class ContentStore:
             return bytes(content)
 
         try:
-            return self._told(reference.url, read)
+            return self._answer(reference.url, read)
         except _NOT_THERE:
             self._require_root(reference.url)
             raise ContentMissing(f"nothing that can be read at {reference.url}") from None
@@ -130,7 +111,7 @@ class ContentStore:
                 client.ask("pipe_file", path, content)
 
         try:
-            self._told(url, write)
+            self._answer(url, write)
         except _NOT_THERE:
             raise ContentStoreUnavailable(f"cannot write below {self._url}", hint=_MAY_NOT) from None
         return ContentReference.to(url, content)
@@ -140,18 +121,20 @@ class ContentStore:
         url = f"{self._url}/{folder}"
         client, path = self._place(url)
         try:
-            found = self._told(url, lambda: client.ask("ls", path, detail=True))
+            objects = self._answer(url, lambda: client.ask("ls", path, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             self._require_root(url)
             return []
         except OSError as error:
             raise ContentStoreUnavailable(f"cannot list {url}: {type(error).__name__}", hint=_MAY_NOT) from None
-        return [f"{url}/{_name_of(facts)}" for facts in found if facts.get("type") == "file" and _is_old(facts, moment)]
+        return [
+            f"{url}/{_name_of(facts)}" for facts in objects if facts.get("type") == "file" and _is_old(facts, moment)
+        ]
 
     def delete(self, url: str, *, written_before: datetime | None = None) -> None:
         """Delete what lies there; nothing there is as good, unless the folder or bucket itself is not there.
 
-        With `written_before`, what somebody has written since then stays.
+        With `written_before`, what was written since then stays.
         """
         if not is_below(url, self._prefixes):
             hint = "add where it lies to claim_check.read_urls"
@@ -163,7 +146,7 @@ class ContentStore:
                 client.ask("rm_file", path)
 
         try:
-            self._told(url, delete)
+            self._answer(url, delete)
         except FileNotFoundError:
             self._require_root(url)
         except OSError as error:
@@ -173,7 +156,7 @@ class ContentStore:
         client = self._clients[_scheme_of(url)]
         return client, client.path_of(url)
 
-    def _told(self, url: str, act: Callable[[], _Answer]) -> _Answer:
+    def _answer(self, url: str, act: Callable[[], _Answer]) -> _Answer:
         """What `act` answers; whatever a client raises because its store is away becomes ContentStoreUnavailable."""
         try:
             return act()
@@ -196,14 +179,14 @@ class ContentStore:
             raise ContentMissing(f"{url} leads out of the folder")
 
     def _require_root(self, url: str) -> None:
-        """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or lets nobody in."""
+        """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or refuses the login."""
         prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
         client, path = self._place(prefix)
         root = path if _scheme_of(prefix) == "file" else path.split("/")[0]
         try:
-            if not self._told(prefix, lambda: client.ask("exists", root)):
+            if not self._answer(prefix, lambda: client.ask("exists", root)):
                 # Clients of object stores say no as well where they are not let in, and here they say why.
-                self._told(prefix, lambda: client.ask("info", root))
+                self._answer(prefix, lambda: client.ask("info", root))
         except PermissionError:
             raise ContentStoreUnavailable(f"not let into {prefix}", hint=_MAY_NOT) from None
         except FileNotFoundError:
@@ -256,7 +239,7 @@ def with_text(result: Result, store: ContentStore | None) -> Result:
 
 
 def drop_prompts(store: ContentStore, before: datetime, time_is_up: Callable[[], bool]) -> tuple[int, bool]:
-    """Delete what `by_reference` has written and nobody wrote again since `before`; how much, and whether that is all.
+    """Delete what `by_reference` has not written again since `before`; returns how much, and whether that is all.
 
     Runs of different hours begin at different folders, so that each folder has its turn where the time is up early.
     Raises ContentStoreUnavailable.
@@ -290,8 +273,8 @@ def _is_old(facts: Mapping[str, Any], moment: datetime) -> bool:
     return written is not None and written < moment
 
 
-def _differs(reference: ContentReference, found: str) -> str:
-    return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {found}"
+def _differs(reference: ContentReference, content: str) -> str:
+    return f"expected {reference.num_bytes} bytes with the digest of the reference at {reference.url}, found {content}"
 
 
 _BODIES: Final = "bodies"
@@ -311,27 +294,26 @@ _WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
 class _Client:
     """fsspec's client of one scheme. Threads share it."""
 
-    def __init__(self, scheme: str, options: Mapping[str, Any], timeout_s: float) -> None:
+    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
         """Raises ConfigError where the scheme's package is missing or refuses its options."""
-        self._timeout_s = timeout_s
         self._system: Any = _opened(scheme, options)
 
     def path_of(self, url: str) -> str:
         """What the client calls the object at this address."""
         return str(self._system._strip_protocol(url))
 
-    def ask(self, method: str, *given: Any, **named: Any) -> Any:
+    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
         """Call the client's `method`; raises whatever it raises.
 
         A call over the network is given up after the time limit, with TimeoutError. It is then ended, so that calls to
         a store that hangs do not pile up in the client.
         """
         if not isinstance(self._system, AsyncFileSystem):
-            return getattr(self._system, method)(*given, **named)
-        call = getattr(self._system, f"_{method}")(*given, **named)
+            return getattr(self._system, method)(*arguments, **named)
+        call = getattr(self._system, f"_{method}")(*arguments, **named)
         answer = asyncio.run_coroutine_threadsafe(call, self._system.loop)
         try:
-            return answer.result(self._timeout_s)
+            return answer.result(TIMEOUT_S)
         finally:
             answer.cancel()
 
@@ -343,17 +325,17 @@ def _scheme_of(url: str) -> str:
 
 def _written_at(facts: Mapping[str, Any]) -> datetime | None:
     """When an object was last written, from what `info` or `ls` say of it; None where the client does not say it."""
-    found = next((facts[name] for name in _WRITTEN_AT if name in facts), None)
-    if isinstance(found, int | float):
-        return datetime.fromtimestamp(found, UTC)
-    return found if isinstance(found, datetime) and found.tzinfo else None
+    moment = next((facts[name] for name in _WRITTEN_AT if name in facts), None)
+    if isinstance(moment, int | float):
+        return datetime.fromtimestamp(moment, UTC)
+    return moment if isinstance(moment, datetime) and moment.tzinfo else None
 
 
 def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
-    # Listings change behind a client's back, and the remembered ones would answer `info` too.
-    given = {"use_listings_cache": False, **options} if scheme in _PACKAGES else {}
+    # Others change the listings, and the remembered ones would answer `info` too.
+    arguments = {"use_listings_cache": False, **options} if scheme in _PACKAGES else {}
     try:
-        return fsspec.filesystem(scheme, **given)
+        return fsspec.filesystem(scheme, **arguments)
     except ImportError:
         package = _PACKAGES.get(scheme, scheme)
         raise ConfigError(

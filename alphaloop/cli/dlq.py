@@ -12,9 +12,9 @@ import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
+from alphaloop.dead_letters.reading import DeadLetterFilter, ListedDeadLetter, newest_dead_letters, require_dead_letters
+from alphaloop.dead_letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.errors import AlphaloopError
-from alphaloop.letters.reading import LetterFilter, ListedLetter, newest_letters, require_letters
-from alphaloop.letters.redriving import Purge, Redrive, corrections_of
 from alphaloop.settings import Settings
 from alphaloop.store.known_jobs import RedriveStore
 from alphaloop.wording import FORMS, how_many, moment_ago, one_line
@@ -47,8 +47,8 @@ def list_letters(
     """List the newest dead letters: place, time, reason, and whether it was sent again."""
     settings = connected_settings(context, database=False)
     choice = _choice(task, code, job_id, [], since, until)
-    require_letters(settings, choice)
-    letters = _with_redrives(settings, newest_letters(settings.kafka, choice, limit, show_value=show_value))
+    require_dead_letters(settings, choice)
+    letters = _with_redrives(settings, newest_dead_letters(settings.kafka, choice, limit, show_value=show_value))
     if as_json:
         print_json(letters)
         return
@@ -67,7 +67,7 @@ def show(
 ) -> None:
     """Show one dead letter: its reason and headers, or its message."""
     kafka = connected_settings(context, database=False).kafka
-    letter = next(LetterFilter(places=frozenset({place})).letters(kafka), None)
+    letter = next(DeadLetterFilter(places=frozenset({place})).letters(kafka), None)
     if letter is None:
         raise AlphaloopError(f"no dead letter at {place[:200]}", hint="`alphaloop dlq list` shows the places")
     if value:
@@ -113,7 +113,7 @@ def redrive(
     if choice.is_by_task_only and task is None:
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
-    require_letters(settings, choice)
+    require_dead_letters(settings, choice)
     with open_database(settings) as database:
         done = Redrive(settings, RedriveStore(database), corrections, again=again, dry_run=dry_run)
         done.run(choice, limit)
@@ -141,9 +141,9 @@ def purge(
     as_json: bool = AS_JSON,
 ) -> None:
     """Delete old dead letters, after showing what they are. Kafka deletes from the beginning of a partition."""
-    choice = LetterFilter(task, until=moment_ago(before, datetime.now(UTC), "--before"))
+    choice = DeadLetterFilter(task, until=moment_ago(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
-    require_letters(settings, choice)
+    require_dead_letters(settings, choice)
     with open_database(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
         plan.read(choice)
@@ -161,14 +161,14 @@ def purge(
 
 def _choice(
     task: str | None, code: list[str], job_id: list[str], at: list[str], since: str | None, until: str | None
-) -> LetterFilter:
+) -> DeadLetterFilter:
     """What the options ask for. Raises ConfigError for a time that is none."""
     now, options = datetime.now(UTC), (("--since", since), ("--until", until))
     span = (moment_ago(text, now, option) if text is not None else None for option, text in options)
-    return LetterFilter(task, frozenset(code), frozenset(job_id), frozenset(at), *span)
+    return DeadLetterFilter(task, frozenset(code), frozenset(job_id), frozenset(at), *span)
 
 
-def _with_redrives(settings: Settings, letters: Sequence[ListedLetter]) -> list[dict[str, Any]]:
+def _with_redrives(settings: Settings, letters: Sequence[ListedDeadLetter]) -> list[dict[str, Any]]:
     """Also whether each was sent again; None where no database answers, because the list is of use without one."""
     redriven = None
     with contextlib.suppress(AlphaloopError), open_database(settings) as database:

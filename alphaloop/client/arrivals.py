@@ -1,4 +1,4 @@
-"""Jobs that were sent together, and what Kafka tells of them: results, once each, and texts while they grow."""
+"""Jobs that were sent together, and what Kafka has of them: results, once each, and texts while they grow."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Batch(BaseModel):
 
     def offsets(self) -> dict[TopicPartition, int]:
         """The first offset of each partition that may hold something about the jobs."""
-        return {TopicPartition(one.topic, one.partition): one.offset for one in self.begins}
+        return {TopicPartition(place.topic, place.partition): place.offset for place in self.begins}
 
     def to_json(self) -> str:
         """The batch as JSON, to keep."""
@@ -100,8 +100,8 @@ class ToolCallPiece:
 class Piece:
     """The next piece of a job's answer: of `text`, `reasoning` and `tool_call` one says something.
 
-    With `begins_again` it is the beginning of another answer: the job is decoded again, and all that was told of it
-    is void.
+    With `begins_again` it is the beginning of another answer: the job is decoded again, and all its earlier pieces
+    are void.
     """
 
     job_id: str
@@ -113,11 +113,11 @@ class Piece:
 
 
 class GrowingAnswer:
-    """One job's answer as it was told. What was told stays, so a new attempt goes on where it says the same."""
+    """One job's answer as its reader has it. That stays, so a new attempt goes on where it says the same."""
 
     def __init__(self, job_id: str) -> None:
         self._job_id = job_id
-        self._told: dict[AnswerPlace, SaidSoFar] = {}
+        self._given: dict[AnswerPlace, SaidSoFar] = {}
         self._reader = StreamReader()
 
     def take(self, chunk: Chunk) -> list[Piece]:
@@ -129,28 +129,28 @@ class GrowingAnswer:
         """What is new in the answer of the latest attempt; with `is_end` it is complete."""
         begins_again = not self._goes_on(answer.said, is_end)
         if begins_again:
-            self._told.clear()
-        found = list[Piece]()
+            self._given.clear()
+        pieces = list[Piece]()
         for place, said in answer.in_order():
-            told = self._told.get(place)
-            if told is None or len(said.text) > len(told.text):
-                self._told[place] = said
-                if new := self._piece(place, said, said.text[len(told.text) if told else 0 :], begins_again):
-                    found.append(new)
+            before = self._given.get(place)
+            if before is None or len(said.text) > len(before.text):
+                self._given[place] = said
+                if new := self._piece(place, said, said.text[len(before.text) if before else 0 :], begins_again):
+                    pieces.append(new)
                     begins_again = False
-        return [Piece(self._job_id, "", begins_again=True)] if begins_again else found
+        return [Piece(self._job_id, "", begins_again=True)] if begins_again else pieces
 
     def _goes_on(self, said: Mapping[AnswerPlace, SaidSoFar], is_end: bool) -> bool:
-        """Whether nothing that was told is contradicted. A new attempt may not have come so far yet."""
+        """Whether nothing that the reader has is contradicted. A new attempt may not have come so far yet."""
         nothing = SaidSoFar("")
-        for place, told in self._told.items():
+        for place, before in self._given.items():
             now = said.get(place)
-            if now is not None and (now.id, now.name) != (told.id, told.name):
+            if now is not None and (now.id, now.name) != (before.id, before.name):
                 return False
-            if now is None and is_end and told.name is not None:
+            if now is None and is_end and before.name is not None:
                 return False
             new = (now or nothing).text
-            if not new.startswith(told.text) and (is_end or not told.text.startswith(new)):
+            if not new.startswith(before.text) and (is_end or not before.text.startswith(new)):
                 return False
         return True
 
@@ -173,7 +173,7 @@ def reader_of(kafka: KafkaSettings) -> Consumer:
 
 
 def everything_on(kafka: KafkaSettings, topics: Sequence[str], *, newest: int | None = None) -> Iterator[Record]:
-    """Everything that lies on these topics now, in the order of each partition; of each the `newest`, if given.
+    """Everything that lies on these topics now, in the order of each partition; only its `newest`, if given.
 
     Raises BrokerError, also where the rest does not come.
     """
@@ -212,21 +212,21 @@ def arrivals(
             wait_s = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
             if wait_s <= 0:
                 raise _missing(waiting, len(set(batch.job_ids)), timeout_s)
-            found = list[Piece | Result]()
+            news = list[Piece | Result]()
             for record in consumer.poll_many(_READ_AT_ONCE, wait_s):
                 if record.topic == TOKENS:
                     chunk = chunk_of(record, waiting)
                     if chunk is not None:
-                        found += answers.setdefault(chunk.job_id, GrowingAnswer(chunk.job_id)).take(chunk)
+                        news += answers.setdefault(chunk.job_id, GrowingAnswer(chunk.job_id)).take(chunk)
                 elif (result := _result_of(record, waiting)) is not None:
                     job_id, result = result.sent_job_id, complete(result)
                     waiting.discard(job_id)
                     answer = answers.pop(job_id, None) or GrowingAnswer(job_id)
                     if streams and (messages := result.messages):
-                        found += answer.grown_to(AnswerSoFar(messages), is_end=True)
-                    found.append(result)
-            if found:
-                yield found
+                        news += answer.grown_to(AnswerSoFar(messages), is_end=True)
+                    news.append(result)
+            if news:
+                yield news
 
 
 def _missing(waiting: Collection[str], num_jobs: int, timeout_s: float | None) -> ResultsMissing:
@@ -271,8 +271,5 @@ def _begins(
     bounds: Mapping[TopicPartition, tuple[int, int]], noted: Mapping[TopicPartition, int]
 ) -> dict[TopicPartition, int]:
     """Each partition from where it was noted; from its first record where it is newer, or was made anew since."""
-    found = {}
-    for partition, (low, end) in bounds.items():
-        offset = noted.get(partition, low)
-        found[partition] = offset if low <= offset <= end else low
-    return found
+    offsets = {partition: noted.get(partition, low) for partition, (low, _) in bounds.items()}
+    return {place: offsets[place] if low <= offsets[place] <= end else low for place, (low, end) in bounds.items()}

@@ -50,17 +50,17 @@ class AsyncClient:
         """As `Client.results`."""
         make = partial(self._client.polled, batch, timeout_s=timeout_s)
         async with aclosing(_polled(make)) as polled:
-            async for one in polled:
-                if isinstance(one, Result):
-                    yield one
+            async for arrival in polled:
+                if isinstance(arrival, Result):
+                    yield arrival
 
     async def stream(self, jobs: JobLike | Batch, *, timeout_s: float | None = None) -> AsyncGenerator[Piece | Result]:
         """As `Client.stream`."""
         batch = jobs if isinstance(jobs, Batch) else await self.submit(jobs, stream=True)
         make = partial(self._client.polled, batch, streams=True, timeout_s=timeout_s)
         async with aclosing(_polled(make)) as polled:
-            async for one in polled:
-                yield one
+            async for arrival in polled:
+                yield arrival
 
     async def cancel(self, jobs: Batch | str | Iterable[str], *, even_if_unknown_until: datetime | None = None) -> None:
         """As `Client.cancel`."""
@@ -89,14 +89,14 @@ class _Thread:
             raise _Over
 
     async def run(self, call: Callable[[], _Answer]) -> _Answer:
-        """What `call` returns. On cancellation the thread is told, and waited for."""
+        """What `call` returns. On cancellation `alive` raises in the thread, which is waited for."""
         future = asyncio.get_running_loop().run_in_executor(self._executor, call)
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self._is_over.set()
             await asyncio.wait([future])
-            future.exception()  # `alive` raised it: nobody asks for it
+            future.exception()  # `alive` raised it, and it counts as read now
             raise
 
     def end(self) -> None:
@@ -124,9 +124,9 @@ async def _polled(
     thread = _Thread()
     polled = make(thread.alive)
     try:
-        while (found := await thread.run(partial(next, polled, None))) is not None:
-            for one in found:
-                yield one
+        while (arrivals := await thread.run(partial(next, polled, None))) is not None:
+            for arrival in arrivals:
+                yield arrival
     finally:
         try:
             await thread.run(polled.close)

@@ -105,9 +105,9 @@ class Client:
             _check_label(batch_id)
         topic_of = high_topic if high else jobs_topic
         read = partial(self._read, topic_of=topic_of, batch_id=batch_id, stream=stream)
-        given: Iterable[JobLike] = [jobs] if isinstance(jobs, Mapping | Job) else jobs
-        checked = (read(number, job) for number, job in enumerate(given))
-        ready = iter(list(checked)) if isinstance(given, Sequence) else checked
+        several: Iterable[JobLike] = [jobs] if isinstance(jobs, Mapping | Job) else jobs
+        checked = (read(number, job) for number, job in enumerate(several))
+        ready = iter(list(checked)) if isinstance(several, Sequence) else checked
         if (first := next(ready, None)) is None:
             return Batch(job_ids=(), batch_id=batch_id, begins=())
         begins = self._ends([RESULTS, TOKENS] if stream else [RESULTS])
@@ -124,7 +124,7 @@ class Client:
         raise SubmissionStopped(message, hint=failure.hint, batch=batch) from failure
 
     def sent_before(self, job_ids: Iterable[str], *, since: datetime | None = None) -> Batch:
-        """Jobs that somebody sent, as a batch: its results are those from now on, or that were recorded `since` then.
+        """Jobs that any client sent, as a batch: its results are those from now on, or that were recorded `since` then.
 
         Raises BrokerError.
         """
@@ -137,26 +137,24 @@ class Client:
         `alive` is called between two polls and may raise to end the wait. Raises ResultsMissing after `timeout_s`,
         BrokerError.
         """
-        found = self.polled(batch, alive, timeout_s=timeout_s)
-        return (one for one in chain.from_iterable(found) if isinstance(one, Result))
+        news = chain.from_iterable(self.polled(batch, alive, timeout_s=timeout_s))
+        return (arrival for arrival in news if isinstance(arrival, Result))
 
-    def stream(
-        self, jobs: JobLike | Batch, *, timeout_s: float | None = None, alive: Alive = lambda: None
-    ) -> Iterator[Piece | Result]:
+    def stream(self, jobs: JobLike | Batch, *, timeout_s: float | None = None) -> Iterator[Piece | Result]:
         """The pieces of a job's text while it is decoded, then its result. A job is submitted first.
 
-        Of a batch of several jobs the pieces come mixed; submit it with `stream=True`. Raises as `submit` and
+        The pieces of several jobs come mixed; submit a batch with `stream=True`. Raises as `submit` and
         `results` do.
         """
-        batch = jobs if isinstance(jobs, Batch) else self.submit(jobs, stream=True, alive=alive)
-        return chain.from_iterable(self.polled(batch, alive, streams=True, timeout_s=timeout_s))
+        batch = jobs if isinstance(jobs, Batch) else self.submit(jobs, stream=True)
+        return chain.from_iterable(self.polled(batch, lambda: None, streams=True, timeout_s=timeout_s))
 
     def polled(
         self, batch: Batch, alive: Alive, *, streams: bool = False, timeout_s: float | None = None
     ) -> Generator[list[Piece | Result]]:
         """What `results` and `stream` give, as each poll brings it."""
-        told = self._with_text
-        return arrivals(self._kafka, batch, streams=streams, timeout_s=timeout_s, alive=alive, complete=told)
+        complete = self._with_text
+        return arrivals(self._kafka, batch, streams=streams, timeout_s=timeout_s, alive=alive, complete=complete)
 
     def cancel(self, jobs: Batch | str | Iterable[str], *, even_if_unknown_until: datetime | None = None) -> None:
         """Ask for the end of jobs; their results say what became of them. One that has ended keeps its outcome.
@@ -174,9 +172,9 @@ class Client:
     def close(self) -> None:
         """End the connections. What was not acknowledged is dropped, so that nothing is sent later."""
         with self._lock:
-            for one in (self._producer, self._offsets):
-                if one is not None:
-                    one.close()
+            for connection in (self._producer, self._offsets):
+                if connection is not None:
+                    connection.close()
             self._producer = self._offsets = None
 
     def __enter__(self) -> Self:
@@ -187,7 +185,7 @@ class Client:
 
     def _unended(self, names: set[str]) -> list[str]:
         """Those of the jobs that have not ended. Raises UnknownName, BrokerUnavailable, BrokerError."""
-        unended = {one.job_id for one in search(self._kafka, lambda job_id, _: job_id in names, num=len(names))}
+        unended = {message.job_id for message in search(self._kafka, lambda job_id, _: job_id in names, num=len(names))}
         left, deadline = names - unended, time.monotonic() + SEARCH_S
         self._require(RESULTS)
         for record in everything_on(self._kafka, [RESULTS]) if left else ():
@@ -247,7 +245,7 @@ class Client:
             elif task in self._settings.tasks:
                 ensure_topics(self._kafka, [task])
             else:
-                known = sorted({name for one in there if (name := task_of(one))})
+                known = sorted(set(filter(None, map(task_of, there))))
                 hint = f"expected one of {', '.join(known)}" if known else "workers create topics when they start"
                 raise UnknownTask(f"no topic {topic[:100]!r}", field="task", hint=hint)
         self._ready.add(topic)
@@ -285,10 +283,11 @@ class Client:
         with self._lock:
             self._offsets = self._offsets or reader_of(self._kafka)
             if since is None:
-                begins = {one: end for one, (_, end) in self._offsets.bounds(topics).items()}
+                begins = {partition: end for partition, (_, end) in self._offsets.bounds(topics).items()}
             else:
-                begins = {one: begin for one, (begin, _) in self._offsets.bounds_since(topics, since).items()}
-        return tuple(RecordPlace(**one._asdict(), offset=offset) for one, offset in begins.items())
+                since_then = self._offsets.bounds_since(topics, since)
+                begins = {partition: begin for partition, (begin, _) in since_then.items()}
+        return tuple(RecordPlace(**partition._asdict(), offset=offset) for partition, offset in begins.items())
 
     def _send(
         self, jobs: Iterable[Job], topic_of: _TopicOf, sent: dict[str, None], alive: Alive
@@ -317,7 +316,7 @@ class Client:
         return self._producer
 
     def _serve(self, deliveries: _Deliveries, alive: Alive, *, down_to_bytes: int = 0) -> None:
-        """Wait until so few bytes wait for their acknowledgement. Raises DeliveryFailed after two minutes."""
+        """Wait until at most `down_to_bytes` lack their acknowledgement. Raises DeliveryFailed after two minutes."""
         deadline = time.monotonic() + _ACKNOWLEDGED_S
         alive()
         while deliveries.num_bytes > down_to_bytes and time.monotonic() < deadline:
@@ -360,7 +359,7 @@ class _Deliveries:
 
 
 def no_high_topic(task: str) -> InvalidField:
-    """Of a job that shall go before the others of its task, which has no topic for such jobs."""
+    """The error of a job that shall go first, where its task has no topic for such jobs."""
     create = f"`alphaloop topics create {task} --high` creates it"
     return InvalidField(f"there is no topic {high_topic(task)}", field="task", hint=create)
 

@@ -20,9 +20,9 @@ from starlette.responses import Response, StreamingResponse
 
 from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
 from alphaloop.console.reading import Sources
+from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord, newest_dead_letters
+from alphaloop.dead_letters.redriving import Redrive, corrections_of
 from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
-from alphaloop.letters.reading import Letter, LetterFilter, newest_letters
-from alphaloop.letters.redriving import Redrive, corrections_of
 from alphaloop.messages import Result, Status, fields_of
 from alphaloop.messages.dead_letter import is_reason
 from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
@@ -103,9 +103,11 @@ def job(sources: Sources, request: Request) -> Page:
         so_far = text_so_far(sources.settings.kafka, job_id, known.created_at)
     reading, letter = None, None
     if (where is not None and not where.is_open) or (known is not None and known.status == Status.FAILED):
-        choice, kafka = LetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
-        reading = sources.remembered.get(("letter", job_id), lambda: newest_letters(kafka, choice, 9, depth=_DEPTH))
-        reasons = (reason.told for reason in reversed(reading.value or ()))
+        choice, kafka = DeadLetterFilter(job_ids=frozenset({job_id})), sources.settings.kafka
+        reading = sources.remembered.get(
+            ("letter", job_id), lambda: newest_dead_letters(kafka, choice, 9, depth=_DEPTH)
+        )
+        reasons = (reason.shown for reason in reversed(reading.value or ()))
         letter = next((reason for reason in reasons if job_id in (reason["job_id"], reason["sent_job_id"])), None)
     read = {"broker": elsewhere, "dead letters": reading}
     return Page(
@@ -272,7 +274,7 @@ def letters(sources: Sources, request: Request) -> Page:
     choice = choice_of(asked)
     kafka = sources.settings.kafka
     key = ("letters", *sorted(asked.items()))
-    reading = sources.remembered.get(key, lambda: newest_letters(kafka, choice, _MOST_LETTERS, depth=_DEPTH))
+    reading = sources.remembered.get(key, lambda: newest_dead_letters(kafka, choice, _MOST_LETTERS, depth=_DEPTH))
     newest = list(reversed(reading.value or ()))
     redriven = _redriven(sources, [listed.key for listed in newest])
     return Page(
@@ -342,18 +344,20 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
     return done
 
 
-def choice_of(asked: Mapping[str, str]) -> LetterFilter:
+def choice_of(asked: Mapping[str, str]) -> DeadLetterFilter:
     """The letters that the parameters of an address or a form choose. Raises WrongRequest for a time that is none."""
     code, job, at = (frozenset({asked[name]} if name in asked else ()) for name in ("code", "job", "at"))
-    return LetterFilter(asked.get("task"), code, job, at, past(asked, "since"), past(asked, "until"))
+    return DeadLetterFilter(asked.get("task"), code, job, at, past(asked, "since"), past(asked, "until"))
 
 
 def _asked(request: Request) -> dict[str, str]:
     return {name: value for name in FILTERS if (value := text(request, name))}
 
 
-def _at(sources: Sources, place: str) -> Letter:
-    dead_letter = next(LetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
+def _at(sources: Sources, place: str) -> DeadLetterRecord:
+    dead_letter = (
+        next(DeadLetterFilter(places=frozenset({place})).letters(sources.settings.kafka), None) if place else None
+    )
     if dead_letter is None:
         raise UnknownName(f"no dead letter at {place[:200]!r}", hint="it was deleted, or was never there")
     return dead_letter

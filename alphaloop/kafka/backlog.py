@@ -59,28 +59,28 @@ def unfinished(kafka: KafkaSettings) -> dict[str, Unfinished]:
     Asks for the group's offsets without joining it. Raises BrokerError.
     """
     topics = _topics(kafka)
-    found = {_task_of(topic): Unfinished() for topic in topics}
+    by_task = {_task_of(topic): Unfinished() for topic in topics}
     if not topics:
-        return found
+        return by_task
     cluster = cluster_id(kafka)
     with _reader(kafka) as consumer:
         counts, firsts = _counted(
             consumer,
             _left(consumer, topics),
-            lambda record: found[_task_of(record.topic)].job_ids.append(_named(record, cluster)[0]),
+            lambda record: by_task[_task_of(record.topic)].job_ids.append(_named(record, cluster)[0]),
         )
     for partition, num_messages in counts.items():
-        its = found[_task_of(partition.topic)]
-        its.num_messages += num_messages
+        of_task = by_task[_task_of(partition.topic)]
+        of_task.num_messages += num_messages
         if (sent_ms := firsts.get(partition)) is not None:
-            its.oldest_s = max(its.oldest_s or 0.0, time.time() - sent_ms / 1000)
-    return found
+            of_task.oldest_s = max(of_task.oldest_s or 0.0, time.time() - sent_ms / 1000)
+    return by_task
 
 
 def _counted(
     consumer: Consumer, left: dict[TopicPartition, tuple[int, int]], note: Callable[[Record], None]
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int | None]]:
-    """Of each partition how many messages it has, and when the first was sent, if it has one; each read is noted."""
+    """The number of messages of each partition, and when the first was sent, if any; `note` gets each that is read."""
     counts, firsts = dict.fromkeys(left, 0), dict[TopicPartition, int | None]()
     read_to = {partition: first for partition, (first, _) in left.items()}
     by_offsets = {partition for partition, (first, end) in left.items() if end - first > _MOST_COUNTED}
@@ -107,17 +107,16 @@ def search(
     is_wanted: Callable[[str, str | None], bool],
     *,
     num: int | None = None,
-    limit_s: float = SEARCH_S,
 ) -> list[Message]:
     """The unfinished messages whose job_id and batch_id are wanted; ends when `num` of them are found.
 
     Reads every unfinished message, because Kafka finds no message by its key. Raises BrokerError, also where that takes
-    longer than `limit_s`.
+    longer than `SEARCH_S`.
     """
-    topics, found = _topics(kafka), list[Message]()
+    topics, messages = _topics(kafka), list[Message]()
     if not topics:
-        return found
-    cluster, deadline = cluster_id(kafka), time.monotonic() + limit_s
+        return messages
+    cluster, deadline = cluster_id(kafka), time.monotonic() + SEARCH_S
     num_before = Counter[TopicPartition]()
     with _reader(kafka) as consumer:
         for record in consumer.read_through(_assign(consumer, _left(consumer, topics))):
@@ -125,13 +124,13 @@ def search(
             if is_wanted(job_id, batch_id):
                 place = (record.topic, record.partition, record.offset, record.timestamp_ms)
                 before = num_before[record.topic_partition]
-                found.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
+                messages.append(Message(job_id, batch_id, _task_of(record.topic), *place, before))
             num_before[record.topic_partition] += 1
-            if len(found) == num:
+            if len(messages) == num:
                 break
             if time.monotonic() >= deadline:
-                raise BrokerUnavailable(f"more messages wait in Kafka than can be read through in {limit_s:g} s")
-    return found
+                raise BrokerUnavailable(f"more messages wait in Kafka than can be read through in {SEARCH_S:g} s")
+    return messages
 
 
 def _topics(kafka: KafkaSettings) -> list[str]:
@@ -146,12 +145,12 @@ def _reader(kafka: KafkaSettings) -> contextlib.closing[Consumer]:
 def _left(consumer: Consumer, topics: list[str]) -> dict[TopicPartition, tuple[int, int]]:
     """The first unfinished offset of each partition and its end, where there is one before the end."""
     bounds = consumer.bounds(topics)
-    found = {}
+    left = {}
     for partition, offset in consumer.committed(bounds).items():
         low, end = bounds[partition]
         if (first := max(low, offset or 0)) < end:
-            found[partition] = first, end
-    return found
+            left[partition] = first, end
+    return left
 
 
 def _assign(consumer: Consumer, left: dict[TopicPartition, tuple[int, int]]) -> dict[TopicPartition, int]:

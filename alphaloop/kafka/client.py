@@ -1,7 +1,7 @@
 """What all clients share: their properties, the log lines of a lost broker, and librdkafka's errors as ours.
 
 librdkafka writes a "Connect … failed" line every second while a broker is gone. `BrokerWatch` logs the loss once and
-the return once instead. Of an error four questions decide the class, in this order: is the client dead, has the group
+the return once instead. Four questions decide the class of an error, in this order: is the client dead, has the group
 rebalanced, does no broker answer, was a message not stored? Everything else is a BrokerError.
 """
 
@@ -145,8 +145,8 @@ def _tokens_of_aws(region: str) -> Callable[[str], tuple[str, float]]:
             token, ends_at_ms = MSKAuthTokenProvider.generate_auth_token(region)
         except Exception as error:
             # The client says only that there is no token.
-            found = type(error).__name__
-            log.error("AWS's signer made no token for Kafka in %s (%s): are there credentials of AWS?", region, found)
+            name = type(error).__name__
+            log.error("AWS's signer made no token for Kafka in %s (%s): are there credentials of AWS?", region, name)
             raise
         return token, ends_at_ms / 1000
 
@@ -254,8 +254,8 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     if cause is None:
         return BrokerError(f"{doing}: {error}")
     code = cause.code()
-    told = _UNREAD_PEM.sub(r"kafka.ssl_\1_location: expected a readable PEM file", cause.str())
-    text = f"{doing}: {told} ({cause.name()})"
+    reason = _UNREAD_PEM.sub(r"kafka.ssl_\1_location: expected a readable PEM file", cause.str())
+    text = f"{doing}: {reason} ({cause.name()})"
     if cause.fatal() or code == KafkaError._FATAL:
         return FatalBrokerError(text, hint="the process must be started again; a supervisor does that")
     if code in STALE_ASSIGNMENT:
@@ -267,19 +267,19 @@ def broker_error(error: KafkaError | KafkaException, doing: str) -> BrokerError:
     return BrokerError(text, hint=_hint(code))
 
 
-def login_refused(told: Iterable[KafkaError], doing: str) -> BrokerLoginRefused | None:
-    """The error for a broker that answers and refuses the login, from what a client's `error_cb` was told."""
-    for error in told:
+def login_refused(errors: Iterable[KafkaError], doing: str) -> BrokerLoginRefused | None:
+    """The error for a broker that answers and refuses the login, from what a client's `error_cb` got."""
+    for error in errors:
         if error.code() in LOGIN_REFUSED:
             return BrokerLoginRefused(f"{doing}: {error.str()} ({error.name()})", hint=_hint(error.code()))
     return None
 
 
 def delivery_error(error: KafkaError | KafkaException, topic: str) -> BrokerError:
-    """The BrokerError for what became of one message; tells what sending it again can change.
+    """The BrokerError for what became of one message; its class says whether another try may succeed.
 
-    MessageRefused: nothing. TopicUnavailable: nothing until somebody mends the topic or its access rights. Every other
-    one but FatalBrokerError: the next try may succeed.
+    MessageRefused: never. TopicUnavailable: once the topic exists and may be written to. FatalBrokerError: not with
+    this client. All others: it may.
     """
     doing = f"sending to {topic}"
     mapped_error = broker_error(error, doing)

@@ -39,9 +39,9 @@ log = logging.getLogger(__name__)
 _MAX_HEARTBEAT_MS: Final = 3000
 PartitionsCallback = Callable[[Sequence[TopicPartition]], None]
 _QUIET_S: Final = 0.02
-#: Of `knows`: a broker that takes longer is asked again.
+#: `knows` gives a broker this long; later it is asked again.
 _KNOWN_WITHIN_S: Final = 1.0
-#: Of `read_until`: records that are taken at once, and how long one is waited for.
+#: Records that `read_until` takes at once, and how long it waits for partition.
 _READ_AT_ONCE: Final = 256
 _READ_POLL_S: Final = 0.1
 
@@ -125,24 +125,25 @@ class Consumer:
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Read whole topics without joining a group; `latest` means after what is there when this returns.
 
-        `earliest` with `newest` passes over all but so many of the last messages of each partition. Returns of each
-        partition the first offset that is there and the offset of the next message. Raises BrokerError when a topic
-        does not exist.
+        `earliest` with `newest` reads at most this number of last messages of each partition. Returns each partition's
+        first stored offset and the offset of the next message. Raises BrokerError when a topic does not exist.
         """
-        found = self.bounds(topics)
-        oldest = {one: low if newest is None else max(low, end - newest) for one, (low, end) in found.items()}
-        self.assign_at(oldest if at == "earliest" else {one: end for one, (_, end) in found.items()})
-        return found
+        bounds = self.bounds(topics)
+        oldest = {
+            partition: low if newest is None else max(low, end - newest) for partition, (low, end) in bounds.items()
+        }
+        self.assign_at(oldest if at == "earliest" else {partition: end for partition, (_, end) in bounds.items()})
+        return bounds
 
     def assign_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
         """Read whole topics without joining a group, from the first message of each partition that is not older.
 
-        Returns of each partition the offset where it begins and the offset of the next message. Raises BrokerError when
-        a topic does not exist.
+        Returns the offset where each partition begins and the offset of its next message. Raises BrokerError when a
+        topic does not exist.
         """
-        found = self.bounds_since(topics, since)
-        self.assign_at({partition: begin for partition, (begin, _) in found.items()})
-        return found
+        bounds = self.bounds_since(topics, since)
+        self.assign_at({partition: begin for partition, (begin, _) in bounds.items()})
+        return bounds
 
     def bounds_since(self, topics: Sequence[str], since: datetime) -> dict[TopicPartition, tuple[int, int]]:
         """What `assign_since` returns, and nothing is assigned."""
@@ -153,7 +154,7 @@ class Consumer:
     def assign_at(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these partitions without joining a group, each from its offset. Raises BrokerError."""
         with mapped("assigning partitions"):
-            self._client.assign([theirs(one, self._prefix, offset) for one, offset in offsets.items()])
+            self._client.assign([theirs(partition, self._prefix, offset) for partition, offset in offsets.items()])
 
     def note_ids(self, ids: Mapping[str, str]) -> None:
         """Note the ids of topics now, for `renew_if_made_anew`."""
@@ -165,7 +166,7 @@ class Consumer:
         librdkafka believes a leader only where its epoch grows, and a topic made anew begins with epoch 0
         (confluentinc/librdkafka#4898). So a client that knew the old topic may never find a leader of the new one.
         `on_lost` runs for the partitions of such topics, then `on_revoke` for all others. Offsets are committed beside
-        the old topic's id, so that they count for nobody, until the client is replaced: when every broker should know
+        the old topic's id, so that no reader takes them, until the client is replaced: when every broker should know
         the new topic, and not while a commit is under way or no broker answers.
         """
         topics = self._ids.made_anew
@@ -187,15 +188,16 @@ class Consumer:
         """
         try:
             committed = committed_ids(self._client.committed(partitions, timeout=self._timeout_s))
-            ids = topic_ids(self._kafka, {ours(one, self._prefix).topic for one in partitions})
+            ids = topic_ids(self._kafka, {ours(partition, self._prefix).topic for partition in partitions})
         except (KafkaException, BrokerError):
             return partitions
         self._ids.learn(ids)
-        for one in partitions:
-            now = ids.get(one.topic.removeprefix(self._prefix))
-            if now is not None and committed.get(one.topic, {now}) != {now}:
-                log.warning("%s was made anew: read from its beginning", one.topic, extra={"action": "topic_made_anew"})
-                one.offset = ck.OFFSET_BEGINNING
+        for partition in partitions:
+            topic = partition.topic
+            now = ids.get(topic.removeprefix(self._prefix))
+            if now is not None and committed.get(topic, {now}) != {now}:
+                log.warning("%s was made anew: read from its beginning", topic, extra={"action": "topic_made_anew"})
+                partition.offset = ck.OFFSET_BEGINNING
         return partitions
 
     def poll(self, timeout_s: float) -> Record | None:
@@ -216,7 +218,7 @@ class Consumer:
         return record_of(message, self._prefix)
 
     def poll_many(self, limit: int, timeout_s: float) -> list[Record]:
-        """The next record, as `poll` waits for it, and those behind it that are here already, up to `limit`.
+        """The next record, as `poll` waits for it, and the next ones that were fetched already, up to `limit`.
 
         Raises as `poll` does; records that were taken with the error are then lost to this member.
         """
@@ -236,17 +238,17 @@ class Consumer:
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver nothing from these until `resume`; what was fetched ahead is fetched again then."""
         with mapped("pausing partitions"):
-            self._client.pause([theirs(one, self._prefix) for one in partitions])
+            self._client.pause([theirs(partition, self._prefix) for partition in partitions])
 
     def resume(self, partitions: Iterable[TopicPartition]) -> None:
         """Deliver from these again."""
         with mapped("resuming partitions"):
-            self._client.resume([theirs(one, self._prefix) for one in partitions])
+            self._client.resume([theirs(partition, self._prefix) for partition in partitions])
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions assigned to this member, as far as the client knows."""
         with mapped("asking for the assignment"):
-            return {ours(one, self._prefix) for one in self._client.assignment()}
+            return {ours(partition, self._prefix) for partition in self._client.assignment()}
 
     def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Store the *next* offset to read of each partition and wait for the broker's answer.
@@ -260,7 +262,10 @@ class Consumer:
             return
         if self._watch.is_lost or self._commits.is_waiting:
             raise BrokerUnavailable("committing offsets: no broker answers now", hint="the next commit may succeed")
-        wanted = [theirs(one, self._prefix, offset, self._ids.beside(one.topic)) for one, offset in offsets.items()]
+        wanted = [
+            theirs(partition, self._prefix, offset, self._ids.beside(partition.topic))
+            for partition, offset in offsets.items()
+        ]
         with mapped("committing offsets"):
             answers = (
                 self._commits.here(wanted)
@@ -277,7 +282,7 @@ class Consumer:
         return self._offsets.committed(partitions)
 
     def bounds(self, topics: Sequence[str]) -> dict[TopicPartition, tuple[int, int]]:
-        """Of each partition the first stored offset and the end, below which no transaction is open.
+        """Each partition's first stored offset and its end, below which no transaction is open.
 
         Raises BrokerError when a topic does not exist.
         """
@@ -289,8 +294,8 @@ class Consumer:
         It passes over offsets without a message: markers of transactions, aborted messages, what was compacted away.
         """
         with mapped("asking for positions"):
-            answers = self._client.position([theirs(one, self._prefix) for one in partitions])
-        return {ours(one, self._prefix): one.offset for one in answers if one.offset >= 0}
+            answers = self._client.position([theirs(partition, self._prefix) for partition in partitions])
+        return {ours(partition, self._prefix): partition.offset for partition in answers if partition.offset >= 0}
 
     def read_until(self, unread: dict[TopicPartition, int]) -> Iterator[Record | None]:
         """The records of the assigned partitions until each was read to its offset in `unread`; None if none came.
@@ -328,7 +333,7 @@ class Consumer:
         """Leave the group, so that other members take over at once; calls `on_revoke`. Safe to call twice."""
         if not self._commits.settled(self._timeout_s):
             # Closing would free what the waiting commit uses; without a broker there is no group to leave.
-            log.warning("a commit still waits for the broker; this member leaves its group by silence")
+            log.warning("commit pending; leaving the group by session timeout")
             return
         with mapped("leaving the group"):
             try:
@@ -361,7 +366,7 @@ class _Membership:
             self.client.unsubscribe()
             return
         self.client.subscribe(
-            [one if one.startswith("^") else self.prefix + one for one in subscription.patterns],
+            [name if name.startswith("^") else self.prefix + name for name in subscription.patterns],
             on_assign=lambda _, partitions: self._assigned(partitions, subscription.on_assign),
             on_revoke=lambda _, partitions: self._taken(partitions, subscription.on_revoke, is_revoking=True),
             on_lost=lambda _, partitions: self._taken(partitions, subscription.on_lost, is_revoking=False),
@@ -374,7 +379,7 @@ class _Membership:
         self.client.incremental_assign(self.starts(partitions))
         # librdkafka remembers that a partition was paused, also while it belongs to another member.
         self.client.resume(partitions)
-        tell([ours(one, self.prefix) for one in partitions])
+        tell([ours(partition, self.prefix) for partition in partitions])
 
     def _taken(self, partitions: list[ck.TopicPartition], tell: PartitionsCallback, *, is_revoking: bool) -> None:
         if self._is_retired:
@@ -395,7 +400,7 @@ class _Membership:
         subscription = self._subscription
         if subscription is None:
             return
-        self._given_up = frozenset(one for one in self._held(self.client.assignment()) if one.topic in gone)
+        self._given_up = frozenset(held for held in self._held(self.client.assignment()) if held.topic in gone)
         if self._given_up:
             subscription.on_lost(sorted(self._given_up))
         self.leave(timeout_s)
@@ -439,7 +444,7 @@ class _Membership:
             self.client.close()
 
     def _held(self, partitions: list[ck.TopicPartition]) -> list[TopicPartition]:
-        return [held for one in partitions if (held := ours(one, self.prefix)) not in self._given_up]
+        return [held for partition in partitions if (held := ours(partition, self.prefix)) not in self._given_up]
 
 
 @dataclass(frozen=True, slots=True)
@@ -492,13 +497,13 @@ class _Commits:
         self._thread = threading.Thread(target=commit, name="kafka-commit", daemon=True)
         self._thread.start()
         try:
-            found = outcome.get(timeout=timeout_s)
+            answer = outcome.get(timeout=timeout_s)
         except Empty:
             raise BrokerUnavailable(f"committing offsets: no answer within {timeout_s:g} s") from None
         self._thread.join()
-        if isinstance(found, Exception):
-            raise found
-        return found
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     def settled(self, timeout_s: float) -> bool:
         """Whether no commit is under way, after a wait of at most `timeout_s`."""

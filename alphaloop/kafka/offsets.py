@@ -110,7 +110,7 @@ def _bytes(value: str | bytes | None) -> bytes | None:
 Answer = TypeVar("Answer")
 
 _PASSING_S: Final = 0.1
-#: Of a topic that was just made a broker first knows nothing, and a moment later nothing of its partitions.
+#: A broker first does not know a new topic, and a moment later not its partitions.
 _NEW_TOPIC_S: Final = 2.0
 
 
@@ -137,38 +137,34 @@ class OffsetQueries:
         """In one request what would take one a topic."""
         answer = self._with_retries("asking for topics", lambda: self._client.list_topics(timeout=self._timeout_s))
         return {
-            name.removeprefix(self._prefix): list(found.partitions)
-            for name, found in answer.topics.items()
-            if found.error is None and name.startswith(self._prefix)
+            name.removeprefix(self._prefix): list(topic.partitions)
+            for name, topic in answer.topics.items()
+            if topic.error is None and name.startswith(self._prefix)
         }
 
     def _numbers(self, topic: str) -> list[int]:
         name = self._prefix + topic
-        found = self._client.list_topics(name, timeout=self._timeout_s).topics[name]
-        if found.error is not None:
-            raise KafkaException(found.error)
-        return list(found.partitions)
+        metadata = self._client.list_topics(name, timeout=self._timeout_s).topics[name]
+        if metadata.error is not None:
+            raise KafkaException(metadata.error)
+        return list(metadata.partitions)
 
     def since(self, since: datetime, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Each partition of `ends` at its first message that is not older, or at its end where there is none."""
         since_ms = int(since.timestamp() * 1000)
-        asked = [theirs(one, self._prefix, since_ms) for one in ends]
-        found = self._with_retries(
-            "asking for offsets by time", lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s))
-        )
-        offsets = {ours(one, self._prefix): one.offset for one in found}
-        return {one: offset if offset >= 0 else ends[one] for one, offset in offsets.items()}
+        offsets = self._for_times("asking for offsets by time", ends, since_ms)
+        return {partition: offset if offset >= 0 else ends[partition] for partition, offset in offsets.items()}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """The group's committed offsets, the next to read; None if nothing was committed."""
-        wanted = [theirs(one, self._prefix) for one in partitions]
+        wanted = [theirs(partition, self._prefix) for partition in partitions]
         answers = self._with_retries(
             "asking for committed offsets", lambda: _whole(self._client.committed(wanted, timeout=self._timeout_s))
         )
         return {ours(a, self._prefix): a.offset if a.offset >= 0 else None for a in answers}
 
     def bounds(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
-        """Of each partition the first stored offset and the end, below which no transaction is open.
+        """Each partition's first stored offset and its end, below which no transaction is open.
 
         Two requests a broker, however many partitions there are. Raises BrokerError.
         """
@@ -179,15 +175,18 @@ class OffsetQueries:
         """The offsets that OFFSET_BEGINNING or OFFSET_END stands for. In the protocol these are times."""
         if not partitions:
             return {}
-        asked = [theirs(one, self._prefix, which) for one in partitions]
         first = f"{partitions[0].topic}[{partitions[0].partition}]"
         others = f" and {len(partitions) - 1} more" if len(partitions) > 1 else ""
+        return self._for_times(f"asking for the watermarks of {first}{others}", partitions, which)
+
+    def _for_times(self, doing: str, partitions: Iterable[TopicPartition], time_ms: int) -> dict[TopicPartition, int]:
+        wanted = [theirs(partition, self._prefix, time_ms) for partition in partitions]
         answers = self._with_retries(
-            f"asking for the watermarks of {first}{others}",
-            lambda: _whole(self._client.offsets_for_times(asked, timeout=self._timeout_s)),
+            doing,
+            lambda: _whole(self._client.offsets_for_times(wanted, timeout=self._timeout_s)),
             unknown_s=self._new_topic_s,
         )
-        return {ours(one, self._prefix): one.offset for one in answers}
+        return {ours(answer, self._prefix): answer.offset for answer in answers}
 
     def _with_retries(self, doing: str, ask: Callable[[], Answer], *, unknown_s: float = 0.0) -> Answer:
         """Repeat a request for a while that a newly started broker cannot answer yet.

@@ -29,7 +29,7 @@ _SERVE_S: Final = 0.1
 _DELIVERY_TIMEOUT_MS: Final = 45_000
 #: How long messages that are under way may still be acknowledged before the client is replaced.
 _LEAVE_S: Final = 1.0
-#: Delivery reports are handled after so many messages. Each time, other threads may take the interpreter.
+#: Messages after which delivery reports are handled. Each time, other threads may take the interpreter.
 _SENT_BETWEEN_POLLS: Final = 64
 #: A topic that is not seen for so long counts as missing. A new topic takes a moment to reach every broker.
 _PROPAGATION_MS: Final = 10_000
@@ -83,7 +83,7 @@ class Producer:
     ) -> None:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
-        A failure is told to `on_delivery` if there is one, otherwise to the next `flush`. Waits up to `wait_s`, by
+        `on_delivery` gets a failure if it is given, otherwise the next `flush` raises it. Waits up to `wait_s`, by
         default `kafka.request_timeout_s`, while the buffer is full, and handles delivery reports now and then. Raises
         DeliveryFailed if it stays full, MessageTooLarge or TopicUnavailable if the client knows at once,
         FatalBrokerError when the client is dead.
@@ -151,7 +151,7 @@ class Producer:
             return ck.Producer(self._config)
 
     def _replace_client(self) -> None:
-        """Go on with a client that knows nothing yet; what the old one still has fails, and is told so."""
+        """Go on with a client that knows nothing yet; messages that the old one still has fail."""
         self._client.flush(_LEAVE_S)
         self.close()
         self._client = self._start()

@@ -72,7 +72,10 @@ def first_topics(tasks: Iterable[str], *, high: Iterable[str] = ()) -> list[str]
 
 def failure_topics(kafka: KafkaSettings, task: str) -> list[str]:
     """The topics that a task needs from its first failure on."""
-    return [*(retry_topic(task, one) for one in dict.fromkeys(kafka.retry_delays_s)), dlq_topic(jobs_topic(task))]
+    return [
+        *(retry_topic(task, delay_s) for delay_s in dict.fromkeys(kafka.retry_delays_s)),
+        dlq_topic(jobs_topic(task)),
+    ]
 
 
 def ensure_topics(kafka: KafkaSettings, tasks: Iterable[str], *, high: Iterable[str] = ()) -> list[str]:
@@ -102,7 +105,7 @@ def missing_topics(kafka: KafkaSettings, names: Iterable[str]) -> list[Topic]:
 
 
 def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
-    """Create these topics in one request, and return the names of those that nobody else created meanwhile.
+    """Create these topics in one request, and return the names of those that no other client created meanwhile.
 
     Raises the errors of ensure_topics.
     """
@@ -111,7 +114,7 @@ def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
     with mapped("creating topics"):
         # The name keeps the client alive until every answer is in.
         admin = admin_client(kafka)
-        answers = admin.create_topics([_new(one) for one in topics], request_timeout=kafka.request_timeout_s)
+        answers = admin.create_topics(list(map(_new, topics)), request_timeout=kafka.request_timeout_s)
     created = []
     refused: dict[str, KafkaException] = {}
     for name, answer in answers.items():
@@ -131,16 +134,16 @@ def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
 
 def existing_topics(kafka: KafkaSettings) -> list[Topic]:
     """The topics of jobs and those that all tasks share, as the broker has them, sorted. Raises BrokerError."""
-    told = _metadata(kafka, kafka.request_timeout_s)
+    metadata = _metadata(kafka, kafka.request_timeout_s)
     shared = (*SHARED, dlq_topic(CONTROL))
-    names = [name for name in _of_prefix(kafka, told) if name.startswith(_JOBS_PREFIX) or name in shared]
-    found = []
+    names = [name for name in _of_prefix(kafka, metadata) if name.startswith(_JOBS_PREFIX) or name in shared]
+    topics = []
     for name, config in zip(map(kafka.named, names), _configs(kafka, names, strict=False), strict=True):
-        partitions = told.topics[name].partitions.values()
-        copies = min((len(one.replicas) for one in partitions), default=0)
+        partitions = metadata.topics[name].partitions.values()
+        copies = min((len(partition.replicas) for partition in partitions), default=0)
         numbers = (int(config[key].value) if key in config else None for key in ("retention.ms", "max.message.bytes"))
-        found.append(Topic(name, len(partitions), copies, *numbers))
-    return found
+        topics.append(Topic(name, len(partitions), copies, *numbers))
+    return topics
 
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
@@ -148,13 +151,13 @@ def list_topics(kafka: KafkaSettings) -> list[str]:
     return _of_prefix(kafka, _metadata(kafka, kafka.request_timeout_s))
 
 
-def _of_prefix(kafka: KafkaSettings, told: ClusterMetadata) -> list[str]:
-    return sorted(name.removeprefix(kafka.prefix) for name in told.topics if name.startswith(kafka.prefix))
+def _of_prefix(kafka: KafkaSettings, metadata: ClusterMetadata) -> list[str]:
+    return sorted(name.removeprefix(kafka.prefix) for name in metadata.topics if name.startswith(kafka.prefix))
 
 
 def topic_lister(kafka: KafkaSettings) -> Callable[[], list[str]]:
     """Like `list_topics`, to be called every few seconds by one thread: all calls share a client, and wait less."""
-    # Statistics and errors would wait for a poll, in a queue without bounds; other clients tell of a lost broker.
+    # Statistics and errors would wait for a poll, in a queue without bounds; other clients log a lost broker.
     client = AdminClient(client_config(kafka, {"statistics.interval.ms": 0, "error_cb": lambda error: None}))
 
     def ask() -> list[str]:
@@ -199,7 +202,7 @@ def is_reachable(kafka: KafkaSettings, timeout_s: float) -> bool:
 
 
 def check_reachable(kafka: KafkaSettings, timeout_s: float) -> None:
-    """Raises BrokerUnavailable unless a broker answers within `timeout_s`; BrokerLoginRefused if it lets nobody in."""
+    """Raises BrokerUnavailable unless a broker answers within `timeout_s`; BrokerLoginRefused without a login."""
     if not _metadata(kafka, timeout_s).brokers:
         raise BrokerUnavailable(f"{kafka.bootstrap_servers} answers, but names no broker yet")
 
@@ -232,17 +235,17 @@ def _new(topic: Topic) -> NewTopic:
 
 def _metadata(kafka: KafkaSettings, timeout_s: float) -> ClusterMetadata:
     """Raises BrokerLoginRefused, BrokerUnavailable."""
-    told: list[KafkaError] = []
+    errors: list[KafkaError] = []
     doing = f"asking {kafka.bootstrap_servers} for its topics"
     with mapped(doing):
-        admin = AdminClient(client_config(kafka, {"error_cb": told.append}))
+        admin = AdminClient(client_config(kafka, {"error_cb": errors.append}))
     try:
         with mapped(doing):
             return admin.list_topics(timeout=timeout_s)
     except BrokerUnavailable:
-        # The answer tells only that none came in time; why the broker hung up is told to the callback.
+        # The exception says only that no answer came in time; the callback gets why the broker hung up.
         admin.poll(0)
-        if (refused := login_refused(told, doing)) is not None:
+        if (refused := login_refused(errors, doing)) is not None:
             raise refused from None
         raise
 
@@ -253,12 +256,10 @@ def admin_client(kafka: KafkaSettings) -> AdminClient:
 
 
 _PREFIX: Final = "topic_id="
-#: Brokers learn of a new topic one after the other. A new client that was told of the old one would find no leader.
+#: Brokers learn of a new topic one after the other. A new client that got the old one would find no leader.
 AGREEMENT_S: Final = 5.0
-#: Of a broker that has no ids.
+#: The id that brokers without ids report.
 _NONE: Final = "A" * 22
-
-
 #: One try to ask for ids; each further one waits twice as long.
 _FIRST_TRY_S: Final = 2.0
 
@@ -268,7 +269,7 @@ def topic_ids(kafka: KafkaSettings, topics: Collection[str]) -> dict[str, str]:
 
     Only the broker that the cluster names as controller is asked. While the cluster still names one that died,
     librdkafka connects to it thousands of times a second and takes a whole processor until the request times out. So
-    the tries are short, and each has a new client, which is mostly told of another controller.
+    the tries are short, and each has a new client, which mostly gets another controller.
     """
     if not topics:
         return {}
@@ -288,7 +289,7 @@ def _ask_topic_ids(kafka: KafkaSettings, topics: Collection[str], timeout_s: flo
     names = sorted(map(kafka.named, topics))
     with mapped("asking for the ids of topics"):
         answers = client.describe_topics(ck.TopicCollection(names), request_timeout=timeout_s)
-    found = {}
+    ids = {}
     for name, answer in answers.items():
         try:
             topic_id = str(answer.result(timeout_s).topic_id)
@@ -299,8 +300,8 @@ def _ask_topic_ids(kafka: KafkaSettings, topics: Collection[str], timeout_s: flo
             raise BrokerUnavailable("asking for the ids of topics: no answer in time") from None
         else:
             if topic_id != _NONE:
-                found[name.removeprefix(kafka.prefix)] = topic_id
-    return found
+                ids[name.removeprefix(kafka.prefix)] = topic_id
+    return ids
 
 
 class KnownTopicIds:
@@ -314,10 +315,10 @@ class KnownTopicIds:
         self._gone: set[str] = set()
 
     def learn(self, ids: Mapping[str, str]) -> None:
-        """Note the ids of topics now. A broker that lags behind may name one that is gone: that is no news."""
-        for topic, one in ids.items():
-            if one not in self._gone and one not in (self._ids.setdefault(topic, one), self._new.get(topic)):
-                self._new[topic], self._noticed_s = one, self._clock()
+        """Note the ids of topics now. A broker that lags may name one that is gone: that is no news."""
+        for topic, now in ids.items():
+            if now not in self._gone and now not in (self._ids.setdefault(topic, now), self._new.get(topic)):
+                self._new[topic], self._noticed_s = now, self._clock()
 
     @property
     def made_anew(self) -> frozenset[str]:
@@ -338,12 +339,12 @@ class KnownTopicIds:
 
 def committed_ids(committed: Iterable[ck.TopicPartition]) -> dict[str, set[str]]:
     """The ids that were committed beside offsets, by topic."""
-    found: dict[str, set[str]] = {}
-    for one in committed:
-        beside = one.metadata or ""
-        if one.error is None and one.offset >= 0 and beside.startswith(_PREFIX):
-            found.setdefault(one.topic, set()).add(beside.removeprefix(_PREFIX))
-    return found
+    ids: dict[str, set[str]] = {}
+    for partition in committed:
+        beside = partition.metadata or ""
+        if partition.error is None and partition.offset >= 0 and beside.startswith(_PREFIX):
+            ids.setdefault(partition.topic, set()).add(beside.removeprefix(_PREFIX))
+    return ids
 
 
 def longest_job_retention(kafka: KafkaSettings) -> timedelta | None:
@@ -355,9 +356,9 @@ def longest_job_retention(kafka: KafkaSettings) -> timedelta | None:
     names = [name for name in list_topics(kafka) if name.startswith(_JOBS_PREFIX)]
     if not names:
         return timedelta(0)
-    found = [_retention(config) for config in _configs(kafka, names)]
-    limited = [one for one in found if one is not None]
-    return max(limited) if len(limited) == len(found) else None
+    limits = [_retention(config) for config in _configs(kafka, names)]
+    known = [limit for limit in limits if limit is not None]
+    return max(known) if len(known) == len(limits) else None
 
 
 def _configs(kafka: KafkaSettings, topics: Sequence[str], *, strict: bool = True) -> list[dict[str, Any]]:
@@ -365,21 +366,21 @@ def _configs(kafka: KafkaSettings, topics: Sequence[str], *, strict: bool = True
     resources = [ConfigResource(ResourceType.TOPIC, kafka.named(name)) for name in topics]
     if not resources:
         return []
-    found: list[dict[str, Any]] = []
+    configs: list[dict[str, Any]] = []
     with mapped("asking for the properties of topics"):
         # The name keeps the client alive until every answer is in.
         admin = admin_client(kafka)
         answers = admin.describe_configs(resources, request_timeout=kafka.request_timeout_s)
         if len(answers) < len(topics):
             raise BrokerUnavailable("the broker did not describe every topic")
-        for one in resources:
+        for resource in resources:
             try:
-                found.append(answers[one].result(kafka.request_timeout_s))
+                configs.append(answers[resource].result(kafka.request_timeout_s))
             except KafkaException as error:
                 if strict or error.args[0].code() not in DENIED:
                     raise
-                found.append({})
-    return found
+                configs.append({})
+    return configs
 
 
 def _retention(config: dict[str, Any]) -> timedelta | None:

@@ -1,7 +1,7 @@
 """The ends of jobs, read from Kafka: results, earlier refusals, and texts while they grow.
 
-A refused message has no row in the database. Of one that was refused before anybody listened the dead letter is looked
-for, because there are few of these and many results. `follow` takes whichever comes first, the final chunk from
+A refused message has no row in the database. If it was refused before this reader began, its dead letter is read,
+because there are few of these and many results. `follow` takes whichever comes first, the final chunk from
 `tokens`, the result from `results`, or the row of the database: a job need not be streamed, and a chunk or a result may
 be older than its topic keeps it.
 
@@ -11,7 +11,6 @@ be older than its topic keeps it.
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,26 +18,22 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from alphaloop.client.arrivals import Piece, chunk_of, everything_on, key_of, read_result, reader_of
+from alphaloop.client.arrivals import Piece, chunk_of, key_of, read_result, reader_of
+from alphaloop.dead_letters.reading import refusals_of
 from alphaloop.kafka.backlog import Message, Unfinished, search, unfinished
 from alphaloop.kafka.consumer import Consumer
 from alphaloop.kafka.offsets import Record
-from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics, list_topics
+from alphaloop.kafka.topics import RESULTS, TOKENS, ensure_topics
 from alphaloop.messages import (
     AnswerMessage,
-    Failure,
-    Origin,
     RecordPlace,
     Result,
     Status,
     StreamReader,
     StreamReaders,
-    fields_of,
-    refused_result,
 )
 from alphaloop.messages.codec import moment_of
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
-from alphaloop.messages.topics import dlq_topic, retry_delay_s, task_of
+from alphaloop.messages.topics import retry_delay_s
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import KnownJob, ended_among, known_jobs
@@ -50,71 +45,14 @@ def reason_of(result: Result) -> str | None:
     """Why there is no text, in one line with the error's code, field and hint; None for one that succeeded."""
     if (error := result.error) is None:
         return None
-    told = f"{error.field}: {error.message}" if error.field else error.message
-    code = "" if told.startswith(error.code) else f"{error.code}: "  # not "cancelled: cancelled on request"
-    return f"{code}{told}" + (f" (hint: {error.hint})" if error.hint else "")
-
-
-def dead_letter_reason(record: Record) -> dict[str, str]:
-    """The `__dlq.errors.*` headers of a dead letter, without their prefix."""
-    return {
-        name.removeprefix(PREFIX): content.decode("utf-8", "replace")
-        for name, content in record.headers
-        if name.startswith(PREFIX)
-    }
-
-
-def job_id_of(record: Record) -> str | None:
-    """The job_id in a message of a job, else its key; None without both."""
-    found = (fields_of(record.value) or {}).get("job_id")
-    if isinstance(found, str):
-        return found
-    return record.key.decode("utf-8", "replace") if record.key else None
-
-
-def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Result]:
-    """The results of refused messages with these job_ids, from the dead letters there are now. Raises BrokerError."""
-    wanted = frozenset(job_ids)
-    return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
-
-
-def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[str, Result]:
-    """The newest wanted refusal of each job_id. Raises BrokerError."""
-    suffix = dlq_topic("")
-    topics = [name for name in list_topics(kafka) if name.endswith(suffix) and task_of(name.removesuffix(suffix))]
-    found = filter(None, map(refusal_of, everything_on(kafka, topics)))
-    return {refusal.job_id: refusal for refusal in found if is_wanted(refusal)}
-
-
-def refusal_of(letter: Record) -> Result | None:
-    """The result of the message of a dead letter; None where that is a failed job, or a message without any id.
-
-    It is the one on `results`, but for what a shortened letter does not have.
-    """
-    headers = dict(letter.headers)
-    named = headers.get(JOB_ID, b"").decode("utf-8", "replace") or job_id_of(letter)
-    if OUTCOME in headers or named is None:
-        return None
-    reason = dead_letter_reason(letter)
-    field = reason.get("field")
-    # The header holds the error as a log shows it: field, message and hint in one text.
-    message, _, hint = reason.get("message", "no reason given").partition("\nhint: ")
-    error = Failure(
-        code=reason.get("exception", "unknown"),
-        message=message.removeprefix(f"{field}: "),
-        field=field,
-        hint=hint or None,
-    )
-    sent_to = reason.get("topic", letter.topic.removesuffix(dlq_topic("")))
-    partition, offset, timestamp_ms = (_number(reason.get(name)) for name in ("partition", "offset", "timestamp"))
-    return refused_result(
-        error, Origin("", sent_to, partition or 0, offset or 0, timestamp_ms), letter.value, job_id=named
-    )
+    words = f"{error.field}: {error.message}" if error.field else error.message
+    code = "" if words.startswith(error.code) else f"{error.code}: "  # not "cancelled: cancelled on request"
+    return f"{code}{words}" + (f" (hint: {error.hint})" if error.hint else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """A job that has not ended. Of one that is not claimed nobody knows whether it exists."""
+    """A job that has not ended. One that is not claimed may not exist."""
 
     job_id: str
     is_claimed: bool
@@ -155,9 +93,9 @@ class Ended:
 def as_one_text(messages: Sequence[AnswerMessage]) -> str:
     """Texts for a person to read: one that is content alone as it is, all else below headings.
 
-    While the first one grows the result does too, and the others come behind it.
+    While the first one grows the result does too, and the others come after it.
     """
-    told = list[str]()
+    texts = list[str]()
     for number, message in enumerate(messages, 1):
         named = f"[text {number}]\n" if number > 1 else ""
         parts = list[str]()
@@ -166,20 +104,20 @@ def as_one_text(messages: Sequence[AnswerMessage]) -> str:
         if message.content or (message.content is not None and not message.tool_calls):
             parts.append(_ANSWER + message.content if message.reasoning is not None else message.content)
         parts += [_heading_of(call.function.name) + call.function.arguments for call in message.tool_calls]
-        told.append(named + _BETWEEN.join(parts))
-    return _BETWEEN.join(told)
+        texts.append(named + _BETWEEN.join(parts))
+    return _BETWEEN.join(texts)
 
 
 class GrowingText:
-    """The first text of an answer as `as_one_text` shows it, told by what each piece adds."""
+    """The first text of an answer as `as_one_text` shows it, piece by piece."""
 
     def __init__(self) -> None:
-        #: The part that was told last: its heading, and which call it is.
+        #: The part of the last piece: its heading, and which call it is.
         self._part: tuple[str, int] | None = None
         self._has_reasoning = False
 
     def added(self, piece: Piece) -> str:
-        """What stands behind all that was told before; a piece of another text adds nothing."""
+        """What the piece adds to the text so far; a piece of another text adds nothing."""
         if piece.begins_again:
             self._part, self._has_reasoning = None, False
         if piece.choice:
@@ -245,21 +183,14 @@ def text_so_far(kafka: KafkaSettings, job_id: str, claimed_at: datetime) -> Text
     """
     reader = StreamReader()
     with contextlib.closing(reader_of(kafka)) as consumer:
-        found = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
-        for record in consumer.read_through({one: end for one, (begin, end) in found.items() if end > begin}):
+        bounds = consumer.assign_since([TOKENS], claimed_at - _MARGIN)
+        for record in consumer.read_through({place: end for place, (begin, end) in bounds.items() if end > begin}):
             if chunk := chunk_of(record, [job_id]):
                 reader.take(chunk)
     return _so_far(job_id, reader) if reader.attempt else None
 
 
 _POLL_S: Final = 0.2
-_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
-
-
-def _number(digits: str | None) -> int | None:
-    return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
-
-
 #: Between two looks into the database, for jobs whose result cannot be read from Kafka any more.
 _LOOK_EVERY_S: Final = 2.0
 #: Chunks are read from so long before the job's first claim, because the clocks of worker and database may differ.
@@ -272,9 +203,9 @@ def _events(
     readers = StreamReaders(waiting)
     look_due = time.monotonic()  # at once: a job may have ended before the consumer stood
     while waiting and time.monotonic() < deadline and is_watched():
-        record, found = consumer.poll(_POLL_S), list[Event]()
+        record, events = consumer.poll(_POLL_S), list[Event]()
         if record is not None:
-            found = _told_by(record, waiting, readers)
+            events = _events_in(record, waiting, readers)
         elif time.monotonic() >= look_due:
             look_due = time.monotonic() + _LOOK_EVERY_S
             ended = [
@@ -282,31 +213,31 @@ def _events(
                 for name, job in known_jobs(database, waiting).items()
                 if name in waiting and job.outcome is not None
             ]
-            found += map(recorded, map(Result.decode, ended))
-        for event in found:
+            events += map(recorded, map(Result.decode, ended))
+        for event in events:
             if isinstance(event, Ended):
                 waiting.discard(event.job_id)
             yield event
 
 
-def _told_by(record: Record, waiting: set[str], readers: StreamReaders) -> list[Event]:
-    """What a result or a chunk says of a job that is waited for."""
-    found: list[Event] = []
+def _events_in(record: Record, waiting: set[str], readers: StreamReaders) -> list[Event]:
+    """What a result or a chunk says about a job that is waited for."""
     if record.topic == RESULTS:
         result = read_result(record) if key_of(record) in waiting else None
-        return [recorded(result)] if result is not None and result.job_id in waiting else found
+        return [recorded(result)] if result is not None and result.job_id in waiting else []
     if (chunk := chunk_of(record, waiting)) is None:
-        return found
+        return []
+    events: list[Event] = []
     reader = readers[chunk.job_id]
-    if reader.take(chunk) or any(not one.is_final for one in reader.news):
-        found.append(_so_far(chunk.job_id, reader))
+    if reader.take(chunk) or any(not news.is_final for news in reader.news):
+        events.append(_so_far(chunk.job_id, reader))
     if (end := reader.end) is not None and end.status is not None:
         has_text = end.status is Status.SUCCEEDED and not end.is_elsewhere
         reason = end.error.message if end.error else None
         messages = _more_than_text(reader.answer.messages) if has_text else ()
         text = reader.text if has_text and not (messages and messages[0].content is None) else None
-        found.append(Ended(chunk.job_id, end.status, text, reason, True, messages))
-    return found
+        events.append(Ended(chunk.job_id, end.status, text, reason, True, messages))
+    return events
 
 
 def _so_far(job_id: str, reader: StreamReader) -> TextSoFar:
@@ -340,14 +271,14 @@ class JobPlace(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """One job: where it is, and what told so."""
+    """One job: where it is, and what shows it."""
 
     job_id: str
     place: JobPlace
     claimed: KnownJob | None = None
     message: Message | None = None
     refusal: Result | None = None
-    not_served: str | None = None  #: of one that waits, why nobody takes it
+    not_served: str | None = None  #: why no worker takes a job that waits
 
     @property
     def is_open(self) -> bool:
@@ -379,40 +310,36 @@ class Whereabouts:
 
     def as_json(self) -> dict[str, Any]:
         """For machines."""
-        found: dict[str, Any] = {"job_id": self.job_id, "place": self.place.value, "sentence": self.sentence()}
+        facts: dict[str, Any] = {"job_id": self.job_id, "place": self.place.value, "sentence": self.sentence()}
         if (message := self.message) is not None:
-            found |= {"task": message.task, "topic": message.topic, "partition": message.partition}
-            found |= {
-                "offset": message.offset,
-                "num_before": message.num_before,
-                "sent_at": moment_of(message.timestamp_ms),
-            }
+            facts |= {name: getattr(message, name) for name in ("task", "topic", "partition", "offset", "num_before")}
+            facts["sent_at"] = moment_of(message.timestamp_ms)
         if self.not_served is not None:
-            found |= {"not_served": self.not_served}
+            facts["not_served"] = self.not_served
         if (claimed := self.claimed) is not None:
-            found |= {"task": claimed.task, "status": claimed.status, "attempt": claimed.attempt}
-            found |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
-            found |= {"claimed_at": claimed.created_at, "finished_at": claimed.finished_at}
-            found |= {"num_tokens": claimed.num_tokens, "num_crashes": claimed.num_crashes}
-            found |= {"num_failures": claimed.num_failures, "is_cancelling": claimed.is_cancelling}
+            facts |= {name: getattr(claimed, name) for name in ("task", "status", "attempt")}
+            facts |= {"worker": claimed.owner, "lease_expires_at": claimed.lease_expires_at}
+            facts |= {"claimed_at": claimed.created_at, "finished_at": claimed.finished_at}
+            counts = ("num_tokens", "num_crashes", "num_failures", "is_cancelling")
+            facts |= {name: getattr(claimed, name) for name in counts}
         if (result := self.result) is not None:
-            found |= {"num_tokens": result.usage.completion_tokens if result.usage else None}
+            facts["num_tokens"] = result.usage.completion_tokens if result.usage else None
         if (result := self.refusal or result) is not None:
-            found |= {"status": result.status.value}
-            found |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
-        return found
+            facts["status"] = result.status.value
+            facts |= {"error": result.error.model_dump(exclude_none=True)} if result.error else {}
+        return facts
 
 
 def unended(kafka: KafkaSettings, database: Database) -> dict[str, Unfinished]:
     """By task, the messages whose job has not ended: waiting, held or being decoded, or a refused one.
 
-    Jobs also end behind one of their partition that has not, and are unfinished until that has. Raises BrokerError.
+    A job may end before an earlier one of its partition, and is unfinished for Kafka until then. Raises BrokerError.
     """
-    found = unfinished(kafka)
-    ended = ended_among(database, [job_id for its in found.values() for job_id in its.job_ids])
-    for its in found.values():
-        its.num_messages -= sum(job_id in ended for job_id in its.job_ids)
-    return found
+    by_task = unfinished(kafka)
+    ended = ended_among(database, [job_id for messages in by_task.values() for job_id in messages.job_ids])
+    for messages in by_task.values():
+        messages.num_messages -= sum(job_id in ended for job_id in messages.job_ids)
+    return by_task
 
 
 def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) -> list[Whereabouts]:
@@ -423,24 +350,24 @@ def find_jobs(settings: Settings, database: Database, job_ids: Sequence[str]) ->
     claimed = known_jobs(database, job_ids)
     left = [job_id for job_id in job_ids if job_id not in claimed or _waits_again(claimed[job_id])]
     wanted = frozenset(left)
-    found = search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted)) if wanted else []
-    messages = {message.job_id: message for message in found}
+    waiting = search(settings.kafka, lambda job_id, _: job_id in wanted, num=len(wanted)) if wanted else []
+    messages = {message.job_id: message for message in waiting}
     missing = [job_id for job_id in left if job_id not in messages]
     if missing:  # a worker may have claimed them meanwhile
         claimed |= known_jobs(database, missing)
     refused = refusals_of(settings.kafka, [job_id for job_id in left if job_id not in claimed])
     places = [_place(job_id, claimed.get(job_id), messages.get(job_id), refused.get(job_id)) for job_id in job_ids]
-    if any(one.place is JobPlace.WAITING for one in places):
+    if any(job.place is JobPlace.WAITING for job in places):
         workers = WorkerStore(database).seen()
-        places = [_with_reason(one, settings, workers) for one in places]
+        places = [_with_reason(job, settings, workers) for job in places]
     return places
 
 
-def _with_reason(one: Whereabouts, settings: Settings, workers: Sequence[SeenWorker]) -> Whereabouts:
-    task = one.message.task if one.message else one.claimed.task if one.claimed else None
-    if one.place is not JobPlace.WAITING or task is None:
-        return one
-    return replace(one, not_served=not_served(settings.bindings, task, workers))
+def _with_reason(job: Whereabouts, settings: Settings, workers: Sequence[SeenWorker]) -> Whereabouts:
+    source = job.message or job.claimed
+    if job.place is not JobPlace.WAITING or source is None:
+        return job
+    return replace(job, not_served=not_served(settings.bindings, source.task, workers))
 
 
 def _place(job_id: str, claimed: KnownJob | None, message: Message | None, refusal: Result | None) -> Whereabouts:

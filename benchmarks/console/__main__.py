@@ -31,8 +31,8 @@ from pydantic import SecretStr
 from rich.table import Table
 
 from alphaloop.console.app import ConsoleServer
+from alphaloop.dead_letters.reading import DeadLetterFilter, newest_dead_letters
 from alphaloop.embedded.stack import EmbeddedStack
-from alphaloop.letters.reading import LetterFilter, newest_letters
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
 from alphaloop.store.batches import BatchStore
@@ -130,7 +130,7 @@ def pages_of(settings: Settings, database: Database) -> dict[str, str]:
     event = DriftEventStore(database).open_events()[-1]
     ended = next(job for job in JobPages(database).newest(100).jobs if job.status == "succeeded")
     batch = BatchStore(database).page(1)[0]
-    letter = newest_letters(settings.kafka, LetterFilter(), 1)[0].told["at"]
+    letter = newest_dead_letters(settings.kafka, DeadLetterFilter(), 1)[0].shown["at"]
     return {
         "now": "/",
         "tasks": "/tasks",

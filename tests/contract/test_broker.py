@@ -66,11 +66,12 @@ def test_topics_are_created_once_and_only_those_that_are_there_are_read(
         reader.assign_from([name], at="earliest")
     assert name in ensure_topics(broker_settings, [fresh_prefix])
     assert ensure_topics(broker_settings, [fresh_prefix]) == []
-    assert {name, RESULTS} <= (before := set(list_topics(broker_settings)))
+    before = set(list_topics(broker_settings))
+    assert {name, RESULTS} <= before
     kafka = broker_settings.model_copy(update={"retry_delays_s": (10, 60)})
     ensure_topic(kafka, dlq_topic(name), [fresh_prefix])
     later = {dlq_topic(name), retry_topic(fresh_prefix, 10), retry_topic(fresh_prefix, 60)}
-    assert set(list_topics(broker_settings)) - before == later
+    until(lambda: set(list_topics(broker_settings)) - before == later, "those of failures are there")
 
 
 def test_keys_values_and_headers_arrive_as_sent_and_in_order(

@@ -111,11 +111,12 @@ def test_a_member_may_read_nothing_for_a_while(
 
 
 def test_a_member_that_swaps_topics_is_given_the_new_ones_and_hands_over_the_old(
-    kafka_settings: KafkaSettings, topics: list[str], members: list[Member]
+    topics: list[str], fresh_prefix: str, members: list[Member]
 ) -> None:
     """Of topics that a client does not know, librdkafka asks the broker first, and then loses what it read before."""
     one, other = members
     first, second, third, fourth = topics
+    assert not one.consumer.knows([jobs_topic(fresh_prefix)]), "the broker does not have it"
     one.read(first)
     pump(members, lambda: of(one.owned) == {first}, "the leader is there")
     other.read(second)
@@ -126,12 +127,6 @@ def test_a_member_that_swaps_topics_is_given_the_new_ones_and_hands_over_the_old
         member.read(after)
         pump(members, lambda member=member, after=after: of(member.owned) == {after}, "the new list holds")
         assert [what for what, its in member.called if before in of(its)] == ["revoke"]
-
-
-def test_a_topic_that_the_broker_does_not_have_is_not_known(
-    kafka_settings: KafkaSettings, fresh_prefix: str, members: list[Member]
-) -> None:
-    assert not members[0].consumer.knows([jobs_topic(fresh_prefix)])
 
 
 def test_lists_that_change_while_the_group_rebalances_come_to_rest_at_the_last_ones(

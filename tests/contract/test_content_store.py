@@ -18,12 +18,6 @@ from tests.fixtures.object_store import BUCKET, ObjectStore
 MAX_BYTES = 1 << 20
 
 
-def opened(settings: ClaimCheckSettings) -> ContentStore:
-    found = ContentStore.of(settings)
-    assert found is not None
-    return found
-
-
 @pytest.fixture(params=["folder", "memory", "S3"])
 def settings(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimCheckSettings:
     if request.param == "S3":
@@ -39,7 +33,7 @@ def settings(request: pytest.FixtureRequest, tmp_path: Path) -> ClaimCheckSettin
 
 @pytest.fixture
 def store(settings: ClaimCheckSettings) -> ContentStore:
-    return opened(settings)
+    return ContentStore(settings)
 
 
 def test_what_is_written_is_read_and_deleted(store: ContentStore) -> None:
@@ -117,7 +111,7 @@ def test_a_folder_or_bucket_that_is_not_there_is_an_outage(
     if kind == "S3":
         url, options = "s3://no-such-bucket/a", request.getfixturevalue("object_store").options()
     settings = ClaimCheckSettings.model_validate({"url": url, "options": options})
-    store = opened(settings)
+    store = ContentStore(settings)
     reference = ContentReference.to(f"{settings.url}/a.txt", b"a text")
     for act in (lambda: store.read(reference), lambda: store.write("a.txt", b"x"), lambda: store.delete(reference.url)):
         with pytest.raises(ContentStoreUnavailable) as caught:

@@ -15,6 +15,7 @@ import pytest
 from fsspec.asyn import get_loop
 
 from alphaloop import logs
+from alphaloop.claim_check import store as content_store
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import ContentMissing, ContentStoreUnavailable
@@ -24,14 +25,11 @@ from tests.fixtures.object_store import BUCKET, SECRETS, ObjectStore
 from tests.fixtures.worker import until
 
 CONTENT = b"a prompt that nobody may log " * 300
-TIMEOUT_S = 1.0  #: of one answer, where a server does not give any
 WAIT_S = 20.0
 
 
-def opened(server: ObjectStore, options: dict[str, Any], *, timeout_s: float = WAIT_S) -> ContentStore:
-    found = ContentStore.of(server.settings("s3-tests", options=options), timeout_s=timeout_s)
-    assert found is not None
-    return found
+def opened(server: ObjectStore, options: dict[str, Any]) -> ContentStore:
+    return ContentStore(server.settings("s3-tests", options=options))
 
 
 @pytest.fixture
@@ -105,14 +103,16 @@ def test_neither_secrets_nor_content_are_logged_at_any_level(
 
 
 def test_a_server_that_says_nothing_is_given_up_in_time_and_nothing_piles_up(
-    object_store: ObjectStore, written: ContentReference, proxy: Proxy
+    object_store: ObjectStore, written: ContentReference, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patient = opened(object_store, object_store.options(port=proxy.port))
     assert patient.read(written) == CONTENT
     proxy.hold()
-    for act in every_call(opened(object_store, object_store.options(port=proxy.port), timeout_s=TIMEOUT_S), written):
-        with pytest.raises(ContentStoreUnavailable, match="TimeoutError"):
-            act()
+    with monkeypatch.context() as impatient:
+        impatient.setattr(content_store, "TIMEOUT_S", 1.0)
+        for act in every_call(opened(object_store, object_store.options(port=proxy.port)), written):
+            with pytest.raises(ContentStoreUnavailable, match="TimeoutError"):
+                act()
     # All clients of fsspec share this loop.
     until(lambda: not asyncio.all_tasks(get_loop()), "what was given up has ended", WAIT_S)
     proxy.release()
@@ -134,9 +134,12 @@ def test_a_connection_that_breaks_in_the_middle_of_an_object_is_an_outage(
     assert len(store.read(large)) == 2 << 20
 
 
-def test_a_server_that_is_down_is_an_outage(object_store: ObjectStore, written: ContentReference) -> None:
+def test_a_server_that_is_down_is_an_outage(
+    object_store: ObjectStore, written: ContentReference, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(content_store, "TIMEOUT_S", 1.0)
     (port,) = free_ports(1)
-    store = opened(object_store, object_store.options(port=port), timeout_s=TIMEOUT_S)
+    store = opened(object_store, object_store.options(port=port))
     for act in every_call(store, written):
         with pytest.raises(ContentStoreUnavailable, match="no answer from the store") as caught:
             act()

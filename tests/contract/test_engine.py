@@ -67,9 +67,12 @@ def build_any(request: pytest.FixtureRequest) -> Iterator[Build]:
             if own is not None:
                 return own(num_slots=num_slots)
             one, other = (FakeEngine(num_slots=num_slots, context_length=512) for _ in range(2))
-            plain, speculative = ServedEngine(one, round_s=round_s), ServedEngine(other, "lookup", 4, round_s)
-            servers = {"plain": plain, "speculative": speculative}
-            return exits.enter_context(engine_over(servers, num_slots=num_slots))
+            servers = {"plain": ServedEngine(one), "speculative": ServedEngine(other, "lookup", 4)}
+            engine = exits.enter_context(engine_over(servers))
+            engine._num_slots = num_slots
+            for server in servers.values():
+                server.round_s = round_s
+            return engine
 
         yield build
 

@@ -247,6 +247,8 @@ def said(message: str, status: int = 400, **error: Any) -> Answer:
 VLLM_TOO_LONG = (
     f"This model's maximum context length is 2048 tokens. However, your prompt {PROMPT} contains at least 2049"
 )
+SGLANG_TOO_LONG = "The input (6001 tokens) is longer than the model's context length (2048 tokens)."
+SGLANG_FULL = {"object": "error", "message": "The request queue is full.", "type": "503", "code": 503}
 FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
     "reset before a word": (_reset, ReplyCut),
     "reset inside the reply": (_reset_inside, ReplyCut),
@@ -272,6 +274,8 @@ FAILURES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
         whole({"object": "error", "message": "prompt length 6001 exceeds max_seq_len 2048"}, 400),
         PromptTooLong,
     ),
+    "too long (SGLang)": (whole({"error": {"message": SGLANG_TOO_LONG}}, 400), PromptTooLong),
+    "its queue is full (SGLang)": (whole(SGLANG_FULL, 503), ServerBusy),
     "no such model (vLLM)": (said("The model `nope` does not exist.", 404, type="NotFoundError"), ModelNotServed),
     "no such model (OpenAI)": (refused(404, code="model_not_found"), ModelNotServed),
     "wrong address": (whole({"detail": "Not Found"}, 404), RequestRefused),
@@ -305,15 +309,25 @@ HALVES: Final[dict[str, tuple[Answer, type[AlphaloopError]]]] = {
         stream([{"error": {"code": 400, "type": "exceed_context_size_error", "message": PROMPT}}]),
         PromptTooLong,
     ),
+    "too long (SGLang)": (
+        stream([{"error": {"message": f"{SGLANG_TOO_LONG} {PROMPT}", "code": 400, "retryable": False}}]),
+        PromptTooLong,
+    ),
+    "its queue is full (SGLang)": (stream([{"error": SGLANG_FULL}]), ServerBusy),
+    "going away (SGLang)": (stream([{"error": {"message": PROMPT, "code": 503}}]), ServerUnavailable),
     "an event that is no JSON": (stream([[1]]), ReplyInvalid),
 }
 
 
-@pytest.mark.parametrize("name", [*FAILURES, *HALVES])
-def test_a_failure_or_half_a_stream_is_an_error_of_ours_and_never_quotes_the_prompt(name: str) -> None:
-    answer, expected = (FAILURES | HALVES)[name]
+@pytest.mark.parametrize(
+    ("name", "is_streamed"), [*((name, False) for name in FAILURES), *((name, True) for name in HALVES)]
+)
+def test_a_failure_or_half_a_stream_is_an_error_of_ours_and_never_quotes_the_prompt(
+    name: str, is_streamed: bool
+) -> None:
+    answer, expected = (HALVES if is_streamed else FAILURES)[name]
     with pytest.raises(AlphaloopError) as caught:
-        asked(answer, heard([]) if name in HALVES else completed())
+        asked(answer, heard([]) if is_streamed else completed())
     assert type(caught.value) is expected
     for secret in (PROMPT, SECRET):
         assert secret not in f"{caught.value} {caught.value!r}"

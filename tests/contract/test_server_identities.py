@@ -19,10 +19,15 @@ from worker.servers.http import endpoint_of
 from worker.servers.identity import PROMPTS, ask_identity, name_servers
 
 MODELS = {"data": [{"id": "smollm2", "root": "/models/smollm2", "max_model_len": 2048}]}
-OF_VLLM = {"top_logprobs": [{" a": -0.3, " b": -2.5}, {" c": -0.1}]}
+TOP = [{" a": -0.3, " b": -2.5}, {" c": -0.1}]
+OF_VLLM = {"tokens": [" a", " c"], "token_logprobs": [-0.3, -0.1], "top_logprobs": TOP}
 OF_LLAMA = {
-    "content": [{"token": " a", "top_logprobs": [{"token": " a", "logprob": -0.3}, {"token": " b", "logprob": -2.5}]}]
+    "content": [
+        {**ranked[0], "top_logprobs": ranked}
+        for ranked in ([{"token": t, "logprob": p} for t, p in top.items()] for top in TOP)
+    ]
 }
+USAGE = {"prompt_tokens": 5, "completion_tokens": 2}
 
 
 def serving(logprobs: dict[str, Any] | None, *, refuses: bool = False) -> Answer:
@@ -38,7 +43,7 @@ def serving(logprobs: dict[str, Any] | None, *, refuses: bool = False) -> Answer
             await whole({"error": {"message": "no logprobs", "type": "invalid_request_error"}}, 400)(connection)
         else:
             said = {"index": 0, "text": " a c", "finish_reason": "length", "logprobs": logprobs}
-            await whole({"model": "smollm2", "choices": [said]})(connection)
+            await whole({"model": "smollm2", "choices": [said], "usage": USAGE})(connection)
 
     return answer
 
@@ -64,8 +69,10 @@ def test_names_and_answers_are_asked_in_the_words_of_each_kind(logprobs: dict[st
     assert len(bodies) == 2 * len(PROMPTS)
 
 
-def test_a_server_that_refuses_probabilities_is_known_by_its_texts() -> None:
-    found, _ = ask(serving(None, refuses=True), "openai", "smollm2")
+@pytest.mark.parametrize("refuses", [True, False])
+def test_a_server_that_refuses_or_ignores_probabilities_is_known_by_its_texts(refuses: bool) -> None:
+    found, asked = ask(serving(None, refuses=refuses), "openai", "smollm2")
+    assert len([one for one in asked if one.body.get("logprobs")]) == 1, "it is not asked for them again"
     assert [(one.text, one.likeliest) for one in found.answers] == [(" a c", {})] * len(PROMPTS)
     assert found.server == "openai"
 

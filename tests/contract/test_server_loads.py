@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from tests.fixtures.inference_server import (
     ServedEngine,
     ask,
     engine_over,
-    engines_over,
     whole,
 )
 from tests.fixtures.models import VANILLA, finish, make_job
@@ -27,9 +25,13 @@ from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch, ask_num_present
 from worker.servers.engine import ServerEngine
 
-VLLM = MetricsPage(num_strangers=3).text(4).encode()
-LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 5\nllamacpp:requests_deferred 2\n"
-SGLANG = {"version": "0.5.23", "loads": [{"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1}]}
+#: Three requests run at each of two engines, and four wait at the second.
+ENGINE_0 = MetricsPage(num_strangers=2).text(1)
+ENGINE_1 = ENGINE_0.replace('engine="0"', 'engine="1"')
+VLLM = (ENGINE_0 + ENGINE_1.replace('waiting{engine="1",model_name="model"} 0.0', 'waiting{engine="1"} 4.0')).encode()
+LLAMA_CPP = b"# TYPE llamacpp:requests_processing gauge\nllamacpp:requests_processing 8\nllamacpp:requests_deferred 2\n"
+RANK = {"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1, "token_usage": 0.01}
+SGLANG = {"version": "0.5.23", "loads": [RANK, {**RANK, "dp_rank": 1, "num_running_reqs": 2}]}
 SAMPLING = Sampling(max_tokens=24, temperature=0.0)
 #: A reading may fall between two requests of ours, or into one: it is of others to within one, and rounding.
 WITHIN = 1.01
@@ -49,7 +51,7 @@ def asked(kind: ServerKind, answer: Answer) -> tuple[int | None, InferenceServer
 )
 def test_each_kind_is_asked_on_its_own_page_with_its_key(kind: ServerKind, answer: Answer, path: str) -> None:
     found, server = asked(kind, answer)
-    assert found == 7
+    assert found == 10
     assert [(asked.method, asked.path) for asked in server.asked] == [("GET", path)]
     assert server.asked[0].headers["authorization"] == "Bearer hunter2"
 
@@ -102,22 +104,6 @@ def test_a_request_is_told_with_the_load_of_the_whole_fleet() -> None:
     assert load.num_beside == pytest.approx(1 + 2, abs=WITHIN)
     assert load.num_elsewhere == pytest.approx(5, abs=0.5)
     assert served["speculative"] == 5.0
-
-
-def test_two_engines_see_each_others_requests() -> None:
-    plain = ServedEngine(FakeEngine(num_slots=16, num_words=(1000, 1000)), round_s=0.02)
-    drafting = ServedEngine(FakeEngine(num_words=(1000, 1000)), "lookup", 4, 0.001)
-    with engines_over({"plain": plain, "speculative": drafting}, num_engines=2) as (ours, theirs):
-        for number in range(3):
-            job = make_job(f"complete function {number}", number)
-            theirs.admit(theirs.prepare(job, replace(SAMPLING, max_tokens=960)), VANILLA)
-        num_before = decode_until_the_load_is_known(ours)
-        found = decode(ours, num_before + 1)
-        assert plain.engine.load().num_running == 3, "they are at it still"
-        theirs.abandon()
-    assert found.served.load.is_whole
-    assert found.served.load.num_beside == pytest.approx(1 + 3, abs=WITHIN)
-    assert found.served.load.num_elsewhere == pytest.approx(0.0, abs=0.5)
 
 
 def test_servers_are_not_asked_any_more_when_an_engine_closes_its_connections(monkeypatch: pytest.MonkeyPatch) -> None:

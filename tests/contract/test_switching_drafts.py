@@ -159,7 +159,7 @@ def test_a_server_that_obeys_no_more_switches_nothing_until_it_comes_back(
 
 def test_both_routes_have_the_places_of_one_server() -> None:
     server = switching(num_slots=2, round_s=0.002)
-    with engine_over({"both": server}, num_slots=8) as engine:
+    with engine_over({"both": server}) as engine:
         server.is_held = True
         for number in range(2):
             admit(engine, number, "lookup" if number else None, Reason.FORCED)

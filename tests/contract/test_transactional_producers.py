@@ -12,16 +12,16 @@ from datetime import UTC, datetime, timedelta
 import confluent_kafka as ck
 import pytest
 
+from alphaloop.dead_letters.reading import DeadLetterFilter, refusals_of
 from alphaloop.kafka import backlog
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topic, ensure_topics
-from alphaloop.letters.reading import LetterFilter
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
-from alphaloop.outcomes.reading import refusals_of, text_so_far
+from alphaloop.outcomes.reading import text_so_far
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import intake_of, lag
 from tests.fixtures.worker import WAIT_S, until
@@ -156,10 +156,10 @@ def test_readers_end_where_the_last_offsets_hold_no_message(
         found = search(kafka, lambda job_id, _: job_id.startswith(kafka.group_id))
         assert [(one.job_id, one.num_before) for one in found] == [(a, 0), (b, 1)]
     with at_once():
-        dead = list(LetterFilter(task=kafka.group_id).letters(kafka))
+        dead = list(DeadLetterFilter(task=kafka.group_id).letters(kafka))
         assert [json.loads(one.record.value or b"")["job_id"] for one in dead] == ["a"]
         places = frozenset(f"{letters.topic}:0:{offset}" for offset in range(4))
-        assert [one.record.offset for one in LetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
+        assert [one.record.offset for one in DeadLetterFilter(task=kafka.group_id, places=places).letters(kafka)] == [0]
         assert refusals_of(kafka, ["nobody"]) == {}
     with at_once():
         text = text_so_far(kafka, a, datetime.now(UTC) - timedelta(minutes=1))

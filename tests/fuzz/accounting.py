@@ -21,9 +21,9 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 from pydantic import SecretStr
 
+from alphaloop.dead_letters.reading import DeadLetterFilter
+from alphaloop.dead_letters.redriving import Redrive
 from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics
-from alphaloop.letters.reading import LetterFilter
-from alphaloop.letters.redriving import Redrive
 from alphaloop.messages import Origin, Result, Status, derived_job_id, fields_of
 from alphaloop.messages.topics import high_topic, jobs_topic
 from alphaloop.settings import Settings
@@ -203,7 +203,7 @@ class _Run:
         database = Database(SecretStr(self._servers.database_url))
         with closing(database):
             done = Redrive(Settings(kafka=self._servers.kafka), RedriveStore(database), {}, again=False, dry_run=False)
-            done.run(LetterFilter(), None)
+            done.run(DeadLetterFilter(), None)
         assert done.num_sent > 0
         self._num_redriven = done.num_sent
 

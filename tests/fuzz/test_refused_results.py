@@ -12,13 +12,13 @@ import jsonschema
 import pytest
 
 from alphaloop.contract import result_schema
+from alphaloop.dead_letters.reading import DeadLetterRecord
 from alphaloop.errors import JobConflict, MessageError
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Origin, RecordPlace, Result, Status, derived_job_id
 from alphaloop.messages.dead_letter import JOB_ID, MAX_REASON_CHARS, PREFIX
 from alphaloop.messages.headers import RetryHeaders
 from alphaloop.messages.topics import retry_topic
-from alphaloop.outcomes.reading import refusal_of
 from alphaloop.settings import TaskSettings
 from tests.fixtures.publishing import NOW, TASKS, validation
 from tests.fuzz.mutations import mutated
@@ -102,7 +102,7 @@ def check(found: Forwarded, record: Record) -> None:
     assert said[JOB_ID].decode() == result.job_id
     if len(said[PREFIX + "message"]) < MAX_REASON_CHARS:
         letter = Record(found.letter.topic, 0, 0, found.letter.key, found.letter.value, tuple(found.letter.headers), 1)
-        assert refusal_of(letter) == result, "the letter gives the same answer"
+        assert DeadLetterRecord(letter).refusal() == result, "the letter gives the same answer"
 
 
 OWN: Final = b'{"job_id": "mine", "prompt": "x", "temperature": 9, "custom_id": "c"}'

@@ -60,11 +60,16 @@ def found(done: CarriedOut) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "granularity", "verdict", "sentence"),
     [
-        ("vllm", "rounds", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
-        ("sglang", "lengths", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
-        ("tensorrt_llm", "lengths", "ok", "20 of 20 drafted tokens accepted, at which positions is told"),
-        ("llama_cpp", "sums", "warning", "15 of 15 drafted tokens accepted, and at which positions is not told"),
-        ("openai", "nothing", "warning", "the server tells nothing of drafts; a server of a known kind tells more"),
+        ("vllm", "rounds", "ok", "20 of 20 drafted tokens accepted, positions reported"),
+        ("sglang", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
+        ("tensorrt_llm", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
+        ("llama_cpp", "sums", "warning", "15 of 15 drafted tokens accepted, positions not reported"),
+        (
+            "openai",
+            "nothing",
+            "warning",
+            "the server reports nothing about drafts; a server of a known kind reports more",
+        ),
     ],
 )
 def test_it_says_how_finely_a_server_tells(kind: ServerKind, granularity: str, verdict: str, sentence: str) -> None:
@@ -94,9 +99,9 @@ def test_it_says_which_options_make_vllm_tell() -> None:
     ("kind", "page", "verdict", "sentence"),
     [
         ("vllm", MetricsPage().text(2), "ok", "it has 2 requests now"),
-        ("vllm", "", "warning", "how many requests it has is not told: expected vllm:num_requests_running"),
-        ("llama_cpp", None, "warning", "how many requests it has is not told: "),
-        ("openai", None, "warning", "how many requests it has is not told; name its kind"),
+        ("vllm", "", "warning", "it does not report how many requests it has: expected vllm:num_requests_running"),
+        ("llama_cpp", None, "warning", "it does not report how many requests it has: "),
+        ("openai", None, "warning", "it does not report how many requests it has; name its kind"),
     ],
 )
 def test_it_says_whether_a_server_tells_its_load(
@@ -119,7 +124,7 @@ def test_it_says_what_a_stop_string_takes_away() -> None:
     findings = found(check(speaking(server_replies.vllm(), tells_when_stopped=False), "vllm"))
     assert findings["stop"] == (
         "warning",
-        "of a text that a stop string ended, the server tells nothing of drafts",
+        "the server reports nothing about the drafts of a text that a stop string ended",
     )
 
 

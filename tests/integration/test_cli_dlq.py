@@ -94,7 +94,7 @@ def test_letters_are_chosen_corrected_and_sent_where_they_came_from(
     assert everything(worker_settings.kafka, high_topic("code")) == []
     assert cli(*arguments, "--code", "invalid_field", "--set", "temperature=0.5").json["sent"] == 1
     (sent,) = everything(worker_settings.kafka, high_topic("code"))
-    assert json.loads(sent.value or b"") == {"job_id": "hot", "prompt": "x", "temperature": 0.5}
+    assert json.loads(sent.value or b"") == {"job_id": "hot~1", "redrive_of": "hot", "prompt": "x", "temperature": 0.5}
     assert (sent.key, sent.headers) == (b"key", trace)
     rest = cli(*arguments)
     assert (rest.code, rest.json["sent"], rest.json["sent_before"], rest.json["wrong"]) == (1, 1, 1, 1)

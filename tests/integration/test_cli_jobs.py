@@ -9,7 +9,6 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,14 +139,17 @@ def test_a_job_is_found_wherever_it_is(jobs_cli: Cli, worker_settings: Settings,
     assert jobs_cli("status", "--json").json["workers"] == [], "a worker that has ended has left"
 
 
-def test_a_batch_is_found_in_kafka_without_reading_further_than_asked(jobs_cli: Cli, worker_settings: Settings) -> None:
+def test_a_batch_is_found_in_kafka_without_reading_further_than_asked(
+    jobs_cli: Cli, worker_settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Client(worker_settings)
     jobs_cli("enqueue", "--file", "-", "--batch-id", "monday", stdin=jobs(*range(8)))
     jobs_cli("enqueue", "--file", "-", stdin=jobs(8, 9))
     found = search(worker_settings.kafka, lambda _, batch_id: batch_id == "monday")
     assert {message.job_id for message in found} == {f"job-{n}" for n in range(8)}
+    monkeypatch.setattr("alphaloop.kafka.backlog.SEARCH_S", 0.0)
     with pytest.raises(BrokerUnavailable, match="than can be read through in 0 s"):
-        search(worker_settings.kafka, lambda job_id, _: job_id == "nobody", limit_s=0.0)
+        search(worker_settings.kafka, lambda job_id, _: job_id == "nobody")
 
 
 def test_cancel_says_what_it_found_and_waits_for_the_answer(
@@ -189,7 +191,7 @@ def test_what_was_never_sent_is_cancelled_only_where_that_is_asked_for(
     for command in (("cancel", "job-1"), ("cancel", "job-1", "job-2", "--for", "2d"), ("batch", "cancel", file)):
         assert jobs_cli(*command).code == 1
     with monkeypatch.context() as cut:
-        cut.setattr("alphaloop.outcomes.reading.search", partial(search, limit_s=0.0))
+        cut.setattr("alphaloop.kafka.backlog.SEARCH_S", 0.0)
         jobs_cli("enqueue", "--file", "-", stdin=jobs(1))
         ran = jobs_cli("cancel", "job-2", "--even-if-unknown")
         assert (ran.code, "more messages wait in Kafka than can be read" in ran.err) == (1, True)

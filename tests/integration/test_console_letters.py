@@ -109,8 +109,8 @@ def test_letters_are_sent_again_after_a_look_at_what_that_does(
     assert "2 sent again" in person.get(done.headers["location"]).text
     messages = [json.loads(record.value or b"") for record in everything(kafka_settings, f"jobs.{task}")]
     sent = {fields["job_id"]: fields for fields in messages}
-    assert sent.keys() == {"hot", "bad~1"}
-    assert (sent["hot"]["temperature"], sent["bad~1"]["redrive_of"]) == (0.5, "bad")
+    assert sent.keys() == {"hot~1", "bad~1"}
+    assert (sent["hot~1"]["temperature"], sent["bad~1"]["redrive_of"]) == (0.5, "bad")
     shown = person.get(f"/dead-letter.json?at=jobs.{task}.dlq:0:1").data
     assert shown["redriven_as"] == "bad~1"
     one = {"at": f"jobs.{task}.dlq:0:1", "token": form["token"]}

@@ -24,7 +24,7 @@ from tests.fakes import FakeEngine
 from tests.fixtures.doomed_worker import doomed_worker
 from tests.fixtures.messages import succeeded
 from tests.fixtures.responder import REFUSED, SILENT, Responder
-from tests.fixtures.worker import WAIT_S, RunningWorker, Streamed, changed, running_worker, until
+from tests.fixtures.worker import WAIT_S, Streamed, changed, running_worker, until
 
 pytestmark = pytest.mark.kafka
 
@@ -300,13 +300,3 @@ def test_a_worker_that_is_killed_amid_a_batch_costs_no_result(worker_settings: S
             found += arriving
     assert sorted(one.job_id for one in found) == sorted(names)
     assert {one.status for one in found} == {Status.SUCCEEDED}
-
-
-@pytest.mark.postgres
-def test_a_text_streams_from_a_worker(worker_settings: Settings) -> None:
-    with Client(worker_settings) as client, running_worker(worker_settings, FakeEngine()) as worker:
-        assert isinstance(worker, RunningWorker)
-        *pieces, end = client.stream({"task": "chat", "prompt": "tell of rivers", "max_tokens": 24}, timeout_s=WAIT_S)
-    assert isinstance(end, Result)
-    assert end.num_chunks
-    assert "".join(piece.text for piece in pieces if isinstance(piece, Piece)) == end.text

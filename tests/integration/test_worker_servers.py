@@ -189,9 +189,9 @@ def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(
     assert set(attempts(database).values()) == {(1, 0)}
 
 
-@pytest.mark.parametrize(("reason", "waits"), [(Reason.EXPLORING, False), (Reason.FASTER, False), (Reason.PROBE, True)])
+@pytest.mark.parametrize(("reason", "waits"), [(Reason.EXPLORING, False), (Reason.PROBE, True)])
 def test_only_probes_controls_and_forced_jobs_wait_for_a_full_route(reason: Reason, waits: bool) -> None:
-    servers = pair(round_s=0.05)
+    servers = pair()
     servers["speculative"].engine = FakeEngine(num_slots=1)
     decision = Decision(Mode.SPECULATIVE, "lookup", "vllm-0.32.0", 4, reason, "test")
     sampling = Sampling(max_tokens=8, temperature=0.0)

@@ -1,4 +1,4 @@
-"""The client that asks one inference server.
+"""The client of one inference server.
 
 Requests go out concurrently, on one event loop. Cancelling the task that waits for a reply closes its connection, and
 servers abort a request whose connection closes.
@@ -49,7 +49,7 @@ class ServerClient:
     ) -> None:
         """`adapters`: of the model, that jobs may ask for in place of it."""
         self.endpoint, self.context_length, self.adapters = endpoint, context_length, adapters
-        self.model = endpoint.model or ""  #: that is asked for
+        self.model = endpoint.model or ""  #: the name that requests give
         self._http = HttpSession(endpoint)
         # A page of metrics elsewhere does not see the server's key.
         self._metrics = self._http if endpoint.has_own_metrics else HttpSession(endpoint, shows_key=False)
@@ -99,16 +99,16 @@ class ServerClient:
 
     def _model_of(self, job: Job) -> str:
         """The name that the server has for what the job asks for."""
-        if (asked := job.body.model) is None or asked not in self.adapters:
+        if (model := job.body.model) is None or model not in self.adapters:
             return self.model
-        return f"{self.model}:{asked}" if self.endpoint.kind == "sglang" else asked
+        return f"{self.model}:{model}" if self.endpoint.kind == "sglang" else model
 
     @property
     def must_stream(self) -> bool:
-        """Whether only a stream tells when the first token came, and loses nothing that a whole reply tells."""
+        """Whether only a stream shows when the first token came, and has all that a whole reply has."""
         return self.endpoint.kind in ("openai", "tensorrt_llm", "sglang")
 
-    async def room_behind(self, job: Job) -> int | None:
+    async def room_after(self, job: Job) -> int | None:
         """Tokens that the context leaves after the job's prompt; None where the server cannot count them.
 
         Raises what `complete` raises.
@@ -117,8 +117,8 @@ class ServerClient:
             return None
         body = tokenize_body_of(self._model_of(job), job)
         async with self._http.asked("POST", f"{self.endpoint.root}/tokenize", body) as content:
-            found = read_form(Tokenized, await content.whole())
-        return found.max_model_len - found.count
+            tokenized = read_form(Tokenized, await content.whole())
+        return tokenized.max_model_len - tokenized.count
 
     async def page(self, url: str) -> bytes:
         """A page outside OpenAI's form, nothing of one that is too long. Raises ServerError.
@@ -160,9 +160,8 @@ class ServerClient:
         on_piece: Callable[[AnswerPiece], None],
         began: float,
     ) -> None:
-        found = events(content.chunks())
-        async with aclosing(found):
-            async for data in found:
+        async with aclosing(events(content.chunks())) as datas:
+            async for data in datas:
                 for piece in reader.add(_taken(data)):
                     if reader.first_text_s is None:
                         reader.first_text_s = time.perf_counter() - began

@@ -1,4 +1,4 @@
-"""Evidence from a server's own counters, where it tells nothing of a single request. vLLM's counters are known.
+"""Evidence from a server's own counters, where it reports no drafts of single requests. vLLM's counters are known.
 
     a request begins and ends → a slice ends → the page of metrics is read → SliceCounts, or nothing
 
@@ -10,8 +10,7 @@ next.
 `LoadWatch` asks each server twice a second how many requests it has, so that those of other clients are known. No
 request waits for it. It asks while jobs of this worker are at a server or were a moment ago, and only where there are
 two routes: nothing is on trial elsewhere. SGLang is asked at `/v1/loads`, which needs no option: its gauges for
-Prometheus are renewed every 40 rounds, and before July 2026 not for up to 30 s after the last request. Versions of 2025
-have no such page.
+Prometheus are renewed only every 40 rounds.
 """
 
 from __future__ import annotations
@@ -94,17 +93,17 @@ class Counting:
     async def read(self, name: str, due: SliceEnd) -> SliceCounts | None:
         """What the slice says; None where it says nothing."""
         slices = self._slices[name]
-        found = await self._counters(name)
+        counters = await self._counters(name)
         for _ in range(_NUM_READINGS - 1):
-            if found is None or not slices.is_early(due, found):
+            if counters is None or not slices.is_early(due, counters):
                 break
             await asyncio.sleep(_BETWEEN_READINGS_S)
-            found = await self._counters(name)
-        return None if found is None else slices.read(due, found)
+            counters = await self._counters(name)
+        return None if counters is None else slices.read(due, counters)
 
     async def _counters(self, name: str) -> Counters | None:
         try:
-            found = await ask_counters(self._clients[name])
+            counters = await ask_counters(self._clients[name])
         except AlphaloopError as error:
             if name not in self._failing:
                 self._failing.add(name)
@@ -112,7 +111,7 @@ class Counting:
                 log.warning("%s: its counters were not read: %s", name, error.message, extra=extra)
             return None
         self._failing.discard(name)
-        return found
+        return counters
 
 
 #: What of a request's evidence key is known before it is sent: task, segment, sampling and form bucket, model, purpose.
@@ -160,31 +159,32 @@ class CounterSlices:
         Requests of one slice also have prompts of one bucket.
         """
         self._num_in_flight -= 1
-        found, bucket = self._open, prompt_bucket(num_prompt_tokens)
-        if not num_tokens or found.prompt_bucket not in (None, bucket):
-            found.since = None
-        found.prompt_bucket = bucket
-        found.num_requests += num_texts
-        found.num_prompt_tokens += num_prompt_tokens
-        found.num_tokens += num_tokens
-        found.turn = self._turn
-        return None if self._num_in_flight else found
+        due, bucket = self._open, prompt_bucket(num_prompt_tokens)
+        if not num_tokens or due.prompt_bucket not in (None, bucket):
+            due.since = None
+        due.prompt_bucket = bucket
+        due.num_requests += num_texts
+        due.num_prompt_tokens += num_prompt_tokens
+        due.num_tokens += num_tokens
+        due.turn = self._turn
+        return None if self._num_in_flight else due
 
-    def is_early(self, due: SliceEnd, found: Counters) -> bool:
-        """Whether `found` may lack some of the requests, which ended a moment ago: another reading may show more."""
+    def is_early(self, due: SliceEnd, counters: Counters) -> bool:
+        """Whether `counters` may lack some of the requests, which ended a moment ago: another reading may show more."""
         if due.turn != self._turn or (since := due.since) is None:
             return False
-        has_requests = found.num_requests - since.num_requests >= due.num_requests
-        return not (has_requests and found.num_tokens - since.num_tokens >= due.num_tokens) or found.num_present > 0
+        has_requests = counters.num_requests - since.num_requests >= due.num_requests
+        has_tokens = counters.num_tokens - since.num_tokens >= due.num_tokens
+        return not (has_requests and has_tokens) or counters.num_present > 0
 
-    def read(self, due: SliceEnd, found: Counters) -> SliceCounts | None:
+    def read(self, due: SliceEnd, counters: Counters) -> SliceCounts | None:
         """The counters as they were read for `due`: what the slice says; None where it says nothing."""
         if due.turn != self._turn:
             return None  # another request began meanwhile, and may be in them
-        self._idle = found
+        self._idle = counters
         if due.since is None:
             return None
-        if (counts := counts_between(due.since, found, due.num_requests, due.num_tokens, self._k)) is None:
+        if (counts := counts_between(due.since, counters, due.num_requests, due.num_tokens, self._k)) is None:
             return None
         return SliceCounts(due.num_requests, due.num_prompt_tokens, due.num_tokens, counts)
 
@@ -203,19 +203,20 @@ class Counters:
     @classmethod
     def of_page(cls, page: str) -> Counters:
         """From the page. Raises ReplyInvalid where it lacks one of them."""
-        found = values(page, _NAMES, by="position", hint="only a vLLM that drafts has all counters")
-        at = found[_ACCEPTED_AT]
+        by_name = values(page, _NAMES, by="position", hint="only a vLLM that drafts has all counters")
+        totals = {name: sum(by_label.values()) for name, by_label in by_name.items()}
+        at = by_name[_ACCEPTED_AT]
         try:
             accepts = tuple(at[position] for position in sorted(at, key=int))
         except ValueError:
             raise ReplyInvalid(f"expected a number as position of {_ACCEPTED_AT}, found none") from None
         return cls(
-            num_requests=sum(found[_REQUESTS].values()),
-            num_tokens=sum(found[_TOKENS].values()),
-            num_drafts=sum(found[_DRAFTS].values()),
-            num_draft_tokens=sum(found[_DRAFT_TOKENS].values()),
+            num_requests=totals[_REQUESTS],
+            num_tokens=totals[_TOKENS],
+            num_drafts=totals[_DRAFTS],
+            num_draft_tokens=totals[_DRAFT_TOKENS],
             accepts=accepts,
-            num_present=sum(found[_RUNNING].values()) + sum(found[_WAITING].values()),
+            num_present=totals[_RUNNING] + totals[_WAITING],
         )
 
 
@@ -244,13 +245,13 @@ def counts_between(
     num_proposed = after.num_draft_tokens - before.num_draft_tokens
     if min(num_drafts, num_proposed, *accepts) < 0 or num_tokens < num_requests:
         return None
-    behind = num_tokens - num_requests  # each text's first token is of the round that read its prompt
+    num_later = num_tokens - num_requests  # each text's first token is of the round that read its prompt
     if not num_drafts:
-        return AcceptanceCounts(rounds=behind + 1, num_empty_rounds=behind + 1)
+        return AcceptanceCounts(rounds=num_later + 1, num_empty_rounds=num_later + 1)
     proposed = _proposed(num_drafts, num_proposed, accepts)
     if proposed is None or len(accepts) != num_draft_tokens:
         return None
-    num_vanilla = behind - num_drafts - sum(accepts)
+    num_vanilla = num_later - num_drafts - sum(accepts)
     num_cropped = max(0, -num_vanilla)  # the last round of a text that was cut at its limit
     if num_cropped > num_requests * num_draft_tokens:
         return None
@@ -271,12 +272,12 @@ def counts_between(
 def _proposed(num_drafts: int, num_proposed: int, accepts: Sequence[int]) -> tuple[int, ...] | None:
     """Tokens drafted at each position, `num_proposed` in all; None where the numbers contradict each other."""
     lacking = num_drafts * len(accepts) - num_proposed
-    found: list[int] = []
+    later: list[int] = []
     for accepted in reversed(accepts[1:]):
         lacks = min(lacking, num_drafts - accepted)
-        found.insert(0, num_drafts - lacks)
+        later.insert(0, num_drafts - lacks)
         lacking -= lacks
-    return (num_drafts, *found) if lacking == 0 else None
+    return (num_drafts, *later) if lacking == 0 else None
 
 
 def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mapping[str, Mapping[str, int]]:
@@ -287,23 +288,23 @@ def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mappi
     # A name is followed by labels or a value; others may begin alike.
     heads = tuple(f"{name}{mark}" for name in names for mark in "{ ")
     lines = [line for line in page.splitlines() if line.startswith(heads)]
-    found: dict[str, dict[str, int]] = {}
+    by_name: dict[str, dict[str, int]] = {}
     try:
         for family in text_string_to_metric_families("\n".join([*lines, ""])):
             for sample in family.samples:
-                by_label, label = found.setdefault(sample.name, {}), sample.labels.get(by, "")
+                by_label, label = by_name.setdefault(sample.name, {}), sample.labels.get(by, "")
                 by_label[label] = by_label.get(label, 0) + int(sample.value)
     except (ValueError, OverflowError):
         raise ReplyInvalid("expected a page of metrics in Prometheus' form, found another") from None
     for name in names:
-        if name not in found:
+        if name not in by_name:
             raise ReplyInvalid(f"expected {name} on the page of metrics, found none", hint=hint)
-    return found
+    return by_name
 
 
 #: In simulation intervals of the trial are too narrow with one answer a second, and as wide as they should be with two.
 EVERY_S: Final = 0.5
-#: A server that does not tell is asked so seldom: it may be started again with another option.
+#: Between two requests to a server that does not report its load: it may be started again with another option.
 SELDOM_S: Final = 60.0
 _VLLM: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 _LLAMA: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
@@ -343,19 +344,19 @@ class LoadWatch:
         if num_present is None:
             return SELDOM_S
         # It counted at some moment in between.
-        places.told(num_present, (before + places.num_in_flight) / 2)
+        places.reported(num_present, (before + places.num_in_flight) / 2)
         if name in self._failing:
             self._failing.discard(name)
-            log.info("%s tells its load", name, extra={"action": "load_told", "endpoint": name})
+            log.info("%s reports its load", name, extra={"action": "load_told", "endpoint": name})
         return EVERY_S
 
     def _failed(self, name: str, error: AlphaloopError) -> float:
         if isinstance(error, ServerUnreachable) and self._clients[name].endpoint.has_own_metrics:
-            self._fleet.members[name].places.told(0, 0)  # what takes no connection has no requests
+            self._fleet.members[name].places.reported(0, 0)  # what takes no connection has no requests
         elif name not in self._failing:
             self._failing.add(name)
             extra = {"action": "load_not_told", "endpoint": name, "code": error.code}
-            log.info("%s does not tell its load: %s", name, error.message, extra=extra)
+            log.info("%s does not report its load: %s", name, error.message, extra=extra)
         return EVERY_S if isinstance(error, ServerUnavailable) else SELDOM_S
 
 
@@ -386,14 +387,14 @@ def num_present_on(endpoint: EndpointSettings, page: bytes) -> int:
     if endpoint.kind == "sglang":
         if not (loads := read_form(_Loads, page).loads):
             raise ReplyInvalid("expected the load of at least one rank, found none")
-        return sum(one.num_running_reqs + one.num_waiting_reqs for one in loads)
+        return sum(rank.num_running_reqs + rank.num_waiting_reqs for rank in loads)
     names = _LLAMA if endpoint.kind == "llama_cpp" else _VLLM
-    found = values(page.decode(errors="replace"), names, hint="is the server of the kind that was named?")
-    return sum(number for by_label in found.values() for number in by_label.values())
+    by_name = values(page.decode(errors="replace"), names, hint="is the server of the kind that was named?")
+    return sum(number for by_label in by_name.values() for number in by_label.values())
 
 
 class _RankLoad(Form):
-    """Of one of SGLang's data-parallel ranks."""
+    """The load of one of SGLang's data-parallel ranks."""
 
     num_running_reqs: Count
     num_waiting_reqs: Count

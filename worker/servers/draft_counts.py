@@ -60,9 +60,9 @@ def from_rounds(drafted: Sequence[int], accepted: Sequence[int], num_tokens: int
 def from_lengths(histogram: Sequence[int], num_proposed: int, num_tokens: int, num_rounds: int) -> DraftCounts:
     """From how many rounds accepted 0, 1, 2 … tokens.
 
-    The counts are by position only where every round drafted as many tokens as the histogram has places behind the
-    first: then whoever accepted i tokens was tested at position i + 1. Which round was cut is not known, so one that
-    was counts whole.
+    The counts are by position only where every round drafted as many tokens as the histogram has places after the
+    first: then a round that accepted i tokens was tested at position i + 1. Which round was cut is not known, so a cut
+    one counts whole.
     """
     longest = len(histogram) - 1
     num_accepted = sum(length * rounds for length, rounds in enumerate(histogram))

@@ -74,39 +74,33 @@ _END_S: Final = 5.0  #: wait for the thread's end
 Result = TypeVar("Result")
 
 
-def open_server_engine(
-    models: ModelSettings,
-    *,
-    identities: ServerIdentityStore | None = None,
-    num_slots: int | None = None,
-) -> ServerEngine:
+def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore | None = None) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
-    `identities` has what endpoints were in earlier lives; without it every life is the first. `num_slots`: most jobs at
-    once; all that the endpoints take unless given. Raises ConfigError where an endpoint does not serve what the
-    settings say, or another model than the others, ServerError where none answers, and StoreError.
+    `identities` has what endpoints were in earlier lives; without it every life is the first. Raises ConfigError where
+    an endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
+    and StoreError.
     """
     thread = LoopThread("servers")
     try:
-        found, missing = thread.wait_for(_ask_all(models.endpoints))
-        if not found:
+        known, missing = thread.wait_for(_ask_all(models.endpoints))
+        if not known:
             name, error = next(iter(missing.items()))
             raise _named(name, models.endpoints[name], error)
-        named = name_servers(found, identities)
-        models = thread.wait_for(_obeyed(models, found))
+        named = name_servers(known, identities)
+        models, lacking = thread.wait_for(_started(models, known))
         identity = _identity(models, named)
-        lacking = thread.wait_for(_lacking(models, found))
         servers = [
-            _server(models, name, found.get(name), identity, lacking.get(name, frozenset()))
+            _server(models, name, known.get(name), identity, lacking.get(name, frozenset()))
             for name, settings in models.endpoints.items()
-            if name in found or settings.model is not None
+            if name in known or settings.model is not None
         ]
         fleet = Fleet(servers, clock=time.monotonic, rng=random.Random())
         for name, error in missing.items():
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, fleet, known=found, num_slots=num_slots, thread=thread)
+        return ServerEngine(identity, fleet, known=known, thread=thread)
     except BaseException:
         thread.close()
         raise
@@ -116,25 +110,17 @@ class ServerEngine(Engine):
     """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
-        self,
-        identity: EngineIdentity,
-        fleet: Fleet,
-        *,
-        known: dict[str, ServerIdentity],
-        num_slots: int | None,
-        thread: LoopThread,
+        self, identity: EngineIdentity, fleet: Fleet, *, known: dict[str, ServerIdentity], thread: LoopThread
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
-        `num_slots`: most jobs at once; all that the endpoints take unless given. `thread`: runs the event loop; the
-        engine ends it.
+        `thread`: runs the event loop; the engine ends it.
         """
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
-        most = sum(server.max_requests for server in self._servers)
-        self._num_slots = most if num_slots is None else min(num_slots, most)
+        self._num_slots = sum(server.max_requests for server in self._servers)
         self._thread = thread
         self._clients = {
             server.name: ServerClient(server.endpoint, context_length=server.context_length, adapters=server.adapters)
@@ -186,9 +172,8 @@ class ServerEngine(Engine):
             raise DecodeFailed(
                 f"no room for another of {self._num_slots} requests", hint="ask has_room() before admit()"
             )
-        if decision.drafter is not None and decision.drafter not in {one.name for one in self.drafters}:
+        if decision.drafter is not None and decision.drafter not in {drafter.name for drafter in self.drafters}:
             raise DecodeFailed(f"no endpoint has the drafter {decision.drafter!r}")
-        sampling = prepared.sampling
         model = prepared.job.body.model
         if model not in self._identity.adapters:
             model = None  # the target, under its name or none
@@ -197,12 +182,12 @@ class ServerEngine(Engine):
         of_route = {server.name for server in self._servers if decision.drafter in server.routes}
         request = ServerRequest(
             prepared,
-            decision.drafter,
-            decision.reason in _BOUND and not of_route <= barred,
-            time.perf_counter(),
-            decision.num_draft_tokens if decision.drafter is not None else None,
-            frozenset(barred),
-            sampling.max_tokens,
+            drafter=decision.drafter,
+            is_bound=decision.reason in _BOUND and not of_route <= barred,
+            admitted_at=time.perf_counter(),
+            num_draft_tokens=decision.num_draft_tokens if decision.drafter is not None else None,
+            barred=frozenset(barred),
+            max_tokens=prepared.sampling.max_tokens,
         )
         self._running[request.job_id] = request
         self._thread.call(partial(self._sending.put, request))
@@ -212,8 +197,10 @@ class ServerEngine(Engine):
 
         Raises EngineSick where all endpoints came back as other servers.
         """
-        if (told := self._fleet.all_retired()) is not None:
-            raise EngineSick(f"no inference server is left: {told}", hint="the worker's next start takes them in anew")
+        if (reasons := self._fleet.all_retired()) is not None:
+            raise EngineSick(
+                f"no inference server is left: {reasons}", hint="the worker's next start takes them in anew"
+            )
         began = time.perf_counter()
         num_decoding = self.load().num_decoding
         deltas: list[TokenDelta] = []
@@ -241,8 +228,8 @@ class ServerEngine(Engine):
             num_decoding,
             1,
             time.perf_counter() - began,
-            tokens_by_job={one.job_id: one.counts.num_tokens for one in finished},
-            proposed_by_job={one.job_id: one.served.num_proposed for one in finished if one.served},
+            tokens_by_job={text.job_id: text.counts.num_tokens for text in finished},
+            proposed_by_job={text.job_id: text.served.num_proposed for text in finished if text.served},
             failed=tuple(failed),
             interrupted=tuple(interrupted),
         )
@@ -280,19 +267,19 @@ class ServerEngine(Engine):
         """How full the engine is. A request that waits for its route alone leaves its slot to one that does not."""
         running, in_line = self._running, self._sending.in_line
         waiting, absent = (
-            frozenset(job_id for job_id in one if job_id in running) for one in (in_line.waiting, in_line.absent)
+            frozenset(filter(running.__contains__, job_ids)) for job_ids in (in_line.waiting, in_line.absent)
         )
         return Load(len(running), self._num_slots, waiting, absent)
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
         """Drafters none of whose endpoints can follow the settings of any of the jobs."""
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for drafter in self.drafters:
             theirs = [server for server in self._servers if server.drafter_name == drafter.name]
             refusals = [refusal_of(job.job.body, job.features, [server.served]) for server in theirs for job in jobs]
             if refusals and all(refusals):
-                found[drafter.name] = next(refusal.message for refusal in refusals if refusal)
-        return found
+                reasons[drafter.name] = next(refusal.message for refusal in refusals if refusal)
+        return reasons
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
@@ -316,14 +303,14 @@ class ServerEngine(Engine):
 
     def _arrived(self) -> list[Arrival]:
         """What came, in its order; waits a little if nothing did."""
-        found: list[Arrival] = []
+        arrivals: list[Arrival] = []
         with suppress(Empty):
-            one = self._arrivals.get(timeout=_WAIT_S)
+            arrival = self._arrivals.get(timeout=_WAIT_S)
             while True:
-                if one is not None:
-                    found.append(one)
-                one = self._arrivals.get_nowait()
-        return found
+                if arrival is not None:
+                    arrivals.append(arrival)
+                arrival = self._arrivals.get_nowait()
+        return arrivals
 
 
 async def _ask_all(
@@ -331,58 +318,57 @@ async def _ask_all(
 ) -> tuple[dict[str, ServerIdentity], dict[str, ServerError]]:
     """What each endpoint said, and why the others did not. Raises ConfigError."""
     answers = await asyncio.gather(*map(ask_identity, endpoints.values()), return_exceptions=True)
-    found: dict[str, ServerIdentity] = {}
+    known: dict[str, ServerIdentity] = {}
     missing: dict[str, ServerError] = {}
     for name, answer in zip(endpoints, answers, strict=True):
         if isinstance(answer, ServerIdentity):
-            found[name] = answer
+            known[name] = answer
         elif isinstance(answer, ConfigError | ModelNotServed):
             raise ConfigError(f"models.endpoints.{name}: {answer.message}", hint=answer.hint) from answer
         elif isinstance(answer, ServerError):
             missing[name] = answer
         else:
             raise answer
-    return found, missing
+    return known, missing
 
 
-async def _obeyed(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> ModelSettings:
-    """The settings, with endpoints that answer and cannot switch drafts as servers that draft for every request."""
+async def _started(
+    models: ModelSettings, known: Mapping[str, ServerIdentity]
+) -> tuple[ModelSettings, dict[str, frozenset[Feature]]]:
+    """The settings with endpoints that cannot switch drafts as ones that always draft, and what each does not serve.
 
-    async def seen(name: str, settings: EndpointSettings) -> EndpointSettings:
-        if not settings.switches_drafts or name not in found:
-            return settings
-        try:
-            async with ServerClient(settings.model_copy(update={"model": found[name].model})) as client:
-                why = await why_not(client)
-        except AlphaloopError as error:
-            why = f"it could not be asked: {error.message}"
-        if why is None:
-            return settings
-        told = "endpoint %s cannot switch drafts: %s; all its requests are drafted for, until the worker starts again"
-        log.error(told, name, why, extra={"action": "drafts_not_switched", "endpoint": name})
-        return settings.model_copy(update={"switches_drafts": False})
+    Both depend on how a server was started, so each that answers is asked. Raises ServerError.
+    """
 
-    all_seen = await asyncio.gather(*(seen(name, settings) for name, settings in models.endpoints.items()))
-    return models.model_copy(update={"endpoints": dict(zip(models.endpoints, all_seen, strict=True))})
-
-
-async def _lacking(models: ModelSettings, found: Mapping[str, ServerIdentity]) -> dict[str, frozenset[Feature]]:
-    """By endpoint that answers, what it does not serve as it was started."""
-
-    async def asked(name: str) -> frozenset[Feature]:
-        settings = models.endpoints[name].model_copy(update={"model": found[name].model})
-        try:
-            async with ServerClient(settings, context_length=found[name].context_length) as client:
-                told = await ask_lacking(client)
-        except ServerError as error:
-            raise _named(name, settings, error) from error
-        if told:
+    async def ask(name: str) -> tuple[EndpointSettings, frozenset[Feature]]:
+        settings = models.endpoints[name]
+        endpoint = settings.model_copy(update={"model": known[name].model})
+        async with ServerClient(endpoint, context_length=known[name].context_length) as client:
+            if settings.switches_drafts and (why := await _why_not_switched(client)) is not None:
+                effect = "all its requests are drafted for, until the worker starts again"
+                extra = {"action": "drafts_not_switched", "endpoint": name}
+                log.error("endpoint %s cannot switch drafts: %s; %s", name, why, effect, extra=extra)
+                settings = settings.model_copy(update={"switches_drafts": False})
+            try:
+                lacking = await ask_lacking(client)
+            except ServerError as error:
+                raise _named(name, settings, error) from error
+        if lacking:
             extra = {"action": "features_lacking", "endpoint": name}
-            reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(told.items()))
+            reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        return frozenset(told)
+        return settings, frozenset(lacking)
 
-    return dict(zip(found, await asyncio.gather(*map(asked, found)), strict=True))
+    answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
+    endpoints = {name: answers[name][0] if name in answers else settings for name, settings in models.endpoints.items()}
+    return models.model_copy(update={"endpoints": endpoints}), {name: answer[1] for name, answer in answers.items()}
+
+
+async def _why_not_switched(client: ServerClient) -> str | None:
+    try:
+        return await why_not(client)
+    except AlphaloopError as error:
+        return f"it could not be asked: {error.message}"
 
 
 def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerError:
@@ -393,26 +379,33 @@ def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerE
 def _server(
     models: ModelSettings,
     name: str,
-    found: ServerIdentity | None,
+    known: ServerIdentity | None,
     identity: EngineIdentity,
     lacking: frozenset[Feature],
 ) -> InferenceServer:
     settings = models.endpoints[name]
-    endpoint = settings.model_copy(update={"model": found.model}) if found else settings
-    length = (found.context_length if found else None) or identity.context_length
-    server = found.server if found else settings.kind
+    endpoint = settings.model_copy(update={"model": known.model}) if known else settings
+    length = (known.context_length if known else None) or identity.context_length
+    server = known.server if known else settings.kind
     # What is counted in another way is evidence of another kind, and has another name.
     revision = server if settings.metrics_url is None else f"{server}-counters"
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
-    adapters = frozenset(found.adapters) if found else frozenset()
-    return InferenceServer(name, endpoint, drafter, settings.max_requests, length, adapters, lacking)
+    return InferenceServer(
+        name=name,
+        endpoint=endpoint,
+        drafter=drafter,
+        max_requests=settings.max_requests,
+        context_length=length,
+        adapters=frozenset(known.adapters) if known else frozenset(),
+        lacking=lacking,
+    )
 
 
 def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
-    """Of all endpoints together: they serve one model."""
+    """The identity of all endpoints together: they serve one model."""
     target, endpoints = models.target, models.endpoints
-    hosts = {urlsplit(one.url).netloc for one in endpoints.values()}
-    addresses = "\n".join(sorted(f"{name} {one.url}" for name, one in endpoints.items()))
+    hosts = {urlsplit(endpoint.url).netloc for endpoint in endpoints.values()}
+    addresses = "\n".join(sorted(f"{name} {endpoint.url}" for name, endpoint in endpoints.items()))
     return EngineIdentity(
         engine=named.engine[:_MOST_NAME_CHARS],
         target=target.name,

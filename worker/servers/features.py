@@ -1,4 +1,4 @@
-"""What an endpoint serves of what its kind can: its start options decide, and no server tells them, so it is asked.
+"""What an endpoint serves of what its kind can. Start options decide, and no server reports them, so it is tried.
 
 A server that refuses a request lacks its features. Some take a field and ignore it: they are seen by their texts.
 """
@@ -6,9 +6,6 @@ A server that refuses a request lacks its features. Some take a field and ignore
 from __future__ import annotations
 
 import asyncio
-import base64
-import struct
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,17 +24,11 @@ _REFUSALS: Final = (RequestRefused, ServerFailed, ReplyInvalid, MessageError)
 _IGNORED: Final = "it took the request and did not do what it asks for"
 
 
-def _square() -> str:
-    """An image of 32 × 32 grey points, as PNG in an address."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    size = 32
-    rows = b"".join(b"\x00" + b"\x80" * size for _ in range(size))
-    header = struct.pack(">IIBBBBB", size, size, 8, 0, 0, 0, 0)
-    png = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+#: 32 × 32 grey points, as PNG in an address.
+_SQUARE: Final = (
+    "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAAAAABWESUoAAAAFklEQVR4nG"
+    "NoIAAYRhWMKhhVMFIVAABCAAAfNUt+NwAAAABJRU5ErkJggg=="
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +93,7 @@ def _is_object(reply: Reply) -> bool:
 
 def _is_one_of(*answers: str) -> Callable[[Reply], bool]:
     return lambda reply: (
-        not reply.text or any(one.startswith(reply.text) or reply.text.startswith(one) for one in answers)
+        not reply.text or any(answer.startswith(reply.text) or reply.text.startswith(answer) for answer in answers)
     )
 
 
@@ -139,7 +130,7 @@ _PROBES: Final = (
     _Probe(
         frozenset({F.IMAGES}),
         {
-            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": _square()}}]}],
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": _SQUARE}}]}],
             "max_tokens": 1,
         },
     ),
@@ -161,10 +152,10 @@ async def ask_lacking(client: ServerClient) -> dict[Feature, str]:
             return await _why_not(client, probe)
 
     probes = [probe for probe in _PROBES if probe.features & served]
-    told = await asyncio.gather(*map(ask, probes))
+    reasons = await asyncio.gather(*map(ask, probes))
     return {
         feature: why
-        for probe, why in zip(probes, told, strict=True)
+        for probe, why in zip(probes, reasons, strict=True)
         if why is not None
         for feature in sorted(probe.features & served)
     }

@@ -56,7 +56,7 @@ from alphaloop.errors import (
 from worker.servers.fleet_member import JOBS_FAULT, InferenceServer, Member, is_gone
 from worker.servers.load import Flight, Landing, LoadSums
 
-_NOBODYS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)
+_NEITHERS_FAULT: Final = (ServerUnreachable, ServerBusy, ServerLoginRefused, ModelNotServed)
 #: Said by a server about one request; what is lost on the way may have had other causes.
 _SAID: Final = (ServerFailed, ReplyInvalid)
 _LOST: Final = (ServerSilent, ReplyCut, ServerUnavailable)
@@ -82,7 +82,7 @@ _JUST_STARTED_S: Final = 600.0
 
 def needs_test(error: AlphaloopError) -> bool:
     """Whether the server has to be tested before it can be judged whose fault it was."""
-    return isinstance(error, _SAID + _LOST) and not isinstance(error, _NOBODYS_FAULT)
+    return isinstance(error, _SAID + _LOST) and not isinstance(error, _NEITHERS_FAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Suspicion:
         """
         if isinstance(error, JOBS_FAULT):
             return FailureVerdict("blame", error, is_final=True)
-        if isinstance(error, _NOBODYS_FAULT):
+        if isinstance(error, _NEITHERS_FAULT):
             return self._next_try(self._records.get(job_id, _Record()), error)
         if not needs_test(error):
             return FailureVerdict("blame", error)
@@ -189,8 +189,8 @@ class Suspicion:
             return FailureVerdict(
                 "again", error, avoid=frozenset(record.failed_at | {death.endpoint for death in deaths})
             )
-        # Alone it goes rather to endpoints that have just started, which a rolling restart has behind it; so those
-        # where it died with others are not avoided, but those that die without it are.
+        # Alone it goes rather to endpoints that have just started, where a rolling restart is over; so those where it
+        # died with others are not avoided, but those that die without it are.
         alone = {death.endpoint for death, was_alone in record.deaths if was_alone}
         return FailureVerdict("alone", error, avoid=frozenset(record.failed_at | alone | self._deaths.flapping(deaths)))
 
@@ -322,10 +322,10 @@ class Alone:
             for member in candidates
             if not member.is_kept
         ]
-        free = [found for found in free if not found[0] or now >= found[3].rests_until_s]
+        free = [ranked for ranked in free if not ranked[0] or now >= ranked[3].rests_until_s]
         if not free:
             return None
-        least = min(found[:3] for found in free)
+        least = min(ranked[:3] for ranked in free)
         return self._rng.choice([member for *key, member in free if tuple(key) == least])
 
     def _is_last_of_route(self, member: Member) -> bool:
@@ -409,13 +409,13 @@ class Fleet:
 
     def drafters(self) -> tuple[DrafterState, ...]:
         """What drafts, each once; of one length where any of its endpoints does not draft as requests ask."""
-        found: dict[str, DrafterState] = {}
+        drafters: dict[str, DrafterState] = {}
         for member in self.members.values():
             if (drafter := member.server.drafter) is not None:
-                found.setdefault(drafter.name, drafter)
+                drafters.setdefault(drafter.name, drafter)
                 if not member.switches:
-                    found[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
-        return tuple(found.values())
+                    drafters[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+        return tuple(drafters.values())
 
     def began(
         self, name: str, *, drafter: str | None = None, num_draft_tokens: int | None = None, alone: bool = False
@@ -428,9 +428,9 @@ class Fleet:
         member = self.members[name]
         if alone:
             member.has_suspect = True
-        asked = member.server.asked_for(drafter, num_draft_tokens) if member.switches else None
+        k = member.server.requested_k(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
-        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=asked)
+        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=k)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""
@@ -521,11 +521,8 @@ class Fleet:
         """Why no job can be sent at all, in words; None where an endpoint is up, if only busy."""
         if any(member.circuit.state in ("up", "doubted") for member in self.members.values()):
             return None
-        said = [
-            f"{status.name} is {status.state} for {status.since_s:.0f} s ({status.reason})"
-            for status in self.statuses()
-        ]
-        return f"no inference server can be sent jobs: {'; '.join(said)}"
+        states = [f"{s.name} is {s.state} for {s.since_s:.0f} s ({s.reason})" for s in self.statuses()]
+        return f"no inference server can be sent jobs: {'; '.join(states)}"
 
     def statuses(self) -> tuple[EndpointStatus, ...]:
         """How each endpoint is."""
@@ -536,10 +533,10 @@ class Fleet:
         return LoadSums.of_all(member.places.load_sums for member in self.members.values())
 
     def _bound(self, own: Sequence[Member]) -> str | None:
-        found = self._least_loaded(own)
+        name = self._least_loaded(own)
         for member in own:
-            member.awaited_until_s = self._clock() + ASKS_AGAIN_S if found is None else -math.inf
-        return found
+            member.awaited_until_s = self._clock() + ASKS_AGAIN_S if name is None else -math.inf
+        return name
 
     def _left_to_ordinary(self, members: Sequence[Member]) -> list[Member]:
         """The endpoints for which no bound request waits."""

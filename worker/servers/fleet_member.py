@@ -43,7 +43,7 @@ _State = Literal["up", "doubted", "down", "retired"]
 
 _FIRST_WAIT_S: Final = 1.0  #: before the next test of an endpoint that is down
 _LONGEST_WAIT_S: Final = 30.0
-#: Failures that may be the server's fault or the job's: a test tells.
+#: Failures that may be the server's fault or the job's: a test shows which.
 _DOUBTFUL: Final = (ServerSilent, ServerFailed, ReplyCut, ReplyInvalid)
 #: A server that asks for a longer quiet is away for those who wait for it.
 _LONG_PAUSE_S: Final = 5.0
@@ -78,18 +78,18 @@ class InferenceServer:
     @property
     def served(self) -> EngineFeatures:
         """What it can do with a job."""
-        found = served_by(self.endpoint.kind, drafts=self.drafter is not None)
+        of_kind = served_by(self.endpoint.kind, drafts=self.drafter is not None)
         if not self.lacking:
-            return found
-        return EngineFeatures(f"{found.whose} as it was started", found.features - self.lacking)
+            return of_kind
+        return EngineFeatures(f"{of_kind.whose} as it was started", of_kind.features - self.lacking)
 
     @property
     def routes(self) -> tuple[str | None, ...]:
         """Drafters that a request may have there; None: vanilla. Where each may ask for its k, it may ask for none."""
         return (self.drafter_name, None) if self.endpoint.switches_drafts else (self.drafter_name,)
 
-    def asked_for(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
-        """Draft tokens that a request of this route has to ask for here; None: for nothing, it drafts as it started."""
+    def requested_k(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
+        """Draft tokens that a request of this route has to ask for here; None: it asks for no number."""
         if (own := self.drafter) is None or not self.endpoint.switches_drafts:
             return None
         if drafter is None:
@@ -191,19 +191,20 @@ class Member:
             shown = "busy"
         elif state == "up" and not places.is_full_size:
             shown = "starting"
+        may_switch = self.server.endpoint.switches_drafts
         return EndpointStatus(
-            self.server.name,
-            self.server.drafter_name,
-            shown,
-            places.num_in_flight,
-            places.limit if self.is_open else 0,
-            self._clock() - self.circuit.since_s,
-            self.circuit.reason,
-            self.is_kept,
-            dict(self._num_failed),
-            places.num_undrafted if self.server.endpoint.switches_drafts else None,
-            self.switches or not self.server.endpoint.switches_drafts,
-            places.num_others,
+            name=self.server.name,
+            drafter=self.server.drafter_name,
+            state=shown,
+            num_in_flight=places.num_in_flight,
+            limit=places.limit if self.is_open else 0,
+            since_s=self._clock() - self.circuit.since_s,
+            reason=self.circuit.reason,
+            is_for_suspect=self.is_kept,
+            num_failed=dict(self._num_failed),
+            num_undrafted=places.num_undrafted if may_switch else None,
+            is_obeying=self.switches or not may_switch,
+            num_others=places.num_others,
         )
 
     def _doubt(self, error: AlphaloopError) -> None:

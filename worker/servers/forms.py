@@ -27,8 +27,8 @@ from alphaloop.messages.fields import as_json
 from alphaloop.messages.result import LEAST_LOGPROB
 
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
-_Number = Annotated[Count, BeforeValidator(lambda told: 0 if told is None else told)]
-_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda told_ms: told_ms / 1000)]
+_Number = Annotated[Count, BeforeValidator(lambda number: 0 if number is None else number)]
+_Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda milliseconds: milliseconds / 1000)]
 
 
 class Form(BaseModel):
@@ -45,9 +45,9 @@ def read_form(form: type[AnyForm], content: bytes) -> AnyForm:
     try:
         return form.model_validate_json(content)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        path = ".".join(str(part) for part in found["loc"]) or "the reply"
-        raise ReplyInvalid(f"{path}: {found['type']}", hint="is the server of the kind that was named?") from None
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        path = ".".join(str(part) for part in first["loc"]) or "the reply"
+        raise ReplyInvalid(f"{path}: {first['type']}", hint="is the server of the kind that was named?") from None
 
 
 def _as_text(arguments: object) -> object:
@@ -57,38 +57,38 @@ def _as_text(arguments: object) -> object:
 
 _Logprob = Annotated[
     float,
-    BeforeValidator(lambda told: LEAST_LOGPROB if told is None else told),
-    AfterValidator(lambda told: told if math.isfinite(told) else LEAST_LOGPROB),
+    BeforeValidator(lambda logprob: LEAST_LOGPROB if logprob is None else logprob),
+    AfterValidator(lambda logprob: logprob if math.isfinite(logprob) else LEAST_LOGPROB),
 ]
 
 
-class ToldFunction(Form):
+class ReplyFunction(Form):
     """`function` of a call; of an event, a piece of it."""
 
     name: str | None = None
     arguments: Annotated[str | None, BeforeValidator(_as_text)] = None
 
 
-class ToldCall(Form):
+class ReplyCall(Form):
     """A call of a tool, or a piece of one."""
 
     index: Count | None = None  #: among the calls of the text; in events only
     id: str | None = None
-    function: ToldFunction | None = None
+    function: ReplyFunction | None = None
 
 
-class ToldMessage(Form):
+class ReplyMessage(Form):
     """`message` of a whole chat reply, `delta` of an event."""
 
     content: str | None = None
-    #: What a parser of reasoning took out of the text: vLLM's name, and SGLang's, llama.cpp's and vLLM's older one.
+    #: What a parser of reasoning took out of the text: vLLM's name, and that of SGLang and llama.cpp.
     #: TensorRT-LLM has both.
     reasoning: str | None = None
     reasoning_content: str | None = None
-    tool_calls: tuple[ToldCall, ...] | None = None
+    tool_calls: tuple[ReplyCall, ...] | None = None
 
 
-class ToldRank(Form):
+class ReplyRank(Form):
     """A token that could have stood there."""
 
     token: str
@@ -96,23 +96,23 @@ class ToldRank(Form):
     bytes: tuple[Annotated[int, Field(ge=0, le=255)], ...] | None = None
 
 
-class ToldToken(ToldRank):
+class ReplyToken(ReplyRank):
     """A token of the text."""
 
-    top_logprobs: tuple[ToldRank, ...] | None = None
+    top_logprobs: tuple[ReplyRank, ...] | None = None
 
 
-class ToldLogprobs(Form):
+class ReplyLogprobs(Form):
     """`content` is the form of chats, which llama.cpp has in both; the other fields are that of continued prompts."""
 
-    content: tuple[ToldToken, ...] | None = None
+    content: tuple[ReplyToken, ...] | None = None
     tokens: tuple[str, ...] | None = None
     token_logprobs: tuple[_Logprob, ...] | None = None
     top_logprobs: tuple[Mapping[str, _Logprob] | None, ...] | None = None
 
 
-class ToldDrafts(Form):
-    """What servers say of drafts.
+class ReplyDrafts(Form):
+    """What servers report about drafts.
 
     `metrics.speculative_decoding` of vLLM with `--per-request-spec-decode-metrics`, the arrays of rounds with
     `detailed`; `spec_tokens_details` of SGLang's `sglext` with `return_spec_tokens_details`; `speculative_decoding` of
@@ -141,8 +141,8 @@ class ToldDrafts(Form):
     accepted: tuple[Count, ...] | None = Field(None, validation_alias="per_step_accepted")
 
 
-class ServerTimes(ToldDrafts):
-    """Times that the server measured itself; None where it does not tell.
+class ServerTimes(ReplyDrafts):
+    """Times that the server measured itself; None where it does not report them.
 
     vLLM's `metrics`, with `--enable-per-request-metrics`, and llama.cpp's `timings`.
     """
@@ -166,10 +166,10 @@ class ReplyChoice(Form):
 
     index: Count = 0
     text: str | None = None
-    message: ToldMessage | None = None
-    delta: ToldMessage | None = None
+    message: ReplyMessage | None = None
+    delta: ReplyMessage | None = None
     finish_reason: str | None = None
-    logprobs: ToldLogprobs | None = None
+    logprobs: ReplyLogprobs | None = None
     token_ids: tuple[Count, ...] | None = None  #: vLLM's, asked for with `return_token_ids`
 
 
@@ -178,7 +178,7 @@ class TokenUsage(Form):
 
     prompt_tokens: Count
     completion_tokens: Count
-    #: OpenAI's and vLLM's place, and SGLang's; None where not told.
+    #: OpenAI's and vLLM's place, and SGLang's; None where the server does not count them.
     reasoning_tokens: Count | None = Field(
         None,
         validation_alias=AliasChoices(AliasPath("completion_tokens_details", "reasoning_tokens"), "reasoning_tokens"),
@@ -203,12 +203,12 @@ class ReplyPiece(Form):
     choices: tuple[ReplyChoice, ...] = ()
     usage: TokenUsage | None = None
     times: ServerTimes | None = Field(None, validation_alias=AliasChoices("metrics", "timings"))
-    drafts: ToldDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
+    drafts: ReplyDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
     error: ServerFailure | str | None = None
 
 
 class RefusalBody(Form):
-    """The body of a reply that is not 200. vLLM's old form and SGLang's have the fields of `error` at the top."""
+    """The body of a reply that is not 200. SGLang has the fields of `error` at the top."""
 
     error: ServerFailure | str | None = None
     message: str | None = None
@@ -224,7 +224,7 @@ class ModelCard(Form):
     root: str | None = None
     parent: str | None = None  #: of an adapter, the model that it belongs to
     #: Tokens of prompt and text together, of vLLM and SGLang, and of llama.cpp; None where the server does not say.
-    context_length: Annotated[Count, AfterValidator(lambda told: told or None)] | None = Field(
+    context_length: Annotated[Count, AfterValidator(lambda length: length or None)] | None = Field(
         None, validation_alias=AliasChoices("max_model_len", AliasPath("meta", "n_ctx"))
     )
 

@@ -1,4 +1,4 @@
-"""One server over HTTP: how much of it is waited for and read, and what its failures are.
+"""HTTP to one server: connections, limits on time and size, server-sent events, and errors as alphaloop's.
 
     endpoint → HttpSession.asked → Content → events: the data of server-sent events
     a reply that is not 200, or an error in place of a text → one of alphaloop's errors
@@ -80,9 +80,9 @@ def endpoint_of(
     try:
         return EndpointSettings(url=url, kind=kind, model=model, api_key=api_key, **more)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_input=False)[0]
-        field, told = ".".join(map(str, found["loc"])), found["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{field}: {told}" if field else told) from None
+        first = error.errors(include_url=False, include_input=False)[0]
+        field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{field}: {message}" if field else message) from None
 
 
 class HttpSession:
@@ -128,9 +128,9 @@ class HttpSession:
     async def _answered(self, method: str, url: str, body: Body | None) -> aiohttp.ClientResponse:
         """What the server begins to answer, on a connection that works.
 
-        A server may close a kept connection at any time (RFC 9112, 9.3.1; llama.cpp does behind each stream). A request
+        A server may close a kept connection at any time (RFC 9112, 9.3.1; llama.cpp does after each stream). A request
         that finds it closed is sent again: a text that was begun twice costs time and changes nothing. The server may
-        also have died of the request; then no other connection can be made, and the first loss is what is told.
+        also have died of the request; then no other connection can be made, and the first loss is raised.
         """
         first: AlphaloopError | None = None
         while True:
@@ -165,12 +165,12 @@ class Content:
 
     async def at_most(self, num_bytes: int) -> bytes:
         """All of it; nothing where it is longer."""
-        found = b""
+        content = b""
         async for chunk in self.chunks():
-            found += chunk
-            if len(found) > num_bytes:
+            content += chunk
+            if len(content) > num_bytes:
                 return b""
-        return found
+        return content
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """It as it comes, within the limits on its size and on silence."""
@@ -198,7 +198,7 @@ class Content:
 
 
 async def _on_kept_connection(
-    session: aiohttp.ClientSession, context: SimpleNamespace, told: aiohttp.TraceConnectionReuseconnParams
+    session: aiohttp.ClientSession, context: SimpleNamespace, params: aiohttp.TraceConnectionReuseconnParams
 ) -> None:
     context.trace_request_ctx.set()
 
@@ -232,8 +232,8 @@ async def events(chunks: AsyncIterable[bytes]) -> AsyncGenerator[bytes, None]:
                     return
                 yield data
                 data = b""
-            elif (found := _data(stripped)) is not None:
-                data = data + b"\n" + found if data else found
+            elif (value := _data(stripped)) is not None:
+                data = data + b"\n" + value if data else value
                 if len(data) > MAX_EVENT_BYTES:
                     raise _too_large()
 
@@ -252,8 +252,8 @@ def _too_large() -> ReplyInvalid:
 
 def refusal_of_reply(status: int, headers: Mapping[str, str], content: bytes) -> AlphaloopError:
     """The error of a reply that is not 200."""
-    asked = headers.get("Retry-After", "").strip()
-    wait_s = float(asked) if re.fullmatch(r"[0-9]{1,7}", asked) else None  # dates are not read
+    retry_after = headers.get("Retry-After", "").strip()
+    wait_s = float(retry_after) if re.fullmatch(r"[0-9]{1,7}", retry_after) else None  # dates are not read
     return _error_of(status, _failure(content), wait_s)
 
 
@@ -285,20 +285,20 @@ def _error_of(status: int, failure: ServerFailure, wait_s: float | None = None) 
 
 def of_piece(failure: ServerFailure | str) -> AlphaloopError:
     """The error that stands in place of a text in a reply of status 200; servers put the status into `code`."""
-    found = ServerFailure(message=failure) if isinstance(failure, str) else failure
-    status = found.code if isinstance(found.code, int) and 400 <= found.code < 600 else 500
-    return _error_of(status, found)
+    failure = ServerFailure(message=failure) if isinstance(failure, str) else failure
+    status = failure.code if isinstance(failure.code, int) and 400 <= failure.code < 600 else 500
+    return _error_of(status, failure)
 
 
 def _failure(content: bytes) -> ServerFailure:
     try:
-        found = RefusalBody.model_validate_json(content)
+        body = RefusalBody.model_validate_json(content)
     except ValidationError:
         return ServerFailure()
-    if isinstance(found.error, ServerFailure):
-        return found.error
-    words = found.error or found.message or (found.detail if isinstance(found.detail, str) else None)
-    return ServerFailure(message=words, type=found.type, code=found.code)
+    if isinstance(body.error, ServerFailure):
+        return body.error
+    words = body.error or body.message or (body.detail if isinstance(body.detail, str) else None)
+    return ServerFailure(message=words, type=body.type, code=body.code)
 
 
 def _said(status: int, failure: ServerFailure) -> str:
@@ -308,5 +308,5 @@ def _said(status: int, failure: ServerFailure) -> str:
     return f"the server answered {status} ({': '.join(names)})" if names else f"the server answered {status}"
 
 
-def _is_name(found: int | str | None) -> bool:
-    return isinstance(found, str) and _NAME.fullmatch(found) is not None
+def _is_name(name: int | str | None) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None

@@ -12,21 +12,17 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
-
-from pydantic import AliasChoices, AliasPath, Field
 
 from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, told_apart
+from alphaloop.server_identity import Answer, ServerIdentity, change_between, differs, distance
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.servers.client import ServerClient
-from worker.servers.forms import Form, ModelCard, read_form
-from worker.servers.request_body import Body as RequestBody
-from worker.servers.request_body import body_of, path_of
+from worker.servers.forms import ModelCard
 
 log = logging.getLogger(__name__)
 
@@ -67,17 +63,18 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
     """
     # A busy server has others to serve first, however soon their requests are given up.
     endpoint = endpoint.model_copy(update={"answer_s": max(endpoint.answer_s, _LEAST_ANSWER_S)})
-    async with _AskingClient(endpoint) as client:
+    async with ServerClient(endpoint) as client:
         cards = await client.models()
         card = card_of(cards, endpoint.model)
         client.model = card.id
         version = await client.version()
-        answers = [await client.answer(prompt) for prompt in PROMPTS]
+        asking = _Asking(client)
+        answers = [await asking.answer(prompt) for prompt in PROMPTS]
         places = asyncio.Semaphore(endpoint.max_requests)
 
         async def beside_others(prompt: str) -> Answer:
             async with places:
-                return await client.answer(prompt)
+                return await asking.answer(prompt)
 
         together = await asyncio.gather(*map(beside_others, PROMPTS))
     return ServerIdentity(
@@ -93,7 +90,7 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
 
 def adapters_of(card: ModelCard, cards: Sequence[ModelCard]) -> tuple[str, ...]:
     """Names of the model's adapters that the server lists: vLLM and SGLang name the model that each belongs to."""
-    return tuple(sorted(one.id for one in cards if one.parent == card.id and one.id != card.id))
+    return tuple(sorted(other.id for other in cards if other.parent == card.id and other.id != card.id))
 
 
 def card_of(cards: tuple[ModelCard, ...], model: str | None) -> ModelCard:
@@ -125,66 +122,66 @@ class NamedServers:
     adapters: tuple[str, ...]  #: of the model, that some server has
 
 
-def name_servers(found: Mapping[str, ServerIdentity], store: ServerIdentityStore | None) -> NamedServers:
+def name_servers(servers: Mapping[str, ServerIdentity], store: ServerIdentityStore | None) -> NamedServers:
     """Name the servers of a worker, by endpoint, and remember what they were; without a store every life is the first.
 
     Raises ConfigError where two of them serve different models: their texts would be two, and their evidence one.
     """
-    refuse_different_models(found)
+    refuse_different_models(servers)
     engines: dict[str, str] = {}
     changed: dict[str, str] = {}
     with store.naming() if store is not None else nullcontext() as naming:
         known = naming.known() if naming is not None else ()
-        revision = revision_of(found, known)
-        for endpoint, identity in found.items():
+        revision = revision_of(servers, known)
+        for endpoint, identity in servers.items():
             engines[endpoint] = engine_of(identity, revision, known)
             last = next((life for life in known if life.endpoint == endpoint), None)
-            told = differs(last.identity, identity) if last is not None else None
-            if told is not None:
-                changed[endpoint] = told
+            change = differs(last.identity, identity) if last is not None else None
+            if change is not None:
+                changed[endpoint] = change
             if naming is not None:
-                naming.saw(endpoint, identity, target_revision=revision, engine=engines[endpoint], changed=told)
-    for endpoint, told in changed.items():
-        log.warning("endpoint %s: %s", endpoint, told, extra={"action": "server_changed", "endpoint": endpoint})
-    lengths = [one.context_length for one in found.values() if one.context_length is not None]
-    adapters = tuple(sorted({name for one in found.values() for name in one.adapters}))
+                naming.saw(endpoint, identity, target_revision=revision, engine=engines[endpoint], changed=change)
+    for endpoint, change in changed.items():
+        log.warning("endpoint %s: %s", endpoint, change, extra={"action": "server_changed", "endpoint": endpoint})
+    lengths = [server.context_length for server in servers.values() if server.context_length is not None]
+    adapters = tuple(sorted({name for server in servers.values() for name in server.adapters}))
     engine = "+".join(sorted(set(engines.values())))
     return NamedServers(revision, engine, min(lengths, default=None), changed, adapters)
 
 
-def refuse_different_models(found: Mapping[str, ServerIdentity]) -> None:
+def refuse_different_models(servers: Mapping[str, ServerIdentity]) -> None:
     """Every server of a worker answers as the first does, or a ConfigError says which does not."""
-    (first, identity), *others = found.items()
+    (first, identity), *others = servers.items()
     for name, other in others:
-        if (told := told_apart(identity, other)) is not None and told.is_of_weights:
+        if (change := change_between(identity, other)) is not None and change.is_of_weights:
             raise ConfigError(
                 f"models.endpoints.{name}: expected the model of {first}, because a task may be sent to either; "
-                f"found another: {told.sentence}",
+                f"found another: {change.sentence}",
                 hint="serve the same weights at both, or give one of them a worker of its own",
             )
-        if told is not None:
+        if change is not None:
             log.warning(
                 "endpoints %s and %s: the second %s, so texts of one job may differ at near-ties",
                 first,
                 name,
-                told.sentence.removeprefix("it "),
+                change.sentence.removeprefix("it "),
                 extra={"action": "servers_differ", "endpoint": name},
             )
 
 
-def revision_of(found: Mapping[str, ServerIdentity], known: Sequence[ServerLife]) -> str:
+def revision_of(servers: Mapping[str, ServerIdentity], known: Sequence[ServerLife]) -> str:
     """The revision of an earlier life with the same weights under the same name, else a new one."""
     for life in known:
-        if any(_is_same_model(life.identity, identity) for identity in found.values()):
+        if any(_is_same_model(life.identity, identity) for identity in servers.values()):
             return life.target_revision
-    return next(iter(found.values())).sha256()[:_REVISION_CHARS]
+    return next(iter(servers.values())).sha256()[:_REVISION_CHARS]
 
 
 def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLife]) -> str:
     """Kind and version, followed by a number of the arithmetic where it is not the first of this model."""
     lives = [life for life in known if life.target_revision == revision and life.identity.server == identity.server]
     for life in lives:
-        if told_apart(life.identity, identity) is None:
+        if change_between(life.identity, identity) is None:
             return life.engine
     numbered = {life.engine for life in lives}
     return identity.server if not numbered else f"{identity.server}-arithmetic-{len(numbered) + 1}"
@@ -192,55 +189,27 @@ def engine_of(identity: ServerIdentity, revision: str, known: Sequence[ServerLif
 
 def _is_same_model(before: ServerIdentity, after: ServerIdentity) -> bool:
     """Whether nothing says that the weights are others. A moved folder holds the same ones if it answers the same."""
-    told = told_apart(before, after)
-    return before.model == after.model and (told is None or not told.is_of_weights)
+    change = change_between(before, after)
+    return before.model == after.model and (change is None or not change.is_of_weights)
 
 
-class _AskingClient(ServerClient):
-    """A client that asks for a text with probabilities."""
+class _Asking:
+    """Asks one server for answers, with log-probabilities as long as it reports them."""
 
-    def __init__(self, endpoint: EndpointSettings) -> None:
-        super().__init__(endpoint)
-        self._num_likeliest = NUM_LIKELIEST
+    def __init__(self, client: ServerClient) -> None:
+        self._client = client
+        self._sampling = replace(GREEDY, num_logprobs=NUM_LIKELIEST)
 
     async def answer(self, prompt: str) -> Answer:
-        """Go on with a prompt. A server that tells no probabilities is not asked for them again."""
-        try:
-            return await self._answer(prompt)
-        except RequestRefused:
-            if not self._num_likeliest:
-                raise
-            self._num_likeliest = 0
-            return await self._answer(prompt)
-
-    async def _answer(self, prompt: str) -> Answer:
-        endpoint = self.endpoint
+        """Continue a prompt. A server that reports no log-probabilities is not asked for them again."""
         job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
-        body: RequestBody = body_of(endpoint.kind, self.model, job, GREEDY, stream=False)
-        if self._num_likeliest:
-            body["logprobs"] = self._num_likeliest
-        async with self._http.asked("POST", f"{endpoint.api}{path_of(job)}", body) as content:
-            found = read_form(_Continued, await content.whole())
-        likeliest = found.likeliest or {}
-        if isinstance(likeliest, tuple):
-            likeliest = {one.token: one.logprob for one in likeliest}
-        return Answer(found.text, dict(likeliest))
-
-
-class _Likely(Form):
-    token: str
-    logprob: float
-
-
-class _Continued(Form):
-    """vLLM, SGLang and TensorRT-LLM list mappings of probabilities; llama.cpp answers in the form of chats."""
-
-    text: str = Field(validation_alias=AliasPath("choices", 0, "text"))
-    #: The first tokens.
-    likeliest: Mapping[str, float] | tuple[_Likely, ...] | None = Field(
-        None,
-        validation_alias=AliasChoices(
-            AliasPath("choices", 0, "logprobs", "content", 0, "top_logprobs"),
-            AliasPath("choices", 0, "logprobs", "top_logprobs", 0),
-        ),
-    )
+        try:
+            reply = await self._client.complete(job, self._sampling)
+        except RequestRefused:
+            if self._sampling == GREEDY:
+                raise
+            self._sampling = GREEDY
+            reply = await self._client.complete(job, GREEDY)
+        tokens = reply.choices[0].logprobs if reply.choices else None
+        likeliest = tokens[0].top_logprobs if tokens else ()
+        return Answer(reply.text, {rank.token: rank.logprob for rank in likeliest})

@@ -4,8 +4,8 @@ The limit goes from one after a restart to the endpoint's most, and is lower whe
 with finished requests, because a text can take minutes. Below the level at which the server last worked it doubles each
 second; above it grows evenly. An answer "busy" halves it.
 
-Requests are summed over time. Our own are counted as they come and go. A server tells about twice a second how many it
-has; what is above our own count at that moment is taken for the requests of others until it tells again.
+Requests are summed over time. Our own are counted as they come and go. A server reports about twice a second how many
+it has; what is above our own count at that moment is taken for the requests of others until the next report.
 Pure; one thread uses it.
 """
 
@@ -69,7 +69,7 @@ class LoadSums(NamedTuple):
 
     @classmethod
     def of_all(cls, sums: Iterable[LoadSums]) -> LoadSums:
-        """Of several endpoints together; seconds unknown at two of them count twice."""
+        """The sums of several endpoints; seconds unknown at two of them count twice."""
         return cls(*map(sum, zip(*sums, strict=True)))
 
 
@@ -123,13 +123,13 @@ class Places:
         self._sums, self._counted_s = LoadSums(own, others, unknown_s + passed_s - known_s), now
         return self._sums
 
-    def told(self, num_present: int, num_own: float) -> None:
+    def reported(self, num_present: int, num_own: float) -> None:
         """The server says that it has `num_present` requests; `num_own` are ours of these.
 
         It may say one less than we have sent, because a request is on its way. So the difference may be below zero, and
         is not cut here: cut at every moment, it would be too large on average.
         """
-        _ = self.load_sums  # up to now others were as many as was told before
+        _ = self.load_sums  # up to now the last report holds
         self._num_others, self._known_until_s = num_present - num_own, self._clock() + FRESH_S
 
     def add(

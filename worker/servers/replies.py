@@ -24,16 +24,16 @@ from alphaloop.server_identity import ServerKind
 from worker.servers import draft_counts
 from worker.servers.draft_counts import DraftCounts
 from worker.servers.forms import (
+    ReplyCall,
     ReplyChoice,
+    ReplyDrafts,
+    ReplyLogprobs,
+    ReplyMessage,
     ReplyPiece,
+    ReplyRank,
+    ReplyToken,
     ServerTimes,
     TokenUsage,
-    ToldCall,
-    ToldDrafts,
-    ToldLogprobs,
-    ToldMessage,
-    ToldRank,
-    ToldToken,
 )
 
 
@@ -45,14 +45,14 @@ class Reply:
     finish_reason: FinishReason  #: the first one's
     num_prompt_tokens: int
     num_tokens: int  #: of all texts, the tokens that ended them included where the server counts them
-    token_ids: tuple[int, ...]  #: of all texts; empty where the server does not tell
+    token_ids: tuple[int, ...]  #: of all texts; empty where the server does not report them
     drafts: DraftCounts
     times: ServerTimes
     first_text_s: float | None  #: from the request to the first piece with text; None of a reply in one piece
     wall_s: float  #: from the request to the end of the reply
     choices: tuple[Choice, ...] = ()  #: where the reply says more than `text`, all of it
     num_texts: int = 1
-    num_reasoning_tokens: int | None = None  #: of all texts; None where not told
+    num_reasoning_tokens: int | None = None  #: of all texts; None where the server does not count them
 
 
 _REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -71,7 +71,7 @@ class ReplyReader:
     _choices: dict[int, GrowingChoice] = field(default_factory=dict)
     _usage: TokenUsage | None = None
     _times: ServerTimes | None = None
-    _drafts: ToldDrafts | None = None
+    _drafts: ReplyDrafts | None = None
 
     def add(self, piece: ReplyPiece) -> Sequence[AnswerPiece]:
         """Take a piece in, and return what it adds to the texts.
@@ -101,30 +101,32 @@ class ReplyReader:
     def reply(self, wall_s: float) -> Reply:
         """The whole reply. Raises ReplyCut, ReplyInvalid, RequestRefused or ServerFailed."""
         texts = [self._choices[index] for index in sorted(self._choices)]
-        if not texts or any(one.finish_reason is None for one in texts):
+        if not texts or any(text.finish_reason is None for text in texts):
             raise ReplyCut("the reply ended without the reason of its end")
         if (usage := self._usage) is None:
             raise ReplyInvalid("expected usage in the reply, found none", hint="a proxy between may take it out")
         self._refuse_less(texts)
         num = usage.completion_tokens
         if self.kind == "llama_cpp" and len(texts) > 1:
-            num = sum(one.num_told for one in texts)  # its usage is that of one text
+            num = sum(text.num_with_logprobs for text in texts)  # its usage is that of one text
         reasons = self._reasons(texts, usage.prompt_tokens, num)
-        ids = [token_id for one in texts for token_id in one.token_ids]
+        ids = [token_id for text in texts for token_id in text.token_ids]
         if ids and len(ids) != num:
             raise ReplyInvalid(f"expected {num} token ids, found {len(ids)}")
-        if not num and not all(one.is_empty for one in texts):
+        if not num and not all(text.is_empty for text in texts):
             raise ReplyInvalid("expected no text of 0 tokens, found some")
         is_plain = len(texts) == 1 and texts[0].is_plain
-        # vLLM tells 0 of a thought that had no end.
-        thought = usage.reasoning_tokens or (None if any(one.has_thought for one in texts) else usage.reasoning_tokens)
+        # vLLM counts 0 reasoning tokens of a thought that had no end.
+        thought = usage.reasoning_tokens or (
+            None if any(text.has_thought for text in texts) else usage.reasoning_tokens
+        )
         return Reply(
             text=texts[0].text,
             finish_reason=reasons[0],
             num_prompt_tokens=usage.prompt_tokens,
             num_tokens=num,
             token_ids=tuple(ids),
-            drafts=self._told(num) if len(texts) == 1 else draft_counts.NOTHING,
+            drafts=self._reported_drafts(num) if len(texts) == 1 else draft_counts.NOTHING,
             times=self._times or ServerTimes(),
             first_text_s=self.first_text_s,
             wall_s=wall_s,
@@ -133,23 +135,23 @@ class ReplyReader:
             num_reasoning_tokens=None if thought is None else min(thought, num),
         )
 
-    def _told(self, num_tokens: int) -> DraftCounts:
-        """Of the drafts of one text. No server tells which rounds are which of several texts."""
-        told = self._times if self.kind == "llama_cpp" else self._drafts
-        if told is None or self.kind == "openai":
+    def _reported_drafts(self, num_tokens: int) -> DraftCounts:
+        """The drafts of a single text. No server reports to which of several texts a round belongs."""
+        drafts = self._times if self.kind == "llama_cpp" else self._drafts
+        if drafts is None or self.kind == "openai":
             return draft_counts.NOTHING
-        return drafts_of(self.kind, told, num_tokens, self.num_draft_tokens)
+        return drafts_of(self.kind, drafts, num_tokens, self.num_draft_tokens)
 
     def _refuse_less(self, texts: Sequence[GrowingChoice]) -> None:
-        """A server that does not know a field leaves it out without a word: that is a refusal."""
+        """Raise RequestRefused where the server ignored a field, as servers do with fields that they do not know."""
         if len(texts) != self.sampling.n:
             raise RequestRefused(
                 f"body.n: expected {self.sampling.n} texts, found {len(texts)}",
                 hint="ask this kind of server for one text a job",
             )
-        if any(one.lacks_logprobs for one in texts):
+        if any(text.lacks_logprobs for text in texts):
             raise RequestRefused(
-                "body.logprobs: the server left them out", hint="route the task to a server that tells them"
+                "body.logprobs: the server left them out", hint="route the task to a server that reports them"
             )
         sampling = self.sampling
         must_call = sampling.constraint is not None and sampling.constraint.kind == "tools"
@@ -157,7 +159,7 @@ class ReplyReader:
         if (
             must_call
             and not (sampling.stop or sampling.stop_token_ids)
-            and any(one.ends_without_calls for one in texts)
+            and any(text.ends_without_calls for text in texts)
         ):
             raise RequestRefused(
                 "body.tool_choice: the server made no call", hint="route the task to a server that makes one"
@@ -165,14 +167,14 @@ class ReplyReader:
 
     def _reasons(self, texts: Sequence[GrowingChoice], num_prompt_tokens: int, num: int) -> list[FinishReason]:
         most = self.sampling.max_tokens
-        if any(one.finish_reason in ("abort", "error") for one in texts):
+        if any(text.finish_reason in ("abort", "error") for text in texts):
             raise ServerFailed("the server gave the request up before its text was finished")
         if num > most * len(texts):
             raise ReplyInvalid(f"expected at most {most * len(texts)} tokens, found {num}")
-        reasons = [_REASONS[one.finish_reason] for one in texts if one.finish_reason in _REASONS]
+        reasons = [_REASONS[text.finish_reason] for text in texts if text.finish_reason in _REASONS]
         if len(reasons) != len(texts):
             raise ReplyInvalid("expected the reason stop, length or tool_calls for the end of a text, found another")
-        if any(why == "tool_calls" and not one.has_calls for one, why in zip(texts, reasons, strict=True)):
+        if any(why == "tool_calls" and not text.has_calls for text, why in zip(texts, reasons, strict=True)):
             raise ReplyInvalid("expected calls of tools in a text that ended with them, found none")
         least = most
         if self.context_length is not None:
@@ -194,14 +196,16 @@ class SentRequest:
     num_beside: float  #: our mean requests in flight there meanwhile, itself included
     slice_counts: SliceCounts | None = None  #: of the slice that it ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None for a measurement
-    asked_length: int | None = None  #: k that the request asked for and got; None: that of the endpoint's start
+    requested_k: int | None = (
+        None  #: draft tokens that the request asked for and got; None: those of the endpoint's start
+    )
 
     @property
     def num_draft_tokens(self) -> int:
         """The k that it was decoded with; 0 without a drafter."""
         if self.drafter is None:
             return 0
-        return self.drafter.max_draft_tokens if self.asked_length is None else self.asked_length
+        return self.drafter.max_draft_tokens if self.requested_k is None else self.requested_k
 
 
 def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
@@ -256,7 +260,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
 
 
 def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
-    """What is believed: where nothing drafts each round has one token, unless the server says that it drafted."""
+    """The counts that are believed: without a drafter a token a round, unless the server says that it drafted."""
     if drafter is not None:
         return reply.drafts
     if reply.drafts.num_proposed:
@@ -266,39 +270,37 @@ def _known(reply: Reply, drafter: DrafterState | None) -> DraftCounts:
 
 def _drafted(counts: AcceptanceCounts, drafter: DrafterState, num_draft_tokens: int) -> tuple[DrafterCounts, ...]:
     """The drafter's rounds: all but the one that read the prompt."""
-    behind = AcceptanceCounts(
-        counts.rounds - 1,
-        counts.num_empty_rounds - 1,
-        min(counts.num_cropped, counts.rounds - 1 + counts.num_accepted),
-        counts.proposed,
-        counts.trials,
-        counts.accepts,
+    after_prefill = replace(
+        counts,
+        rounds=counts.rounds - 1,
+        num_empty_rounds=counts.num_empty_rounds - 1,
+        num_cropped=min(counts.num_cropped, counts.rounds - 1 + counts.num_accepted),
     )
-    return (DrafterCounts(drafter.name, drafter.revision, num_draft_tokens, behind, ()),)
+    return (DrafterCounts(drafter.name, drafter.revision, num_draft_tokens, after_prefill, ()),)
 
 
 def _first_token_s(reply: Reply) -> float:
-    """From the request to the first token; to the whole text where neither the server nor a stream tells more."""
+    """From the request to the first token; to the whole text where neither the server nor a stream shows it."""
     if reply.times.prefill_s is not None:
         return (reply.times.queue_s or 0.0) + reply.times.prefill_s
     return reply.wall_s if reply.first_text_s is None else reply.first_text_s
 
 
-def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
+def drafts_of(kind: ServerKind, drafts: ReplyDrafts, num_tokens: int, num_draft_tokens: int | None) -> DraftCounts:
     """What that kind of server reported about the drafts of a text; `num_draft_tokens`: k that was asked for."""
-    num_rounds, num_proposed, histogram = told.num_rounds, told.num_proposed, told.histogram
+    num_rounds, num_proposed, histogram = drafts.num_rounds, drafts.num_proposed, drafts.histogram
     if kind == "vllm" and not num_rounds:  # then there are no arrays, whether they were asked for or not
         return draft_counts.of_vanilla("rounds", num_tokens)
-    if kind == "sglang" and not num_rounds:  # nothing drafts, or it does not tell
+    if kind == "sglang" and not num_rounds:  # nothing drafts, or it does not say
         return draft_counts.NOTHING
-    if told.drafted is not None and told.accepted is not None:
-        rounds = draft_counts.from_rounds(told.drafted, told.accepted, num_tokens)
-        sums = num_proposed, told.num_accepted
+    if drafts.drafted is not None and drafts.accepted is not None:
+        rounds = draft_counts.from_rounds(drafts.drafted, drafts.accepted, num_tokens)
+        sums = num_proposed, drafts.num_accepted
         if rounds.doubt is None and (rounds.num_proposed, rounds.num_accepted) != sums:
             return DraftCounts("rounds", doubt=f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
         return rounds
     if histogram is None:
-        return draft_counts.from_sums(num_proposed, told.num_accepted, num_tokens)
+        return draft_counts.from_sums(num_proposed, drafts.num_accepted, num_tokens)
     if kind == "vllm":
         # Its list is as long as the k of its start.
         k = num_draft_tokens or 0
@@ -307,12 +309,12 @@ def drafts_of(kind: ServerKind, told: ToldDrafts, num_tokens: int, num_draft_tok
     elif kind == "sglang":
         # Every round drafts as much, so what came is counts by position, or by level where drafts are trees. A tree of
         # more tokens than k levels offers k tokens in a row, and its accepted ones are a path in it. SGLang does not
-        # tell the depth of its trees, so k is that of its start, where it is known.
+        # report the depth of its trees, so k is that of its start, where it is known.
         num_drafted, rest = divmod(num_proposed, num_rounds)  # in each round
         k = num_drafted if num_draft_tokens is None else num_draft_tokens
         if rest or k > num_drafted or len(histogram) > k + 1:
-            found = f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}"
-            return DraftCounts("lengths", doubt=f"{found}: drafts are not of {k} tokens")
+            counted = f"{num_rounds} rounds drafted {num_proposed} tokens and accepted up to {len(histogram) - 1}"
+            return DraftCounts("lengths", doubt=f"{counted}: drafts are not of {k} tokens")
         # Its list ends at the longest that was accepted.
         histogram, num_proposed = (*histogram, *(0,) * (k + 1 - len(histogram))), num_rounds * k
     return draft_counts.from_lengths(histogram, num_proposed, num_tokens, num_rounds)
@@ -323,34 +325,34 @@ _MOST_CALLS: Final = 1024  #: of one text
 
 @dataclass(slots=True)
 class GrowingChoice:
-    """One text. `num_ranked` tokens are told at each place; None: no logprobs were asked for."""
+    """One text. Each place has `num_ranked` likeliest tokens; None: no logprobs were requested."""
 
     index: int
     num_ranked: int | None = None
-    finish_reason: str | None = None  #: as the server told
+    finish_reason: str | None = None  #: the server's word
     token_ids: list[int] = field(default_factory=list)
-    num_told: int = 0  #: tokens whose logprobs were told, asked for or not
+    num_with_logprobs: int = 0  #: tokens that came with logprobs, requested or not
     _is_message: bool = False
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _calls: list[_GrowingCall] = field(default_factory=list)
     _logprobs: list[ChosenToken] = field(default_factory=list)
 
-    def add(self, told: ReplyChoice) -> list[AnswerPiece]:
+    def add(self, part: ReplyChoice) -> list[AnswerPiece]:
         """Take a part of the text in: what is new, the last piece with all its logprobs. Raises ReplyInvalid."""
-        said = told.message or told.delta
-        pieces = [] if said is None else list(self._add_said(said, is_whole=told.message is not None))
-        if told.text:
-            self._content.append(told.text)
-            pieces.append(AnswerPiece(told.text, choice=self.index))
-        if told.logprobs is not None:
-            self.num_told += len(told.logprobs.content or told.logprobs.tokens or ())
-            if self.num_ranked is not None and (new := tuple(_chosen(told.logprobs, self.num_ranked))):
+        message = part.message or part.delta
+        pieces = [] if message is None else list(self._add_message(message, is_whole=part.message is not None))
+        if part.text:
+            self._content.append(part.text)
+            pieces.append(AnswerPiece(part.text, choice=self.index))
+        if part.logprobs is not None:
+            self.num_with_logprobs += len(part.logprobs.content or part.logprobs.tokens or ())
+            if self.num_ranked is not None and (new := tuple(_chosen(part.logprobs, self.num_ranked))):
                 self._logprobs += new
                 last = pieces.pop() if pieces else AnswerPiece("", choice=self.index)
                 pieces.append(replace(last, logprobs=new))
-        self.token_ids += told.token_ids or ()
-        self.finish_reason = told.finish_reason or self.finish_reason
+        self.token_ids += part.token_ids or ()
+        self.finish_reason = part.finish_reason or self.finish_reason
         return pieces
 
     @property
@@ -385,7 +387,7 @@ class GrowingChoice:
 
     @property
     def lacks_logprobs(self) -> bool:
-        """Whether logprobs were asked for and not told."""
+        """Whether logprobs were requested and are missing."""
         return self.num_ranked is not None and not self._logprobs and not self.is_empty
 
     def choice(self, finish_reason: FinishReason) -> Choice:
@@ -401,31 +403,31 @@ class GrowingChoice:
         )
         return Choice(index=self.index, message=message, finish_reason=finish_reason, logprobs=logprobs)
 
-    def _add_said(self, said: ToldMessage, *, is_whole: bool) -> Iterator[AnswerPiece]:
+    def _add_message(self, message: ReplyMessage, *, is_whole: bool) -> Iterator[AnswerPiece]:
         self._is_message = True
-        if thought := said.reasoning or said.reasoning_content:
+        if thought := message.reasoning or message.reasoning_content:
             self._reasoning.append(thought)
             yield AnswerPiece(thought, "reasoning", choice=self.index)
-        if said.content:
-            self._content.append(said.content)
-            yield AnswerPiece(said.content, choice=self.index)
-        for told in said.tool_calls or ():
-            call = self._call_of(told, is_whole=is_whole)
-            head, added = call.add(told, self.index)
+        if message.content:
+            self._content.append(message.content)
+            yield AnswerPiece(message.content, choice=self.index)
+        for part in message.tool_calls or ():
+            call = self._call_of(part, is_whole=is_whole)
+            head, added = call.add(part, self.index)
             if head.name is not None or added:
                 yield AnswerPiece(added, "tool_calls", head, self.index)
 
-    def _call_of(self, told: ToldCall, *, is_whole: bool) -> _GrowingCall:
-        """The call that it begins or goes on with. Calls come one behind the other, and some servers number none."""
+    def _call_of(self, part: ReplyCall, *, is_whole: bool) -> _GrowingCall:
+        """The call that this part begins or goes on with. Calls come one after the other, some unnumbered."""
         last = self._calls[-1] if self._calls else None
         if is_whole or last is None:
             is_new = True
-        elif told.index is not None:
-            if told.index < last.told_index:
-                raise ReplyInvalid("expected calls of tools one behind the other, found a piece of an earlier one")
-            is_new = told.index > last.told_index
+        elif part.index is not None:
+            if part.index < last.server_index:
+                raise ReplyInvalid("expected calls of tools one after the other, found a piece of an earlier one")
+            is_new = part.index > last.server_index
         else:
-            is_new = bool(told.id) and told.id != last.id
+            is_new = bool(part.id) and part.id != last.id
         if last is not None and not is_new:
             return last
         if last is not None and not last.name:
@@ -433,7 +435,7 @@ class GrowingChoice:
         if len(self._calls) == _MOST_CALLS:
             raise ReplyInvalid(f"expected at most {_MOST_CALLS} calls of tools, found more")
         place = len(self._calls)
-        self._calls.append(_GrowingCall(place, told.index if told.index is not None else place))
+        self._calls.append(_GrowingCall(place, part.index if part.index is not None else place))
         return self._calls[-1]
 
 
@@ -442,15 +444,15 @@ class _GrowingCall:
     """A call of a tool. It begins once the name of its function is known."""
 
     place: int
-    told_index: int
+    server_index: int
     id: str = ""
     name: str = ""
     _arguments: list[str] = field(default_factory=list)
 
-    def add(self, told: ToldCall, choice: int) -> tuple[ToolCallHead, str]:
-        """Take a piece in: the call, with its name where it begins, and the arguments that are new to a reader."""
-        self.id = self.id or told.id or ""
-        function = told.function
+    def add(self, part: ReplyCall, choice: int) -> tuple[ToolCallHead, str]:
+        """Take a part in: the call, with its name where it begins, and the arguments that are new to a reader."""
+        self.id = self.id or part.id or ""
+        function = part.function
         added = (function.arguments if function else None) or ""
         if added:
             self._arguments.append(added)
@@ -472,23 +474,23 @@ class _GrowingCall:
         return self.id or f"call_{choice}_{self.place}"
 
 
-def _chosen(told: ToldLogprobs, num_ranked: int) -> Iterator[ChosenToken]:
+def _chosen(part: ReplyLogprobs, num_ranked: int) -> Iterator[ChosenToken]:
     """The tokens of the text, with the likeliest `num_ranked` at each place. Raises ReplyInvalid."""
-    if told.content is not None:
-        yield from (_chosen_token(one, one.top_logprobs or (), num_ranked) for one in told.content)
+    if part.content is not None:
+        yield from (_chosen_token(token, token.top_logprobs or (), num_ranked) for token in part.content)
         return
-    tokens, logprobs, ranked = told.tokens or (), told.token_logprobs or (), told.top_logprobs or ()
+    tokens, logprobs, ranked = part.tokens or (), part.token_logprobs or (), part.top_logprobs or ()
     if len(tokens) != len(logprobs):
         raise ReplyInvalid(f"expected a logprob for each of {len(tokens)} tokens, found {len(logprobs)}")
     for place, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True)):
-        found = (ranked[place] if place < len(ranked) else None) or {}
-        others = tuple(ToldRank(token=other, logprob=at) for other, at in found.items())
-        yield _chosen_token(ToldToken(token=token, logprob=logprob), others, num_ranked)
+        likeliest = (ranked[place] if place < len(ranked) else None) or {}
+        others = tuple(ReplyRank(token=other, logprob=at) for other, at in likeliest.items())
+        yield _chosen_token(ReplyToken(token=token, logprob=logprob), others, num_ranked)
 
 
-def _chosen_token(told: ToldToken, ranked: tuple[ToldRank, ...], num_ranked: int) -> ChosenToken:
-    """Servers may add the chosen token to the ranked ones, or tell one where none was asked for."""
-    likeliest = sorted(ranked, key=lambda one: -one.logprob)[:num_ranked]
-    # Validated already, as what was told; a text of 1,000 tokens may have 20,000 of them.
-    top = tuple(RankedToken.model_construct(token=one.token, logprob=one.logprob, bytes=one.bytes) for one in likeliest)
-    return ChosenToken.model_construct(token=told.token, logprob=told.logprob, bytes=told.bytes, top_logprobs=top)
+def _chosen_token(chosen: ReplyToken, ranked: tuple[ReplyRank, ...], num_ranked: int) -> ChosenToken:
+    """Servers may add the chosen token to the ranked ones, or send one where none was requested."""
+    likeliest = sorted(ranked, key=lambda rank: -rank.logprob)[:num_ranked]
+    # The forms have validated them; a text of 1,000 tokens may have 20,000 of them.
+    top = tuple(RankedToken.model_construct(token=r.token, logprob=r.logprob, bytes=r.bytes) for r in likeliest)
+    return ChosenToken.model_construct(token=chosen.token, logprob=chosen.logprob, bytes=chosen.bytes, top_logprobs=top)

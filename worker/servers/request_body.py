@@ -1,7 +1,7 @@
 """The body of a request: a job and its sampling settings in the words of each kind of server.
 
 Every setting is sent, also where it is the default: vLLM and SGLang take defaults from the model's files, and llama.cpp
-cuts improbable tokens unless told otherwise. What a server lacks or means in another way never comes here:
+cuts improbable tokens by default. What a server lacks or means in another way never comes here:
 alphaloop/messages/capabilities.py says what each can do.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from alphaloop.engine import Sampling
 from alphaloop.inside_vllm.proposer import NUM_DRAFT_TOKENS, TASK
-from alphaloop.messages import Body as GivenBody
+from alphaloop.messages import Body as JobBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
 
@@ -77,8 +77,8 @@ def body_of(
 
 def tokenize_body_of(model: str, job: Job) -> Body:
     """The JSON of a request to count the tokens of a job's prompt, as vLLM takes it."""
-    asked = _prompt_of("vllm", job)
-    return {"model": model, **{name: asked[name] for name in _COUNTED if name in asked}}
+    fields = _prompt_of("vllm", job)
+    return {"model": model, **{name: fields[name] for name in _COUNTED if name in fields}}
 
 
 #: Fields of vLLM's /tokenize.
@@ -94,50 +94,50 @@ _COUNTED: Final = (
 _AS_SENT: Final = frozenset(
     ["reasoning_effort", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"]
 )
-_SAID: Final = frozenset({"role", "content"})
+_PLAIN_FIELDS: Final = frozenset({"role", "content"})
 
 
 def _prompt_of(kind: ServerKind, job: Job) -> Body:
     """What the model reads: a prompt, or messages and all else that goes into the chat template."""
-    given = job.body
-    found: Body = {}
-    if given.truncate_prompt_tokens is not None:
-        found["truncate_prompt_tokens"] = given.truncate_prompt_tokens
-    if given.messages is None:
-        return found | {"prompt": given.prompt}
-    found["messages"] = [_said(kind, said) for said in given.messages]
-    found |= {name: getattr(given, name) for name in sorted(_AS_SENT & given.model_fields_set)}
-    if given.tools is not None:
-        found |= _tools(kind, given)
-    return found
+    job_body = job.body
+    body: Body = {}
+    if job_body.truncate_prompt_tokens is not None:
+        body["truncate_prompt_tokens"] = job_body.truncate_prompt_tokens
+    if job_body.messages is None:
+        return body | {"prompt": job_body.prompt}
+    body["messages"] = [_message(kind, message) for message in job_body.messages]
+    body |= {name: getattr(job_body, name) for name in sorted(_AS_SENT & job_body.model_fields_set)}
+    if job_body.tools is not None:
+        body |= _tools(kind, job_body)
+    return body
 
 
-def _said(kind: ServerKind, said: ChatMessage) -> Body:
-    if said.model_fields_set <= _SAID:
-        return {"role": said.role, "content": said.content}
-    message = said.model_dump(mode="json", exclude_none=True)
-    if said.content is None:
-        message["content"] = None
-    if said.reasoning is not None and kind in ("sglang", "llama_cpp"):
-        message["reasoning_content"] = message.pop("reasoning")
-    return message
+def _message(kind: ServerKind, message: ChatMessage) -> Body:
+    if message.model_fields_set <= _PLAIN_FIELDS:
+        return {"role": message.role, "content": message.content}
+    fields = message.model_dump(mode="json", exclude_none=True)
+    if message.content is None:
+        fields["content"] = None
+    if message.reasoning is not None and kind in ("sglang", "llama_cpp"):
+        fields["reasoning_content"] = fields.pop("reasoning")
+    return fields
 
 
-def _tools(kind: ServerKind, given: GivenBody) -> Body:
+def _tools(kind: ServerKind, job_body: JobBody) -> Body:
     """Tools and which of them is called.
 
     Only OpenAI knows `allowed_tools`, and llama.cpp takes a named one for `auto`: the others of these are left out.
     """
-    choice: str | Mapping[str, Any] = given.tool_choice or "auto"  # TensorRT-LLM's default is none
-    tools: Sequence[Mapping[str, Any]] = given.tools or ()
+    choice: str | Mapping[str, Any] = job_body.tool_choice or "auto"  # TensorRT-LLM's default is none
+    tools: Sequence[Mapping[str, Any]] = job_body.tools or ()
     if isinstance(choice, Mapping) and kind != "openai" and (kind == "llama_cpp" or choice["type"] != "function"):
-        tools, choice = given.callable_tools, "required" if given.must_call else "auto"
-    found: Body = {"tools": list(tools), "tool_choice": choice}
-    if given.parallel_tool_calls is not None:
-        found["parallel_tool_calls"] = given.parallel_tool_calls
+        tools, choice = job_body.callable_tools, "required" if job_body.must_call else "auto"
+    body: Body = {"tools": list(tools), "tool_choice": choice}
+    if job_body.parallel_tool_calls is not None:
+        body["parallel_tool_calls"] = job_body.parallel_tool_calls
     elif kind == "llama_cpp":
-        found["parallel_tool_calls"] = True  # as everywhere else
-    return found
+        body["parallel_tool_calls"] = True  # as everywhere else
+    return body
 
 
 #: Settings that are sent in every request, under a name of the server's own, or not at all.
@@ -154,22 +154,22 @@ _AS_NAMED: Final = {setting.name: setting.default for setting in fields(Sampling
 
 
 def _unusual(kind: ServerKind, sampling: Sampling) -> Body:
-    found: Body = {}
-    for name, neutral in _AS_NAMED.items():
-        if (value := getattr(sampling, name)) != neutral:
-            found[name] = list(value) if isinstance(value, tuple) else value
-    if kind == "sglang" and found.pop("include_stop_str_in_output", False):
-        found["no_stop_trim"] = True
-    return found
+    body: Body = {}
+    for name, default in _AS_NAMED.items():
+        if (value := getattr(sampling, name)) != default:
+            body[name] = list(value) if isinstance(value, tuple) else value
+    if kind == "sglang" and body.pop("include_stop_str_in_output", False):
+        body["no_stop_trim"] = True
+    return body
 
 
 def _logprobs(kind: ServerKind, num_ranked: int, *, is_chat: bool) -> Body:
-    # To llama.cpp and TensorRT-LLM 0 likeliest tokens is to tell nothing; the reader leaves out what was not asked for.
-    asked = max(1, num_ranked) if kind in ("llama_cpp", "tensorrt_llm") else num_ranked
-    return {"logprobs": True, "top_logprobs": asked} if is_chat else {"logprobs": asked}
+    # llama.cpp and TensorRT-LLM report no logprobs for 0 likeliest tokens; the reader leaves out the one too many.
+    num_sent = max(1, num_ranked) if kind in ("llama_cpp", "tensorrt_llm") else num_ranked
+    return {"logprobs": True, "top_logprobs": num_sent} if is_chat else {"logprobs": num_sent}
 
 
-def constrained(kind: ServerKind, constraint: Constraint, given: GivenBody) -> Body:
+def constrained(kind: ServerKind, constraint: Constraint, job_body: JobBody) -> Body:
     """The constraint in the server's words, which has some for it: see the table of capabilities.
 
     The grammar's dialect is its sender's matter: each server reads one of its own.
@@ -178,11 +178,11 @@ def constrained(kind: ServerKind, constraint: Constraint, given: GivenBody) -> B
     if what == "tools":
         return {}  # tool_choice says it
     if kind == "vllm":
-        if given.structured_outputs is not None:
-            return {"structured_outputs": given.structured_outputs}
-        return {"response_format": given.response_format}
+        if job_body.structured_outputs is not None:
+            return {"structured_outputs": job_body.structured_outputs}
+        return {"response_format": job_body.response_format}
     if what in ("json_schema", "json_object"):
-        return _json(kind, constraint, given)
+        return _json(kind, constraint, job_body)
     if what == "choice" and kind == "llama_cpp":
         return {"grammar": "root ::= " + " | ".join(map(_quoted, json.loads(source)))}
     if what == "choice":
@@ -190,16 +190,16 @@ def constrained(kind: ServerKind, constraint: Constraint, given: GivenBody) -> B
     if kind == "sglang":
         return {"regex" if what == "regex" else "ebnf": source}
     if kind == "tensorrt_llm":
-        named = "regex" if what == "regex" else "ebnf"
-        return {"response_format": {"type": named, named: source}}
+        form = "regex" if what == "regex" else "ebnf"
+        return {"response_format": {"type": form, form: source}}
     return {"grammar": source}
 
 
-def _json(kind: ServerKind, constraint: Constraint, given: GivenBody) -> Body:
-    if kind == "llama_cpp" and given.messages is None:  # its form of prompts has no response_format
+def _json(kind: ServerKind, constraint: Constraint, job_body: JobBody) -> Body:
+    if kind == "llama_cpp" and job_body.messages is None:  # its form of prompts has no response_format
         return {"json_schema": json.loads(constraint.source or '{"type":"object"}')}
-    if given.response_format is not None:
-        return {"response_format": given.response_format}
+    if job_body.response_format is not None:
+        return {"response_format": job_body.response_format}
     if constraint.kind == "json_object":
         return {"response_format": {"type": "json_object"}}
     schema = {"name": "answer", "schema": json.loads(constraint.source)}
@@ -213,15 +213,15 @@ def _escaped(choice: str) -> str:
 
 def _quoted(choice: str) -> str:
     """A text as a literal of GBNF."""
-    return '"' + re.sub(r'["\\\x00-\x1f]', lambda found: f"\\x{ord(found[0]):02X}", choice) + '"'
+    return '"' + re.sub(r'["\\\x00-\x1f]', lambda match: f"\\x{ord(match[0]):02X}", choice) + '"'
 
 
 def _asking_for_counts(kind: ServerKind, job: Job) -> Body:
-    """What must be asked for, where a server's options alone do not make it tell; and the task, for look-up in vLLM."""
+    """Fields that make a server report tokens and drafts, beside its options; and the task, for look-up in vLLM."""
     if kind == "vllm":
         # Probes and controls repeat prompts: a server with our look-up shall not find their own earlier texts for them.
-        told = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
-        return {"return_token_ids": True} | told
+        task = {"vllm_xargs": {TASK: job.task}} if job.purpose == "traffic" else {}
+        return {"return_token_ids": True} | task
     return {"return_spec_tokens_details": True} if kind == "sglang" else {}
 
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 #: Between two looks at which endpoints are due for a test.
 _LOOK_EVERY_S: Final = 0.25
-#: Of English text with a vocabulary of 50,000; what servers count replaces it.
+#: English text with a vocabulary of 50,000; the counts of servers replace it.
 _FIRST_BYTES_PER_TOKEN: Final = 4.0
 #: Bytes of prompts that the first estimate weighs as much as.
 _FIRST_WEIGHT: Final = 4096.0
@@ -41,7 +41,7 @@ _MEMORY: Final = 1e6
 #: Tokens that a chat template adds to a message, about.
 _AROUND_A_MESSAGE: Final = 5
 
-_Asked: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
+_Wish: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
 
 
 @dataclass(eq=False)
@@ -105,11 +105,11 @@ class Sending:
     def _dispatch(self) -> None:
         """Send what can be sent, in the order of the line. The fleet is asked once for requests that are alike."""
         waiting: list[ServerRequest] = []
-        refused: set[_Asked] = set()
+        refused: set[_Wish] = set()
         for request in self._line:
-            asked = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
+            wish = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
             name = None
-            if asked not in refused:
+            if wish not in refused:
                 name = self.fleet.choose(
                     request.drafter,
                     is_bound=request.is_bound,
@@ -118,7 +118,7 @@ class Sending:
                     alone=request.must_be_alone,
                 )
             if name is None:
-                refused.add(asked)
+                refused.add(wish)
                 waiting.append(request)
                 continue
             flight = self.fleet.began(
@@ -135,7 +135,7 @@ class Sending:
             self.tell(None)
 
     def _find_in_line(self) -> InLine:
-        """Of those that wait, which endpoints may not take all: the fleet is asked once for each route."""
+        """The waiting requests that not every endpoint may take; the fleet is asked once for each route."""
         by_route: dict[tuple[str | None, bool, frozenset[str]], set[str]] = {}
         for request in self._line:
             if request.is_bound or request.barred:
@@ -173,16 +173,25 @@ class Sending:
                 self.tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
                 length = self._length_of(flight, outcome)
                 drafter = None if length == 0 else self.fleet.servers[name].drafter
-                found = await self._counting.read(name, due) if due is not None else None
+                slice_counts = await self._counting.read(name, due) if due is not None else None
                 if self._counting.counts(name):
                     outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
-                beside, load = landing.num_beside, landing.load
-                sent = SentRequest(name, drafter, request.admitted_at, sent_at, ended_at, beside, found, load, length)
-                self._say(request, generation_of(request.job_id, outcome, sent))
-        except Exception as error:  # without a word the job would wait for ever
+                sent = SentRequest(
+                    endpoint=name,
+                    drafter=drafter,
+                    admitted_at=request.admitted_at,
+                    sent_at=sent_at,
+                    ended_at=ended_at,
+                    num_beside=landing.num_beside,
+                    slice_counts=slice_counts,
+                    load=landing.load,
+                    requested_k=length,
+                )
+                self._report(request, generation_of(request.job_id, outcome, sent))
+        except Exception as error:  # without a report the job would wait for ever
             log.error("a reply cannot be used", exc_info=error, extra={"action": "reply_raised", "endpoint": name})
             failure = ServerFailed(f"reading the reply failed: {reason_of(error)}")
-            self._say(request, FailedRequest(request.job_id, failure, is_final=False))
+            self._report(request, FailedRequest(request.job_id, failure, is_final=False))
         finally:
             self._on_their_way.discard(request)
             request.task, request.is_begun = None, False
@@ -193,18 +202,18 @@ class Sending:
 
         An endpoint that did not obey is asked for none any more.
         """
-        name, asked = flight.endpoint, flight.num_draft_tokens
-        told = None if asked is None else why_not_obeyed(reply, asked)
-        if told is None:
-            return asked
+        name, k = flight.endpoint, flight.num_draft_tokens
+        reason = None if k is None else why_not_obeyed(reply, k)
+        if reason is None:
+            return k
         self.fleet.switches(name, False)
-        log.error("endpoint %s: %s", name, told, extra={"action": "drafts_not_switched", "endpoint": name})
+        log.error("endpoint %s: %s", name, reason, extra={"action": "drafts_not_switched", "endpoint": name})
         return None
 
     async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves.
 
-        A share of the probes has a sampled neighbour, whose text nobody reads.
+        A share of the probes has a sampled neighbour, whose text is dropped.
         """
         client, prepared = self.clients[name], request.prepared
         on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
@@ -216,7 +225,7 @@ class Sending:
         try:
             return await ask(replace(prepared.sampling, max_tokens=request.max_tokens))
         except PromptTooLong:
-            room = await client.room_behind(prepared.job)
+            room = await client.room_after(prepared.job)
             if room is None or not 0 < room < request.max_tokens:
                 raise
             request.max_tokens = room
@@ -228,9 +237,8 @@ class Sending:
 
     def _streamed(self, request: ServerRequest, new: AnswerPiece) -> None:
         if request.prepared.job.body.stream:
-            its = new.choice, new.part, new.tool_call, new.logprobs
-            delta = TokenDelta(request.job_id, new.text, request.num_deltas, *its)
-            self._say(request, delta)
+            place = new.choice, new.part, new.tool_call, new.logprobs
+            self._report(request, TokenDelta(request.job_id, new.text, request.num_deltas, *place))
             request.num_deltas += 1
 
     async def _after(self, request: ServerRequest, flight: Flight, error: AlphaloopError) -> None:
@@ -250,9 +258,9 @@ class Sending:
         log.warning("a request failed: %s", error.message, extra=extra)
         if is_blamed:
             fleet.suspicion.forget(request.job_id)
-            self._say(request, FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final))
+            self._report(request, FailedRequest(request.job_id, verdict.error, is_final=verdict.is_final))
         elif request.num_deltas:
-            self._say(request, None)
+            self._report(request, None)
         elif not request.is_dropped:
             request.avoid, request.must_be_alone = verdict.avoid, verdict.action == "alone"
             self._line.insert(0, request)
@@ -267,7 +275,7 @@ class Sending:
         left = [other for other in servers if other not in request.barred]
         return any(not request.is_bound or request.drafter in self.fleet.members[other].routes for other in left)
 
-    def _say(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
+    def _report(self, request: ServerRequest, what: TokenDelta | Generation | FailedRequest | None) -> None:
         if not request.is_dropped:
             self.tell(Arrival(request, what))
 
@@ -341,7 +349,7 @@ class TokenEstimate:
 def num_prompt_bytes(job: Job) -> int:
     """Bytes of the prompt's text in UTF-8."""
     texts: Iterable[str] = (
-        (job.body.prompt,) if job.body.prompt is not None else (said.text for said in job.body.messages or ())
+        (job.body.prompt,) if job.body.prompt is not None else (message.text for message in job.body.messages or ())
     )
     return sum(len(text.encode()) for text in texts)
 

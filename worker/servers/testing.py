@@ -1,12 +1,12 @@
 """Requests of our own, which show how a server is.
 
-`Tests`: is it well, and what it was? It must decode a text that every server can decode.
-`why_not`: does it draft as each request asks, so many tokens a round, or none? vLLM does with alphaloop's look-up and
-its worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes the field of the request and ignores it,
-so its word is not enough: a text that repeats itself shows it.
+`Tests`: is it well, and still the same server? It must decode a text that every server can decode.
+`why_not`: does it draft as many tokens a round as each request asks for? vLLM does with alphaloop's look-up and its
+worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes the field of the request and ignores it, so
+its word is not enough: a text that repeats itself shows it.
 `Timing`: how long do its rounds and prompts take? These requests share the server with whatever runs there, so a
 measurement of a busy server says what it takes beside that.
-`check_server`: what does it tell alphaloop? Three short texts are asked for, and the answers are put into words.
+`check_server`: what does it report to alphaloop? It requests three short texts, and puts the answers into words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from alphaloop.engine import AnswerPiece, Generation, Sampling
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by
-from alphaloop.server_identity import ServerIdentity, ServerKind, differs, told_apart
+from alphaloop.server_identity import ServerIdentity, ServerKind, change_between, differs
 from alphaloop.settings.models import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters, ask_num_present
@@ -48,15 +48,15 @@ _GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: Enough rounds that a drafter drafts too.
 _SHORT: Final = Sampling(max_tokens=8, temperature=0.0)
 _MOST_S: Final = 60.0  #: a busy server has others to serve first
-#: How a server is made to tell more.
+#: How a server is made to report more.
 _HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "if it speculates, start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed",
     "sglang": "it does not speculate, or a proxy takes the counts out",
     "llama_cpp": "no timings came: is the server a llama.cpp?",
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
-    "openai": "a server of a known kind tells more: name its kind",
+    "openai": "a server of a known kind reports more: name its kind",
 }
-#: How a server is made to tell how many requests it has.
+#: How a server is made to report how many requests it has.
 _LOAD_HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "start it without --disable-log-stats, and let its /metrics through",
     "sglang": "versions of 2025 have no /v1/loads",
@@ -127,7 +127,7 @@ class Tests:
             await _is_well(self.clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or circuit.state == "down"
-            told = await self._changed(name) if was_down else None
+            change = await self._changed(name) if was_down else None
             if was_down and self.fleet.servers[name].endpoint.switches_drafts:
                 await self._look_again(name)
         except AlphaloopError as error:
@@ -141,10 +141,10 @@ class Tests:
             return failure
         else:
             self.fleet.tested(name, None)
-            if told is not None:
+            if change is not None:
                 hint = "start the worker again to take the new server in"
-                log.error("endpoint %s came back as another: %s; %s", name, told, hint, extra=_extra(name))
-                circuit.retire(f"it came back as another server: {told}")
+                log.error("endpoint %s came back as another: %s; %s", name, change, hint, extra=_extra(name))
+                circuit.retire(f"it came back as another server: {change}")
             return None
         finally:
             del self._running[name]
@@ -153,10 +153,10 @@ class Tests:
 
     async def _look_again(self, name: str) -> None:
         """See whether it follows requests that want no drafts: that is part of how a server was started."""
-        told = await why_not(self.clients[name])
-        self.fleet.switches(name, told is None)
-        if told is not None:
-            log.error("endpoint %s: %s", name, told, extra=_extra(name, "drafts_not_switched"))
+        reason = await why_not(self.clients[name])
+        self.fleet.switches(name, reason is None)
+        if reason is not None:
+            log.error("endpoint %s: %s", name, reason, extra=_extra(name, "drafts_not_switched"))
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words.
@@ -164,13 +164,13 @@ class Tests:
         A server that was away at the worker's start must have the weights of the others, because a task may be sent to
         either.
         """
-        found = await ask_identity(self.fleet.servers[name].endpoint)
+        identity = await ask_identity(self.fleet.servers[name].endpoint)
         if (before := self.known.get(name)) is not None:
-            return differs(before, found)
-        first = next(iter(self.known.values()), found)
-        self.known[name] = found
-        told = told_apart(first, found)
-        return told.sentence if told is not None and told.is_of_weights else None
+            return differs(before, identity)
+        first = next(iter(self.known.values()), identity)
+        self.known[name] = identity
+        change = change_between(first, identity)
+        return change.sentence if change is not None and change.is_of_weights else None
 
 
 def _extra(name: str, action: str = "server_changed") -> dict[str, str]:
@@ -191,11 +191,11 @@ async def why_not(client: ServerClient) -> str | None:
     drafting = await client.complete(_JOB, _GREEDY)
     if drafting.drafts.granularity == "nothing":
         return (
-            "it tells nothing of drafts, so nobody can see whether it leaves them out; "
+            "it reports nothing about drafts, so whether it leaves them out cannot be seen; "
             "start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed"
         )
     if not drafting.drafts.num_proposed:
-        return "it drafted nothing of a text that repeats itself, so nobody can see whether it would leave drafts out"
+        return "it drafted nothing for a text that repeats itself, so whether it would leave drafts out cannot be seen"
     return why_not_obeyed(await client.complete(_JOB, _GREEDY, num_draft_tokens=0), 0)
 
 
@@ -208,12 +208,12 @@ def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
     if num_draft_tokens:
         if drafts.longest_draft <= num_draft_tokens:
             return None
-        found = f"it drafted {drafts.longest_draft} tokens in a round for a request that asked for {num_draft_tokens}"
+        fault = f"it drafted {drafts.longest_draft} tokens in a round for a request that asked for {num_draft_tokens}"
     elif drafts.doubt is None and not drafts.num_proposed:
         return None
     else:
-        found = "it drafted for a request that asked for no drafts"
-    return f"{found}; start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
+        fault = "it drafted for a request that asked for no drafts"
+    return f"{fault}; start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
 
 
 class Timing:
@@ -234,7 +234,7 @@ class Timing:
 
         Where the server follows requests in that, with `width` - 1 draft tokens.
         """
-        found = []
+        rounds_ms = []
         for _ in range(num_samples):
             for generation in await self._together(
                 drafter, batch, max(1, context - _NUM_TOKENS // 2), _NUM_TOKENS, width - 1
@@ -242,23 +242,23 @@ class Timing:
                 served = generation.served
                 num_passes = served.num_passes(generation.counts.num_tokens) if served else None
                 if served and served.decode_s is not None and num_passes is not None and num_passes > 1:
-                    found.append(1000 * served.decode_s / (num_passes - 1))
-        if not found:
+                    rounds_ms.append(1000 * served.decode_s / (num_passes - 1))
+        if not rounds_ms:
             raise DecodeFailed(
-                f"the server tells neither times nor rounds of its texts: {self._server(drafter).name}",
+                f"the server reports neither times nor rounds of its texts: {self._server(drafter).name}",
                 hint=f"{page('guides/engines.md')} says what each kind of server has to be started with",
             )
-        return statistics.median(found)
+        return statistics.median(rounds_ms)
 
     async def prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt of about `num_tokens`. Raises DecodeFailed."""
-        found = [
+        prefills_ms = [
             1000 * (generation.served.prefill_s or generation.time_to_first_token_s)
             for _ in range(num_samples)
             for generation in await self._together(drafter, 1, num_tokens, 1)
             if generation.served
         ]
-        return statistics.median(found)
+        return statistics.median(prefills_ms)
 
     async def _together(
         self, drafter: str | None, batch: int, num_prompt_tokens: int, num_tokens: int, k: int | None = None
@@ -266,25 +266,25 @@ class Timing:
         server = self._server(drafter)
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
         jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
-        asked = server.asked_for(drafter, k)
+        requested_k = server.requested_k(drafter, k)
         try:
             async with asyncio.timeout(_TIMING_S):
-                return await asyncio.gather(*(self._ask(server, job, sampling, asked, batch) for job in jobs))
+                return await asyncio.gather(*(self._ask(server, job, sampling, requested_k, batch) for job in jobs))
         except TimeoutError:
             raise DecodeFailed(f"{server.name}: {batch} texts took more than {_TIMING_S:g} s") from None
         except AlphaloopError as error:
             raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
 
     async def _ask(
-        self, server: InferenceServer, job: Job, sampling: Sampling, asked: int | None, batch: int
+        self, server: InferenceServer, job: Job, sampling: Sampling, requested_k: int | None, batch: int
     ) -> Generation:
         client = self._clients[server.name]
         clock = asyncio.get_running_loop().time
         began = clock()
         on_piece = (lambda piece: None) if client.must_stream else None
-        reply = await client.complete(job, sampling, on_piece=on_piece, num_draft_tokens=asked)
-        drafter = None if asked == 0 else server.drafter
-        sent = SentRequest(server.name, drafter, began, began, clock(), float(batch), asked_length=asked)
+        reply = await client.complete(job, sampling, on_piece=on_piece, num_draft_tokens=requested_k)
+        drafter = None if requested_k == 0 else server.drafter
+        sent = SentRequest(server.name, drafter, began, began, clock(), float(batch), requested_k=requested_k)
         return generation_of(job.job_id, reply, sent)
 
     def _server(self, drafter: str | None) -> InferenceServer:
@@ -298,7 +298,7 @@ class Timing:
         return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
 
 
-_Found: TypeAlias = tuple[Verdict, str]
+_Finding: TypeAlias = tuple[Verdict, str]
 
 
 async def check_server(endpoint: EndpointSettings) -> ServerCheck:
@@ -319,7 +319,7 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         counters = await _counters(client) if endpoint.metrics_url is not None else None
         lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
-    found: dict[str, _Found] = {
+    findings: dict[str, _Finding] = {
         "server": ("ok", f"{endpoint.kind} {version}")
         if version is not None
         else ("warning", f"{endpoint.kind}; it does not say its version, so a change of it goes unseen"),
@@ -332,80 +332,80 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         "load": load,
     }
     if may_switch:
-        found["switch"] = _switching(why, is_set=endpoint.switches_drafts)
+        findings["switch"] = _switching(why, is_set=endpoint.switches_drafts)
     if counters is not None:
-        found["counters"] = counters
+        findings["counters"] = counters
     if stopped is not None:
-        found["stop"] = _stop(whole, stopped, ending)
-    found |= _features(endpoint, lacking)
+        findings["stop"] = _stop(whole, stopped, ending)
+    findings |= _features(endpoint, lacking)
     if adapters := adapters_of(card, cards):
-        found["adapters"] = ("ok", f"jobs may name {', '.join(adapters)} as their model")
-    findings = tuple(CheckFinding(name, *told) for name, told in found.items())
-    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, findings)
+        findings["adapters"] = ("ok", f"jobs may name {', '.join(adapters)} as their model")
+    rows = tuple(CheckFinding(name, *finding) for name, finding in findings.items())
+    return ServerCheck(endpoint.url, endpoint.kind, card.id, whole.drafts.granularity, rows)
 
 
-def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> _Found:
+def _stream(whole: Reply, streamed: Reply, num_pieces: int) -> _Finding:
     if streamed.text != whole.text:
         return "warning", "the same greedy request gave another text: this server's texts differ"
     if streamed.drafts.granularity != whole.drafts.granularity:
-        return "warning", "of a streamed text the server tells less of drafts than of a whole one"
+        return "warning", "the server reports less about the drafts of a streamed text than of a whole one"
     return "ok", f"the same text in {num_pieces} pieces"
 
 
-def _counts(kind: ServerKind, drafts: DraftCounts) -> _Found:
+def _counts(kind: ServerKind, drafts: DraftCounts) -> _Finding:
     if drafts.doubt is not None:
         return "warning", f"not to be believed: {drafts.doubt}"
     if drafts.granularity == "nothing":
-        return "warning", f"the server tells nothing of drafts; {_HINTS[kind]}"
+        return "warning", f"the server reports nothing about drafts; {_HINTS[kind]}"
     if not drafts.num_proposed:
         return "ok", "nothing was drafted: the server does not speculate, or found nothing to draft"
-    found = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
+    accepted = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
     if drafts.counts is None:
         hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
-        return "warning", f"{found}, and at which positions is not told{hint}"
-    return "ok", f"{found}, at which positions is told"
+        return "warning", f"{accepted}, positions not reported{hint}"
+    return "ok", f"{accepted}, positions reported"
 
 
-async def _load(client: ServerClient) -> _Found:
-    """Whether it tells how many requests it has: while other workers ask it too, speed-ups are measured only then."""
+async def _load(client: ServerClient) -> _Finding:
+    """Whether it reports its load: while other workers ask it too, speed-ups are measured only then."""
     why = ""
     try:
         if (num_present := await ask_num_present(client)) is not None:
             return "ok", f"it has {num_present} requests now"
     except ServerError as error:
         why = f": {error.message}"
-    return "warning", f"how many requests it has is not told{why}; {_LOAD_HINTS[client.endpoint.kind]}"
+    return "warning", f"it does not report how many requests it has{why}; {_LOAD_HINTS[client.endpoint.kind]}"
 
 
-async def _counters(client: ServerClient) -> _Found:
+async def _counters(client: ServerClient) -> _Finding:
     try:
-        found = await ask_counters(client)
+        counters = await ask_counters(client)
     except ServerError as error:
         return "warning", f"not read: {error.message}"
-    return "ok", f"{sum(found.accepts)} of {found.num_draft_tokens} drafted tokens accepted since its start"
+    return "ok", f"{sum(counters.accepts)} of {counters.num_draft_tokens} drafted tokens accepted since its start"
 
 
-def _switching(told: str | None, *, is_set: bool) -> _Found:
-    """Whether a request can ask for no drafts; `told`: why not. Most servers cannot, which is no fault."""
-    if told is None:
+def _switching(reason: str | None, *, is_set: bool) -> _Finding:
+    """Whether a request can ask for no drafts; `reason`: why not. Most servers cannot, which is no fault."""
+    if reason is None:
         hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
         return "ok", f"a request that asks for no drafts gets none{hint}"
-    return ("warning", f"switches_drafts is set, but {told}") if is_set else ("ok", "every request is drafted for")
+    return ("warning", f"switches_drafts is set, but {reason}") if is_set else ("ok", "every request is drafted for")
 
 
-def _features(endpoint: EndpointSettings, lacking: Mapping[Feature, str]) -> dict[str, _Found]:
+def _features(endpoint: EndpointSettings, lacking: Mapping[Feature, str]) -> dict[str, _Finding]:
     """What a job may ask for there; where its kind serves it and it does not, how it is started so that it does."""
-    its = served_by(endpoint.kind, drafts=endpoint.drafter is not None).features
-    found: dict[str, _Found] = {}
+    of_kind = served_by(endpoint.kind, drafts=endpoint.drafter is not None).features
+    findings: dict[str, _Finding] = {}
     for name, feature in _SHOWN.items():
-        if feature not in its:
-            found[name] = ("ok", f"{endpoint.kind} has no form of it")
+        if feature not in of_kind:
+            findings[name] = ("ok", f"{endpoint.kind} has no form of it")
         elif (why := lacking.get(feature)) is not None:
             hint = _FEATURE_HINTS.get((endpoint.kind, name), "")
-            found[name] = ("warning" if hint else "ok", f"not served: {why}{hint}")
+            findings[name] = ("warning" if hint else "ok", f"not served: {why}{hint}")
         else:
-            found[name] = ("ok", "served")
-    return found
+            findings[name] = ("ok", "served")
+    return findings
 
 
 def _ending(reply: Reply) -> str:
@@ -414,9 +414,9 @@ def _ending(reply: Reply) -> str:
     return words[len(words) // 2] if len(words) > 2 else ""
 
 
-def _stop(whole: Reply, stopped: Reply, ending: str) -> _Found:
+def _stop(whole: Reply, stopped: Reply, ending: str) -> _Finding:
     if stopped.finish_reason != "stop" or stopped.text != whole.text[: whole.text.index(ending)]:
         return "warning", "a stop string does not end the text where it stands"
     if stopped.drafts.granularity != whole.drafts.granularity:
-        return "warning", "of a text that a stop string ended, the server tells nothing of drafts"
+        return "warning", "the server reports nothing about the drafts of a text that a stop string ended"
     return "ok", "a stop string ends the text"

@@ -197,7 +197,7 @@ class TestStore:
         assert [path.name for path in folder.rglob("*") if path.is_file()] == ["a.txt"]
 
     def test_an_exception_of_a_client_becomes_an_outage_without_its_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        store = ContentStore("memory://bucket", max_bytes=MAX_BYTES, timeout_s=5.0)
+        store = ContentStore(ClaimCheckSettings().model_copy(update={"url": "memory://bucket"}))
 
         def fail(*given: object, **named: object) -> None:
             raise RuntimeError("credentials: planted")

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from alphaloop.dead_letters.reading import DeadLetterRecord
+from alphaloop.dead_letters.redriving import Redriven, redriven
 from alphaloop.errors import InvalidField, JobConflict, MalformedMessage, MessageError
 from alphaloop.kafka.offsets import Record
-from alphaloop.letters.reading import Letter
-from alphaloop.letters.redriving import redriven
 from alphaloop.messages import DeadLetter, dead_letter
 from alphaloop.messages.dead_letter import MAX_REASON_CHARS, PREFIX, SHORTENED, shortened
 from alphaloop.messages.headers import Headers
@@ -18,9 +18,21 @@ from tests.fixtures.messages import ORIGIN
 
 
 def letter_of(
-    error: MessageError, value: bytes = b"", *, key: bytes | None = None, headers: Headers = ()
+    error: MessageError,
+    value: bytes = b"",
+    *,
+    key: bytes | None = None,
+    headers: Headers = (),
+    job_id: str | None = None,
 ) -> DeadLetter:
-    return dead_letter(error, ORIGIN, group="workers", num_deliveries=3, key=key, value=value, headers=headers)
+    return dead_letter(
+        error, ORIGIN, group="workers", num_deliveries=3, key=key, value=value, headers=headers, job_id=job_id
+    )
+
+
+def of_record(letter: DeadLetter) -> Redriven:
+    record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
+    return redriven(DeadLetterRecord(record), {}, Settings())
 
 
 def test_a_dead_letter_keeps_the_message_and_says_why() -> None:
@@ -73,28 +85,22 @@ def test_a_shortened_letter_loses_headers_and_a_long_key_and_says_so() -> None:
     assert shortened(least) is None
 
 
-def redriven_id(letter: DeadLetter) -> str:
-    record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
-    return redriven(Letter(record), {}, Settings()).job_id
-
-
 def test_a_refused_message_is_sent_again_as_a_new_job_however_often() -> None:
     value, found = json.dumps({"job_id": "j", "prompt": "x"}).encode(), []
     for answered in ("derived", "derived~1", "derived~2"):
-        error, told = JobConflict(field="job_id"), {"group": "g", "num_deliveries": 1, "key": None, "headers": ()}
-        letter = dead_letter(error, ORIGIN, value=value, job_id=answered, **told)  # type: ignore[arg-type]
-        record = Record(letter.topic, 0, 7, letter.key, letter.value, tuple(letter.headers), None)
-        value = redriven(Letter(record), {}, Settings()).value
+        value = of_record(letter_of(JobConflict(field="job_id"), value, job_id=answered)).value
         found.append((json.loads(value)["job_id"], json.loads(value)["redrive_of"]))
     assert found == [("derived~1", "derived"), ("derived~2", "derived~1"), ("derived~3", "derived~2")]
 
 
 def test_a_shortened_letter_is_not_sent_again_and_the_whole_message_is_named() -> None:
     value, headers = json.dumps({"job_id": "j", "prompt": "x"}).encode(), [("big", b"h" * 20_000)]
-    whole = letter_of(MalformedMessage("no"), value, headers=headers)
-    assert redriven_id(whole) == "j"
+    whole = letter_of(MalformedMessage("no"), value, headers=headers, job_id="j")
+    assert of_record(whole).job_id == "j~1"
+    with pytest.raises(MalformedMessage, match="in the header alphaloop-job-id, found none"):
+        of_record(letter_of(MalformedMessage("no"), value))
     less = shortened(whole)
     assert less is not None
-    with pytest.raises(MalformedMessage) as told:
-        redriven_id(less)
-    assert "jobs.code:2:41" in (told.value.hint or "")
+    with pytest.raises(MalformedMessage) as error:
+        of_record(less)
+    assert "jobs.code:2:41" in (error.value.hint or "")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.dead_letters.reading import DeadLetterRecord
+from alphaloop.dead_letters.redriving import redriven
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.job_lines import JobReader
 from alphaloop.kafka.offsets import Record
-from alphaloop.letters.reading import Letter
-from alphaloop.letters.redriving import redriven
 from alphaloop.messages import Body, Job, dead_letter, payload_digest
 from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import UNSUPPORTED
@@ -136,10 +136,10 @@ def jobs(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**job, "body": body, **beside}, values | ({"temperature": None} if beside else {})
 
 
-def letter_of(fields: Mapping[str, Any], error: MessageError) -> Letter:
+def letter_of(fields: Mapping[str, Any], error: MessageError) -> DeadLetterRecord:
     value = json.dumps(fields).encode()
-    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=())
-    return Letter(Record(letter.topic, 0, 0, letter.key, letter.value, tuple(letter.headers), None))
+    letter = dead_letter(error, ORIGIN, group="g", num_deliveries=1, key=None, value=value, headers=(), job_id="j")
+    return DeadLetterRecord(Record(letter.topic, 0, 0, letter.key, letter.value, tuple(letter.headers), None))
 
 
 def test_every_field_of_the_body_is_tried() -> None:

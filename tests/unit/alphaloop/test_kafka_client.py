@@ -139,14 +139,14 @@ def test_the_client_names_its_codes() -> None:
     assert {"_TRANSPORT", "UNKNOWN_TOPIC_OR_PART", "_FATAL", "REBALANCE_IN_PROGRESS"} <= set(CODES)
 
 
-@pytest.mark.parametrize("name", sorted(CODES))
-def test_every_code_is_a_broker_error_that_names_itself(name: str) -> None:
-    error = KafkaError(CODES[name], "as the broker puts it")
-    for given in (error, KafkaException(error)):
-        mapped = broker_error(given, "committing offsets")
-        assert isinstance(mapped, BrokerError)
-        assert mapped.message.startswith("committing offsets: as the broker puts it")
-        assert error.name() in mapped.message
+def test_every_code_is_a_broker_error_that_names_itself() -> None:
+    for code in CODES.values():
+        error = KafkaError(code, "as the broker puts it")
+        for given in (error, KafkaException(error)):
+            mapped = broker_error(given, "committing offsets")
+            assert isinstance(mapped, BrokerError)
+            assert mapped.message.startswith("committing offsets: as the broker puts it")
+            assert error.name() in mapped.message
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.server_identity import Answer, ServerIdentity, differs, distance, told_apart
+from alphaloop.server_identity import Answer, ServerIdentity, change_between, differs, distance
 
 PARIS = {" Paris": -0.27, " the": -2.71, " London": -4.46}
 
@@ -42,7 +42,7 @@ def test_a_server_that_does_not_tell_its_folder_has_not_moved_it() -> None:
 def test_what_a_servers_own_answers_scatter_is_no_change() -> None:
     """On a GPU probabilities depend on what else is in the batch."""
     assert differs(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.05))) is None
-    told = told_apart(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.07)))
+    told = change_between(replace(FOUND, scatter=0.02), replace(FOUND, answers=moved(0.07)))
     assert not told.is_of_weights
 
 
@@ -59,7 +59,7 @@ def test_without_probabilities_only_many_other_texts_are_another_model() -> None
     many = replace(FOUND, answers=tuple(Answer(f"text {n if n > 5 else -1}", {}) for n in range(16)))
     assert distance(told.answers, some.answers) is None
     assert differs(told, some) is None
-    assert told_apart(told, many).is_of_weights  # type: ignore[union-attr]
+    assert change_between(told, many).is_of_weights  # type: ignore[union-attr]
     assert "6 of 16 short texts" in str(differs(told, many))
 
 

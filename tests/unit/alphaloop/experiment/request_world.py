@@ -84,7 +84,7 @@ class SeenLoad:
         if now_s >= self._answered_at_s:
             for name, (present, own) in zip(_NAMES, self._answer, strict=True):
                 places = self._fleet.members[name].places
-                places.told(present, (own + places.num_in_flight) / 2)
+                places.reported(present, (own + places.num_in_flight) / 2)
             self._answered_at_s = math.inf
         if now_s >= self._asks_at_s:
             ours = [self._fleet.members[name].places.num_in_flight for name in _NAMES]

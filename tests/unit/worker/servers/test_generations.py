@@ -13,7 +13,7 @@ from alphaloop.acceptance import PREFILL, AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from worker.servers import draft_counts
 from worker.servers.draft_counts import NOTHING, from_rounds, from_sums
-from worker.servers.forms import ServerTimes, ToldDrafts
+from worker.servers.forms import ReplyDrafts, ServerTimes
 from worker.servers.replies import Reply, SentRequest, drafts_of, generation_of
 
 NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
@@ -46,10 +46,10 @@ def test_rounds_and_times_are_the_servers_own() -> None:
 def test_a_text_has_the_k_that_was_asked_for_and_obeyed() -> None:
     reply = replace(REPLY, drafts=from_rounds([2, 2, 1], [2, 1, 1], 9))
     for asked, k in ((2, 2), (None, 4)):
-        found = generation_of("job", reply, replace(SENT, asked_length=asked))
+        found = generation_of("job", reply, replace(SENT, requested_k=asked))
         (drafted,) = found.drafted
         assert (drafted.num_draft_tokens, found.served.num_draft_tokens) == (k, k)
-    untold = generation_of("job", replace(REPLY, drafts=NOTHING), replace(SENT, asked_length=2))
+    untold = generation_of("job", replace(REPLY, drafts=NOTHING), replace(SENT, requested_k=2))
     assert (untold.served.num_draft_tokens, untold.served.is_counted) == (2, False)
 
 
@@ -125,7 +125,7 @@ def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: P
     """vLLM's list is as long as the k of its start, whatever a request asked for."""
     counts = played(found)
     lengths = Counter(accepted for _, accepted in found)
-    whole = ToldDrafts.model_validate(
+    whole = ReplyDrafts.model_validate(
         {
             "num_spec_steps": len(found),
             "num_draft_tokens": 2 * len(found),

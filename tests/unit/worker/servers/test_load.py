@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import TypeAlias
@@ -16,12 +15,10 @@ from hypothesis import strategies as st
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import ServerLoad
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
-from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
-from tests.fixtures.inference_server import MetricsPage
 from tests.fixtures.simulated import Clock
 from worker.servers.client import ServerClient
-from worker.servers.counters import LoadWatch, num_present_on
+from worker.servers.counters import LoadWatch
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
@@ -72,7 +69,7 @@ class World:
     def told(self, name: str, num_present: int) -> None:
         """One says so of its load, whoever asked."""
         places = self.fleet.members[name].places
-        places.told(num_present, places.num_in_flight)
+        places.reported(num_present, places.num_in_flight)
 
     def told_both(self, plain: int, ngram: int) -> None:
         self.told("plain", plain)
@@ -217,7 +214,7 @@ def test_a_server_that_does_not_tell_is_asked_seldom_and_holds_up_no_other(
     world.turn()
     assert (world.plain.num_asked, world.others()) == (1, [None, 5])
     assert world.clients["ngram"].num_asked > 2
-    assert "plain does not tell its load" in caplog.text
+    assert "plain does not report its load" in caplog.text
 
 
 def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -231,23 +228,4 @@ def test_a_server_that_was_silent_is_asked_again_and_that_is_said_once(caplog: p
     world.turn()
     assert world.others()[0] == 1
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["plain does not tell its load: nothing came", "plain tells its load"]
-
-
-#: Three requests run, and four wait.
-ENGINE_0 = MetricsPage().text(3).replace('waiting{engine="0",model_name="model"} 0.0', 'waiting{engine="0"} 4.0')
-RANK = {"dp_rank": 0, "num_running_reqs": 6, "num_waiting_reqs": 1, "token_usage": 0.01}
-RANKS = [RANK, {**RANK, "dp_rank": 1, "num_running_reqs": 0}]
-
-
-@pytest.mark.parametrize(
-    ("kind", "page", "num"),
-    [
-        ("vllm", ENGINE_0 + ENGINE_0.replace('engine="0"', 'engine="1"'), 14),
-        ("sglang", json.dumps({"loads": RANKS}), 8),
-    ],
-)
-def test_requests_that_run_and_that_wait_are_added_up_over_a_servers_parts(
-    kind: ServerKind, page: str, num: int
-) -> None:
-    assert num_present_on(endpoint_of(URL, kind, "m"), page.encode()) == num
+    assert said == ["plain does not report its load: nothing came", "plain reports its load"]

@@ -8,10 +8,12 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from alphaloop.messages import Body, Job
+from alphaloop.engine import Sampling
+from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import refusal_of, served_by
 from alphaloop.server_identity import ServerKind
 from tests.fixtures.messages import asked_for, settings_of
+from tests.fixtures.models import make_job
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
@@ -37,13 +39,69 @@ def added(kind: ServerKind, **fields: Any) -> dict[str, Any]:
     return {name: value for name, value in sent(kind, **fields).items() if usual.get(name) != value}
 
 
+#: What OpenAI defines is sent to all, as its default where the job says nothing.
+USUAL: Final = {
+    "model": "model",
+    "messages": MESSAGES,
+    "max_tokens": 1_000_000,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "frequency_penalty": 0.0,
+    "presence_penalty": 0.0,
+    "n": 1,
+    "stream": False,
+}
+CUT: Final = {"top_p": 0.9, "top_k": 11, "min_p": 0.05, "seed": 3, "stop": ["END"], "logit_bias": {"5": -2.0}}
+XARGS: Final = {"vllm_xargs": {"alphaloop_task": "code"}}
+#: What each kind of server gets beside it, for a job that says nothing, and with CUT and a penalty of 1.1.
+ADDED: Final[dict[ServerKind, tuple[dict[str, Any], dict[str, Any]]]] = {
+    "vllm": (
+        {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "stop_token_ids": [], "return_token_ids": True, **XARGS},
+        {"repetition_penalty": 1.1},
+    ),
+    "sglang": (
+        {
+            "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "stop_token_ids": [],
+            "return_spec_tokens_details": True,
+        },
+        {"repetition_penalty": 1.1},
+    ),
+    # Of no use without a penalty, and newer builds take no -1.
+    "llama_cpp": ({"top_k": 0, "min_p": 0.0, "repeat_penalty": 1.0}, {"repeat_penalty": 1.1, "repeat_last_n": 1 << 20}),
+    "tensorrt_llm": ({}, {"repetition_penalty": 1.1}),
+    "openai": ({}, {}),
+}
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_job_that_says_nothing_unusual_sends_nothing_unusual(kind: ServerKind) -> None:
-    usual = {"model", "messages", "max_tokens", "temperature", "top_p", "frequency_penalty", "presence_penalty"}
-    of_kinds = {"top_k", "min_p", "repetition_penalty", "repeat_penalty", "stop_token_ids"}
-    counts = {"return_token_ids", "vllm_xargs", "return_spec_tokens_details"}
-    assert sent(kind).keys() <= usual | of_kinds | counts | {"n", "stream"}
-    assert sent(kind)["messages"] == MESSAGES
+def test_no_default_of_a_server_applies_and_every_setting_is_passed_on(kind: ServerKind) -> None:
+    usual, cut = ADDED[kind]
+    assert sent(kind) == USUAL | usual
+    assert sent(kind, stream=True) == USUAL | usual | {"stream": True, "stream_options": {"include_usage": True}}
+    sampling = Sampling(
+        max_tokens=1_000_000,
+        temperature=1.0,
+        top_p=0.9,
+        top_k=11,
+        min_p=0.05,
+        repetition_penalty=1.1,
+        seed=3,
+        stop=("END",),
+        logit_bias=((5, -2.0),),
+    )
+    of_openai = {name: value for name, value in CUT.items() if kind != "openai" or name not in ("top_k", "min_p")}
+    body = body_of(kind, "model", make_job("p"), sampling, stream=False)
+    expected = {**USUAL, **usual, **of_openai, **cut, "prompt": "p"}
+    del expected["messages"]
+    assert body == expected
+
+
+def test_the_task_of_traffic_is_sent_and_not_that_of_jobs_that_repeat_prompts() -> None:
+    probe = make_job("p").model_copy(update={"purpose": Purpose.PROBE})
+    assert "vllm_xargs" not in body_of("vllm", "model", probe, Sampling(max_tokens=7, temperature=0.0), stream=False)
 
 
 RESPONSE_FORMAT: Final = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}

@@ -16,14 +16,14 @@ from datetime import datetime
 from itertools import islice
 from typing import Any, Final
 
+from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord
 from alphaloop.errors import ConfigError, InvalidField, MalformedMessage, MessageError, UnknownTask
 from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import delete_before
-from alphaloop.letters.reading import Letter, LetterFilter
-from alphaloop.messages import Origin, derived_job_id, fields_of, parse_job
+from alphaloop.messages import Origin, fields_of, parse_job
 from alphaloop.messages.body import SHORTHAND
-from alphaloop.messages.dead_letter import SHORTENED, is_reason
+from alphaloop.messages.dead_letter import JOB_ID, SHORTENED, is_reason
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import jobs_topic, task_of
 from alphaloop.settings import KafkaSettings, Settings
@@ -50,7 +50,7 @@ class Redrive:
     num_wrong: int = field(default=0, init=False)
     problems: list[dict[str, Any]] = field(default_factory=list, init=False)  #: the first of the wrong ones
 
-    def run(self, choice: LetterFilter, limit: int | None) -> None:
+    def run(self, choice: DeadLetterFilter, limit: int | None) -> None:
         """Send the chosen letters, at most `limit`. Raises BrokerError, StoreError."""
         kafka, workers_since = self.settings.kafka, self.store.newest_worker()
         with contextlib.closing(Producer(kafka, client_id="alphaloop-dlq")) as producer:
@@ -79,14 +79,16 @@ class Redrive:
             "problems": self.problems,
         }
 
-    def _wanted(self, letters: Sequence[Letter]) -> Sequence[Letter]:
+    def _wanted(self, letters: Sequence[DeadLetterRecord]) -> Sequence[DeadLetterRecord]:
         if self.again:
             return letters
         before = self.store.of([letter.key for letter in letters])
         self.num_before += len(before)
         return [letter for letter in letters if letter.key not in before]
 
-    def _messages(self, letters: Iterable[Letter], workers_since: datetime | None) -> Iterator[tuple[Letter, Redriven]]:
+    def _messages(
+        self, letters: Iterable[DeadLetterRecord], workers_since: datetime | None
+    ) -> Iterator[tuple[DeadLetterRecord, Redriven]]:
         for letter in letters:
             try:
                 message = redriven(letter, self.corrections, self.settings)
@@ -114,14 +116,14 @@ class Purge:
         """Letters below the offsets."""
         return sum(codes.total() for codes in self._codes.values())
 
-    def read(self, choice: LetterFilter) -> None:
+    def read(self, choice: DeadLetterFilter) -> None:
         """Find the offsets: below them lie only letters of the chosen time. Raises BrokerError."""
         ended: set[TopicPartition] = set()
-        everything = LetterFilter(choice.task)
+        everything = DeadLetterFilter(choice.task)
         for letter in everything.letters(self._kafka):
             partition = letter.record.topic_partition
             if partition in ended or not choice.holds(letter):
-                ended.add(partition)  # younger letters, and older ones behind them, stay
+                ended.add(partition)  # younger letters, and older ones after them, stay
                 continue
             self._codes.setdefault(partition, Counter())[letter.code] += 1
             self._offsets[partition] = letter.record.offset + 1
@@ -170,13 +172,11 @@ class Redriven:
     headers: tuple[tuple[str, bytes], ...]
 
 
-def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings) -> Redriven:
+def redriven(letter: DeadLetterRecord, corrections: Mapping[str, Any], settings: Settings) -> Redriven:
     """The letter's message, corrected, to the topic it was sent to.
 
-    A message that was answered is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. So
-    a letter that is redriven twice is one job. So is that of a message which an earlier release refused without an
-    answer: it keeps its job_id, or gets one that depends on where it lay. Raises MessageError if it would be refused
-    again.
+    It is a new job: its id goes on with ~1, then ~2, and `redrive_of` names the one before. So a letter that is
+    redriven twice is one job. Raises MessageError if it would be refused again.
     """
     record = letter.record
     if any(name == SHORTENED for name, _ in record.headers):
@@ -186,14 +186,12 @@ def redriven(letter: Letter, corrections: Mapping[str, Any], settings: Settings)
     task = task_of(letter.sent_to) or task_of(record.topic.removesuffix(".dlq")) or ""
     topic = letter.sent_to if task_of(letter.sent_to) else jobs_topic(task)
     fields = _fields(record.value)
-    if (answered := letter.answered_job_id) is not None:
-        fields |= {
-            "job_id": next_job_id(answered, is_redriven="redrive_of" in fields),
-            "redrive_of": answered,
-        }
-    elif "job_id" not in fields:
-        partition, offset = _number(letter.reason.get("partition")), _number(letter.reason.get("offset"))
-        fields["job_id"] = derived_job_id(Origin("redrive", topic, partition, offset), record.value or b"")
+    if letter.job_id is None:
+        raise MalformedMessage(f"expected the job_id of its result in the header {JOB_ID}, found none")
+    fields |= {
+        "job_id": next_job_id(letter.job_id, is_redriven="redrive_of" in fields),
+        "redrive_of": letter.job_id,
+    }
     for path, value in corrections.items():
         _set(fields, path, value)
     value = json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogatepass")
@@ -211,7 +209,7 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
 
     Raises ConfigError naming `option`.
     """
-    found: dict[str, Any] = {}
+    corrections: dict[str, Any] = {}
     for setting in settings:
         path, is_set, text = setting.partition("=")
         if not is_set or not all(path.split(".")):
@@ -219,17 +217,17 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
                 f"{option}: expected FIELD=VALUE, found {path[:60]!r}", hint="such as body.temperature=0.5"
             )
         try:
-            found[path] = json.loads(text)
+            corrections[path] = json.loads(text)
         except ValueError:
-            found[path] = text
-    return found
+            corrections[path] = text
+    return corrections
 
 
 def next_job_id(job_id: str, *, is_redriven: bool) -> str:
     """The job that a failed or refused one becomes; `is_redriven` says whether it was itself made of one."""
     match = _AGAIN.fullmatch(job_id) if is_redriven else None
-    found = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
-    return found if len(found) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"
+    following = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
+    return following if len(following) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"
 
 
 _AGAIN: Final = re.compile(r"(.*)~([1-9][0-9]{0,8})")
@@ -263,10 +261,6 @@ def _set(fields: dict[str, Any], path: str, value: Any) -> None:
             inner[key] = value
             return
         inner = inner[key]
-
-
-def _number(digits: str | None) -> int:
-    return int(digits) if digits and digits.isdigit() and len(digits) < 19 else 0
 
 
 _PORTION: Final = 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -19,11 +19,10 @@ from alphaloop.client.arrivals import everything_on, reader_of
 from alphaloop.errors import JobConflict, UnknownName, UnknownTask
 from alphaloop.kafka.offsets import Record, TopicPartition
 from alphaloop.kafka.topics import list_topics
-from alphaloop.messages import fields_of
+from alphaloop.messages import Failure, Origin, Result, fields_of, refused_result
 from alphaloop.messages.codec import moment_of
-from alphaloop.messages.dead_letter import JOB_ID, OUTCOME
+from alphaloop.messages.dead_letter import JOB_ID, OUTCOME, PREFIX
 from alphaloop.messages.topics import dlq_topic, jobs_topic, task_of
-from alphaloop.outcomes.reading import dead_letter_reason, job_id_of
 from alphaloop.settings import KafkaSettings, Settings
 from alphaloop.store.known_jobs import LetterKey
 
@@ -31,7 +30,7 @@ _SUFFIX: Final = dlq_topic("")
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetterRecord:
     """A record of a dead-letter topic."""
 
     record: Record
@@ -49,12 +48,23 @@ class Letter:
     @cached_property
     def reason(self) -> Mapping[str, str]:
         """Its `__dlq.errors.*` headers, without their prefix."""
-        return dead_letter_reason(self.record)
+        return {
+            name.removeprefix(PREFIX): content.decode("utf-8", "replace")
+            for name, content in self.record.headers
+            if name.startswith(PREFIX)
+        }
 
     @property
     def code(self) -> str:
         """Why it was refused, or why its job failed."""
         return self.reason.get("exception", "unknown")
+
+    @cached_property
+    def error(self) -> Failure:
+        """The same in words. One header holds field, message and hint, as a log shows them."""
+        field = self.reason.get("field")
+        message, _, hint = self.reason.get("message", "no reason given").partition("\nhint: ")
+        return Failure(code=self.code, message=message.removeprefix(f"{field}: "), field=field, hint=hint or None)
 
     @property
     def sent_to(self) -> str:
@@ -77,20 +87,30 @@ class Letter:
         return is_same and workers_since is not None and self.written_at is not None and workers_since < self.written_at
 
     @cached_property
-    def answered_job_id(self) -> str | None:
-        """That of the result that answers the message. An earlier release sent none for a refused one."""
-        named = next((content for name, content in self.record.headers if name == JOB_ID), None)
-        return None if named is None else named.decode("utf-8", "replace")
-
-    @property
     def job_id(self) -> str | None:
-        """That of its result; where it has none, what the message or its key names."""
-        return self.answered_job_id or self.sent_job_id
+        """The job_id of the result that answers the message."""
+        content = next((content for name, content in self.record.headers if name == JOB_ID), None)
+        return None if content is None else content.decode("utf-8", "replace")
 
     @cached_property
     def sent_job_id(self) -> str | None:
         """What the message or its key names: of a conflict and of a forged probe the job_id of another."""
-        return job_id_of(self.record)
+        job_id = (fields_of(self.record.value) or {}).get("job_id")
+        if isinstance(job_id, str):
+            return job_id
+        return self.record.key.decode("utf-8", "replace") if self.record.key else None
+
+    def refusal(self) -> Result | None:
+        """The result of a refused message; None where its job failed, or where it is no job's.
+
+        It is the one on `results`, but for what a shortened letter does not have.
+        """
+        if self.is_failed_job or self.job_id is None:
+            return None
+        numbers = (_number(self.reason.get(name)) for name in ("partition", "offset", "timestamp"))
+        partition, offset, timestamp_ms = numbers
+        origin = Origin("", self.sent_to, partition or 0, offset or 0, timestamp_ms)
+        return refused_result(self.error, origin, self.record.value, job_id=self.job_id)
 
     @property
     def names(self) -> frozenset[str | None]:
@@ -111,11 +131,9 @@ class Letter:
             "job_id": self.job_id,
             "sent_job_id": self.sent_job_id,
             "code": self.code,
-            "field": self.reason.get("field"),
-            "message": self.reason.get("message", "")
-            .split("\nhint: ")[0]
-            .removeprefix(f"{self.reason.get('field')}: "),
-            "hint": self.reason.get("message", "").partition("\nhint: ")[2] or None,
+            "field": self.error.field,
+            "message": self.error.message,
+            "hint": self.error.hint,
             "size_bytes": len(value),
         }
         if show_value:
@@ -124,7 +142,7 @@ class Letter:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterFilter:
+class DeadLetterFilter:
     """What is asked for; everything where nothing is."""
 
     task: str | None = None
@@ -139,7 +157,7 @@ class LetterFilter:
         """Whether every letter of the topics is chosen."""
         return not (self.codes or self.job_ids or self.places or self.since or self.until)
 
-    def holds(self, letter: Letter) -> bool:
+    def holds(self, letter: DeadLetterRecord) -> bool:
         """Whether this letter is chosen. One without a time is of no time."""
         written_at = letter.written_at
         return (
@@ -150,58 +168,70 @@ class LetterFilter:
             and (self.until is None or (written_at is not None and written_at < self.until))
         )
 
-    def letters(self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None) -> Iterator[Letter]:
+    def letters(
+        self, kafka: KafkaSettings, *, newest: int | None = None, depth: int | None = None
+    ) -> Iterator[DeadLetterRecord]:
         """The chosen letters. Raises BrokerError.
 
-        Of each partition at most the `newest` are read where all of them are chosen, and at most `depth` otherwise.
+        Reads at most the `newest` of each partition where all of them are chosen, and at most `depth` otherwise.
         """
         topics = _dlq_topics(kafka, self.task)
         if self.places:
-            found: Iterator[Letter] = _read_places(kafka, topics, self.places)
-        else:
-            newest = newest if self.is_by_task_only else depth
-            found = map(Letter, everything_on(kafka, topics, newest=newest))
-        return filter(self.holds, found)
+            return filter(self.holds, _read_places(kafka, topics, self.places))
+        newest = newest if self.is_by_task_only else depth
+        return filter(self.holds, map(DeadLetterRecord, everything_on(kafka, topics, newest=newest)))
 
 
 @dataclass(frozen=True, slots=True)
-class ListedLetter:
-    """A letter without its message: its name in the table of redrives, and what `Letter.as_json` tells of it."""
+class ListedDeadLetter:
+    """A letter without its message: its name in the table of redrives, and its `DeadLetterRecord.as_json`."""
 
     key: LetterKey
-    told: Mapping[str, Any]
+    shown: Mapping[str, Any]
 
     def with_redrive(self, redriven: Mapping[LetterKey, str] | None) -> dict[str, Any]:
-        """What is told, and whether it was sent again; None where that is not known."""
-        return {**self.told, "redriven": None if redriven is None else self.key in redriven}
+        """What is shown, and whether it was sent again; None where that is not known."""
+        return {**self.shown, "redriven": None if redriven is None else self.key in redriven}
 
 
-def require_letters(settings: Settings, choice: LetterFilter) -> None:
+def require_dead_letters(settings: Settings, choice: DeadLetterFilter) -> None:
     """Raises UnknownName where no letter of any time has the names, or the task is unknown; BrokerError."""
     tasks = frozenset({choice.task or ""} - {"", *settings.tasks})
     named = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
-    asked = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
-    if asked and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
-        raise UnknownName(f"no dead letter of any time has the {' and the '.join(asked)}")
+    conditions = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
+    if conditions and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
+        raise UnknownName(f"no dead letter of any time has the {' and the '.join(conditions)}")
 
 
-def newest_letters(
-    kafka: KafkaSettings, choice: LetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
-) -> Sequence[ListedLetter]:
+def newest_dead_letters(
+    kafka: KafkaSettings, choice: DeadLetterFilter, limit: int, *, show_value: bool = False, depth: int | None = None
+) -> Sequence[ListedDeadLetter]:
     """The newest `limit` of the chosen letters, oldest first. No more are ever held, and none of their values.
 
-    With `show_value` the start of each message is told, too, which may hold a prompt. Where not all letters are chosen,
-    the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
+    With `show_value` the start of each message is shown, too, which may hold a prompt. Where not all letters are
+    chosen, the newest `depth` of each partition are looked through, without it all. Raises BrokerError.
     """
     newest: list[tuple[tuple[int, LetterKey], Mapping[str, Any]]] = []  # a heap, its oldest letter first
     for letter in choice.letters(kafka, newest=limit, depth=depth):
         key = letter.key
         keep = heapq.heappush if len(newest) < limit else heapq.heappushpop
         keep(newest, ((letter.record.timestamp_ms or 0, key), letter.as_json(show_value=show_value)))
-    return [ListedLetter(key, told) for (_, key), told in sorted(newest, key=itemgetter(0))]
+    return [ListedDeadLetter(key, shown) for (_, key), shown in sorted(newest, key=itemgetter(0))]
 
 
-def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[Letter]:
+def refusals_of(kafka: KafkaSettings, job_ids: Collection[str]) -> dict[str, Result]:
+    """The results of refused messages with these job_ids, from the dead letters there are now. Raises BrokerError."""
+    wanted = frozenset(job_ids)
+    return refusals(kafka, lambda refusal: refusal.job_id in wanted) if wanted else {}
+
+
+def refusals(kafka: KafkaSettings, is_wanted: Callable[[Result], bool]) -> dict[str, Result]:
+    """The newest wanted refusal of each job_id. Raises BrokerError."""
+    every = filter(None, (letter.refusal() for letter in DeadLetterFilter().letters(kafka)))
+    return {refusal.job_id: refusal for refusal in every if is_wanted(refusal)}
+
+
+def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collection[str]) -> Iterator[DeadLetterRecord]:
     """The letters at these places of the topics, in their order; a place where none lies is passed over.
 
     Raises BrokerError.
@@ -211,15 +241,15 @@ def _read_places(kafka: KafkaSettings, topics: Collection[str], places: Collecti
     if not wanted:
         return
     with contextlib.closing(reader_of(kafka)) as consumer:
-        found = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
+        bounds = consumer.bounds(list(dict.fromkeys(partition.topic for partition, _ in wanted)))
         for partition, offset in wanted:
-            low, high = found.get(partition, (0, 0))
+            low, high = bounds.get(partition, (0, 0))
             if low <= offset < high:
                 consumer.assign_at({partition: offset})
-                read = consumer.read_through({partition: offset + 1})
-                record = next((one for one in read if one.topic_partition == partition), None)
+                records = consumer.read_through({partition: offset + 1})
+                record = next((record for record in records if record.topic_partition == partition), None)
                 if record is not None and record.offset == offset:
-                    yield Letter(record)
+                    yield DeadLetterRecord(record)
 
 
 def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
@@ -232,3 +262,8 @@ def _dlq_topics(kafka: KafkaSettings, task: str | None) -> list[str]:
 #: TOPIC:PARTITION:OFFSET.
 _PLACE: Final = re.compile(r"([a-zA-Z0-9._-]{1,249}):([0-9]{1,9}):([0-9]{1,18})")
 _SHOWN_CHARS: Final = 200
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]{1,19}")
+
+
+def _number(digits: str | None) -> int | None:
+    return int(digits) if digits and _WHOLE_NUMBER.fullmatch(digits) else None
