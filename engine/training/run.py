@@ -56,8 +56,8 @@ from engine.training.distil import (
     num_layers,
     turn_head,
 )
-from engine.training.eagle3 import Eagle3Heads
-from engine.training.heads import SequentialHeadsInTraining
+from engine.training.eagle3 import Eagle3HeadsInTraining
+from engine.training.heads import HeadsInTraining, SequentialHeadsInTraining
 from engine.training.recipe import Recipe
 from engine.training.recording import RECORDED, RECORDER, StateRecorder
 
@@ -124,8 +124,8 @@ class TrainingRun:
             if card is not None:
                 card.write(self._order.folder)
         except (SafetensorError, OSError) as error:
-            told = f"{self._order.folder} cannot be written: {error}"
-            raise ConfigError(told, hint="is the disk full?") from error
+            message = f"{self._order.folder} cannot be written: {error}"
+            raise ConfigError(message, hint="is the disk full?") from error
         return card
 
     def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
@@ -160,19 +160,29 @@ class TrainingRun:
         )
         if not recorded or not exam:
             raise ConfigError("expected answers of more than one token to train on and to judge with, found none")
-        made = Eagle3Heads if order.method == "eagle3" else SequentialHeadsInTraining
-        heads: Any = made(target, token_ids, self._taps(), recipe)
+        weights = [
+            model.weight.detach().cpu() for model in (target.get_input_embeddings(), target.get_output_embeddings())
+        ]
+        heads: HeadsInTraining[Any] = (
+            Eagle3HeadsInTraining(*weights, token_ids, recipe, target=text_config(target.config), taps=self._taps())
+            if order.method == "eagle3"
+            else SequentialHeadsInTraining(*weights, token_ids, recipe)
+        )
         _, before = heads.judge(exam)
         lessons = heads.lessons(recorded)
         training = Distillation(
-            heads.network, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
+            heads, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
         )
         if training.step < training.num_steps:
             with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
                 if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
                     return None
-        facts = {"target": self._served.name, "target_revision": self._revision}
-        heads.save(order.folder, getattr(torch, self._served.dtype), facts)
+        facts = {
+            "target": self._served.name,
+            "target_revision": self._revision,
+            "num_target_layers": num_layers(target),
+        }
+        heads.save(order.folder, getattr(torch, self._served.dtype), named | {"num_target_layers": num_layers(target)})
         with _stage(self._tell, "held-out texts judged", len(exam)) as advance:
             by_task, total = heads.judge(exam)
             advance(len(exam))

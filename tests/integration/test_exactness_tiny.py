@@ -17,7 +17,7 @@ from alphaloop.engine import Generation, Sampling
 from engine.network.language_model import PREFILL_CHUNK, LanguageModel
 from engine.own import SHARED_CHUNK, TransformersEngine
 from tests.fixtures.drafting import MOST, ScriptedDrafter, drafter_over, language_model
-from tests.fixtures.models import FAMILIES, NUM_TOKENS, VANILLA, Reference, Wanted, decision, finish, make_job
+from tests.fixtures.models import FAMILIES, Reference, Wanted, decision, finish, make_job
 
 Build = Callable[..., TransformersEngine]
 References = Callable[[str], Reference]
@@ -144,22 +144,6 @@ def test_eight_ragged_sequences_write_what_the_model_alone_writes(
     assert max(generation.batch_size for generation in finished.values()) == 8
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_one_sequence_writes_what_the_model_alone_writes(
-    make_bench: MakeBench, family: str, rng: random.Random
-) -> None:
-    bench = make_bench(family, 1)
-    prompts = ["a", "ab ab ab ab ab ab ab ab ab", *(some_text(rng, 30) + "a" for _ in range(4))]
-    check(
-        bench,
-        [
-            (make_job(prompt, i), GREEDY, d)
-            for i, (prompt, d) in enumerate(zip(prompts, decisions(rng, 6), strict=True))
-        ],
-        rng,
-    )
-
-
 @pytest.mark.parametrize(("family", "num_slots"), [("llama", 1), *((family, 8) for family in FAMILIES)])
 def test_drafting_that_changes_between_any_two_rounds_changes_no_text(
     make_bench: MakeBench, family: str, num_slots: int, rng: random.Random
@@ -200,51 +184,3 @@ def test_drafting_that_changes_between_any_two_rounds_changes_no_text(
             assert itself.num_accepted == itself.num_trials
     assert max(len(generation.drafted) for generation in finished.values()) > 1
     assert all(not script.running for script in bench.scripts.values()), "every sequence is closed"
-
-
-ADJUSTED: Final[tuple[Callable[[Sampling, random.Random], Sampling], ...]] = (
-    lambda one, rng: replace(one, repetition_penalty=rng.choice((0.8, 1.3, 2.0))),
-    lambda one, rng: replace(one, frequency_penalty=rng.uniform(-1, 2), presence_penalty=rng.uniform(-1, 2)),
-    lambda one, rng: replace(one, logit_bias=tuple((rng.randrange(i, NUM_TOKENS, 8), 5.0) for i in range(8))),
-    lambda one, rng: replace(one, temperature=1.0, seed=rng.randrange(2**31)),
-    lambda one, rng: replace(one, temperature=0.8, seed=rng.randrange(2**31), top_p=0.9, min_p=0.02),
-    lambda one, rng: replace(one, temperature=1.3, seed=rng.randrange(2**31), top_k=20, repetition_penalty=1.2),
-)
-
-
-@pytest.mark.parametrize(
-    ("family", "num_slots"), [("llama", 1), ("gemma3_text", 1), *((family, 8) for family in FAMILIES)]
-)
-def test_adjusted_and_seeded_texts_are_the_same_in_every_mode(
-    make_bench: MakeBench, family: str, num_slots: int, rng: random.Random
-) -> None:
-    """Bias, penalties, stop tokens, min_p and the reproducible coupling: each under vanilla and every drafter."""
-    bench = make_bench(family, num_slots)
-    offset = rng.randrange(6)
-    rules = [(ADJUSTED[(i + offset) % 6], decided) for i, decided in enumerate(decisions(rng, 6))]
-    if num_slots > 1:
-        rules = [(rule, decided) for rule in ADJUSTED for decided in decisions(rng, 6)]
-    text = "ab ab ab" + some_text(rng, 12)
-    work = [
-        (make_job(text, i), rule(replace(GREEDY, max_tokens=10), rng), decided)
-        for i, (rule, decided) in enumerate(rules)
-    ]
-    # Some end at a token of their own: the one in the middle of what they write otherwise.
-    whole = bench.expect((job, sampling) for job, sampling, _ in work)
-    for place in range(0, len(work), 5):
-        job, sampling, decided = work[place]
-        output = whole[job.job_id]
-        work[place] = (job, replace(sampling, stop_token_ids=(output[len(output) // 2],)), decided)
-    finished = check(bench, work, rng)
-    for job, sampling, _ in work:
-        generation = finished[job.job_id]
-        assert (generation.finish_reason == "stop") == (generation.token_ids[-1] in (0, *sampling.stop_token_ids))
-
-
-def test_one_seed_gives_one_text_whatever_decodes_it(make_bench: MakeBench, rng: random.Random) -> None:
-    bench = make_bench("llama", 8)
-    sampling = replace(GREEDY, temperature=1.0, seed=rng.randrange(2**31), max_tokens=16)
-    kinds = [VANILLA, *(decision(name, k) for name in DRAFTERS for k in (1, 3, MOST))]
-    work = [(make_job("once upon a time", i), sampling, decided) for i, decided in enumerate(kinds)]
-    finished = check(bench, work, rng)
-    assert len({generation.text for generation in finished.values()}) == 1

@@ -19,7 +19,6 @@ import transformers
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Sampling
 from alphaloop.errors import IncompatiblePair
-from alphaloop.messages import Constraint
 from alphaloop.settings.models import DraftModelDrafterSettings, ModelSettings, TargetSettings
 from engine.device import Placement
 from engine.drafters.draft_model import DraftModelDrafter, DraftModels
@@ -35,7 +34,6 @@ from tests.fixtures.models import (
     VANILLA,
     byte_fallback,
     decision,
-    decode_one,
     finish,
     make_job,
     other_tokenizer,
@@ -70,25 +68,9 @@ def served(tiny_models: dict[str, Path]) -> TargetSettings:
     return TargetSettings(name="tiny", source=str(tiny_models["llama"]), dtype="float64", device="cpu", num_threads=1)
 
 
-def engine_with(served: TargetSettings, **drafters: DraftModelDrafterSettings) -> TransformersEngine:
-    return load_engine(ModelSettings(target=served, drafters={**drafters}), num_slots=4)
-
-
-@pytest.mark.parametrize(
-    "dials", [{}, {"num_branches": 2, "min_probability": 0.01}, {"max_prompt_tokens": 16}], ids=str
-)
-def test_texts_are_the_targets_own(served: TargetSettings, source: Path, dials: dict[str, Any]) -> None:
-    small = DraftModelDrafterSettings(source=str(source), max_draft_tokens=4, **dials)
-    engine = engine_with(served, small=small)
-    work = [(make_job(prompt, number), how) for number, prompt in enumerate(PROMPTS) for how in SAMPLINGS]
-    work = [(make_job(job.body.prompt or "", number), how) for number, (job, how) in enumerate(work)]
-    plain, drafted = (finish(engine, [(job, how, way) for job, how in work]) for way in (VANILLA, decision("small", 4)))
-    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in plain.items()}
-    assert sum(its.counts.num_trials for its in drafted.values()) > 100
-    grammar = Constraint("regex", "(the |other )*thing[0-9]{2,9}!", "body.structured_outputs.regex")
-    constrained = engine.prepare(make_job("the", 99), replace(GREEDY, constraint=grammar))
-    texts = {decode_one(engine, constrained, way).text for way in (VANILLA, decision("small", 4))}
-    assert len(texts) == 1
+def test_its_rounds_and_prompts_are_timed(served: TargetSettings, source: Path) -> None:
+    small = DraftModelDrafterSettings(source=str(source))
+    engine = load_engine(ModelSettings(target=served, drafters={"small": small}), num_slots=4)
     assert engine.measure_round_ms("small", 2, 4, 64, 1) > 0
     assert engine.measure_prefill_ms("small", 64, 1) > 0
 
