@@ -57,7 +57,9 @@ METHODS: Final[dict[str, Open]] = {
     "eagle3": lambda name, settings, o: load_heads(name, settings, o.target, num_slots=o.num_slots),
     "layer_skip": lambda name, settings, o: load_layer_skip(name, settings, o.target, num_slots=o.num_slots),
     "recycling": lambda name, settings, o: RecyclingDrafter(name, settings, o.target.end_tokens),
-    "hybrid": lambda name, settings, o: HybridDrafter(name, settings, {one: o.opened[one] for one in settings.asks}),
+    "hybrid": lambda name, settings, o: HybridDrafter(
+        name, settings, {source: o.opened[source] for source in settings.asks}
+    ),
 }
 
 

@@ -308,7 +308,7 @@ class Distillation(Generic[_Taught]):
         return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / max(1, self.num_steps - num_warm)))
 
 
-#: Of a text: its task, the counts of its rounds, and Σ min(p, q) by position.
+#: A text's task, the counts of its rounds, and Σ min(p, q) by position.
 Judged = tuple[str, AcceptanceCounts, Tensor]
 
 

@@ -52,7 +52,7 @@ class HeadsInTraining(torch.nn.Module, Generic[_Lesson]):
         raise NotImplementedError
 
     def loss(self, lessons: Sequence[_Lesson]) -> Tensor:
-        """Of a batch: the weighted mean over positions and steps of `token_loss`."""
+        """The weighted mean of `token_loss` over the positions and steps of a batch."""
         raise NotImplementedError
 
     def judged(self, recorded: Sequence[RecordedText]) -> Iterator[Judged]:

@@ -191,36 +191,6 @@ def test_drafts_are_those_of_plain_arithmetic_and_the_text_is_the_targets(
     assert watched.num > 5 * K
 
 
-@pytest.mark.parametrize("name", ["sequential, cut", "medusa of vLLM", "eagle3 of vLLM, cut"])
-def test_a_drawn_draft_says_what_each_token_was_drawn_from(
-    tiny_engine: Callable[..., Any], folders: dict[str, Path], name: str
-) -> None:
-    engine = tiny_engine(num_slots=4)
-    made = load(engine._target, folders[name], name)
-    proposals: list[Proposal] = []
-
-    class Noted(Watched):
-        def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-            found: list[Proposal] = self.inner.propose(asks)
-            proposals.extend(found)
-            return found
-
-    engine._drafters["made"] = Noted(made, lambda text, num: [])
-    sampling = Sampling(max_tokens=40, temperature=2.0)
-    done = finish(engine, ((make_job(f"{number}", number), sampling, decision("made", K)) for number in range(4)))
-    assert sum(its.counts.num_accepted for its in done.values()) > 0
-    drawn = [one for one in proposals if one.tokens]
-    assert drawn
-    for one in drawn:
-        assert one.q is not None
-        assert torch.allclose(one.q.probabilities.sum(dim=-1), torch.ones(len(one.tokens), dtype=torch.float64))
-        assert bool((one.q.of(torch.tensor(one.tokens)) > 0).all())
-        if "cut" in name:
-            whole = -one.q.taken_from(torch.zeros(len(one.tokens), NUM_TOKENS, dtype=torch.float64))
-            outside = torch.ones(NUM_TOKENS, dtype=torch.bool).index_fill_(0, KNOWN, False)
-            assert not whole[:, outside].any()
-
-
 def changed(folder: Path, into: Path, **fields: Any) -> Path:
     into.mkdir()
     config = json.loads((folder / "config.json").read_text()) | fields

@@ -68,14 +68,14 @@ def test_a_judgement_is_that_of_rounds_played_one_by_one(network: SequentialHead
         one = lesson(12, 100 + seed)
         for place in range(1, len(one)):
             if (seed + place) % 3:
-                x = heads.behind(one.states[place - 1 : place].float(), [int(one.token_ids[place - 1])])
+                x = heads.after(one.states[place - 1 : place].float(), [int(one.token_ids[place - 1])])
                 one.token_ids[place] = KNOWN[heads.logits(x, 0).argmax()]
         lessons.append(one)
         place = 0
         while place < len(one) - 1:
             x, pending, num = one.states[place : place + 1].float(), int(one.token_ids[place]), 0
             while num < min(K, len(one) - place - 2):
-                x = heads.behind(x, [pending])
+                x = heads.after(x, [pending])
                 pending = int(KNOWN[heads.logits(x, 0).argmax()])
                 if pending != int(one.token_ids[place + 1 + num]):
                     break
