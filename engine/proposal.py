@@ -208,10 +208,22 @@ def check_answers(asks: Sequence[Ask], answers: Sequence[Proposal], vocabulary: 
 class Drafter(Protocol):
     """Proposes tokens for many sequences at once. Deterministic in its asks and each job's own randomness.
 
-    What not every way of drafting has, has a default here: a drafter inherits it.
+    A drafter needs `state` and `propose`; it inherits a default for what else it does not have. One that repeats the
+    last token:
+
+        class Echo(Drafter):
+            def __init__(self, name: str, settings: EchoSettings) -> None:
+                self.state = settings.state(name, "1")
+
+            def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+                return [Proposal((ask.text[-1],) * ask.num_tokens) for ask in asks]
+
+    The text [5, 6, 7], asked for two tokens, gets Proposal((7, 7)); the target verifies both in its next pass. A line
+    of `engine.drafters.methods.METHODS` opens it; `EchoSettings` is a `DraftingSettings` with a `method` of its own.
+    The engine calls `open`, then `propose` once a round, then `close`, for each sequence.
     """
 
-    state: DrafterState  #: name, revision and longest draft
+    state: DrafterState  #: name, revision and longest draft; raise the revision when proposals change
     taps: tuple[int, ...] = ()  #: states of the target that it wants with each ask (`engine.states`)
     shadow_share: float = 0.0  #: most of a text's decoding time that scoring it with `rereading` may take; 0: never
 
@@ -221,15 +233,18 @@ class Drafter(Protocol):
         `text` is its prompt and its output so far, a live list that grows with every round. `task` and `segment` are
         its job's; a job that must not search earlier results has no task.
         """
+        return
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """One proposal an ask, in order."""
+        """One proposal an ask, in order, of at most `ask.num_tokens` tokens; NOTHING where there is nothing to say."""
 
     def close(self, job_id: str) -> None:
         """A sequence has ended, or drafts with another drafter; nothing happens if it was never opened."""
+        return
 
     def clear(self) -> None:
         """Forget every sequence, whatever state a failed round left."""
+        return
 
     @property
     def device(self) -> torch.device | None:

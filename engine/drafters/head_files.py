@@ -63,7 +63,20 @@ def find_heads(source: str, hub_revision: str | None = None) -> HeadFacts | None
         return None  # reading the model says what is wrong
     with as_unsupported(source):
         config = json.loads(file.read_bytes())
-        return None if (kind := _kind_of(config)) is None else _facts_of(source, kind, config)
+        if (kind := _kind_of(config)) is None:
+            return None
+        if kind == "eagle3":
+            return _eagle3_facts(source, config)
+        return HeadFacts(
+            source,
+            kind,
+            config,
+            layers={},
+            hidden_size=_whole(config, "hidden_size"),
+            vocabulary=_whole(config, "vocab_size"),
+            num_heads=_whole(config, "num_heads", "medusa_num_heads") if kind == "medusa" else None,
+            taps=(FINAL,),
+        )
 
 
 def _kind_of(config: dict[str, Any]) -> HeadKind | None:
@@ -74,26 +87,6 @@ def _kind_of(config: dict[str, Any]) -> HeadKind | None:
         return "sequential"
     is_medusa = config.get("model_type") == "medusa" or "medusa_num_heads" in config or "MedusaModel" in architectures
     return "medusa" if is_medusa else None
-
-
-def read_head_facts(path: Path, source: str) -> HeadFacts:
-    """The facts of the heads in a folder. Raises UnsupportedModel for another model, OSError without a config.json."""
-    config = json.loads((path / "config.json").read_bytes())
-    if (kind := _kind_of(config)) is None:
-        model_type = config.get("speculators_model_type") or config.get("model_type")
-        raise UnsupportedModel(
-            f"{source}: expected heads of EAGLE-3 or Medusa, or ones that were trained here, found {model_type}",
-            hint='a whole model is drafted with as method = "draft_model"',
-        )
-    return _facts_of(source, kind, config)
-
-
-def _facts_of(source: str, kind: HeadKind, config: dict[str, Any]) -> HeadFacts:
-    if kind == "eagle3":
-        return _eagle3_facts(source, config)
-    num_heads = _whole(config, "num_heads", "medusa_num_heads") if kind == "medusa" else None
-    sizes = _whole(config, "hidden_size"), _whole(config, "vocab_size")
-    return HeadFacts(source, kind, config, {}, *sizes, num_heads, (FINAL,))
 
 
 def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
@@ -112,11 +105,11 @@ def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
         "eagle3",
         config,
         layers,
-        _whole(config, "target_hidden_size") or _whole(layers, "hidden_size"),
-        _whole(layers, "vocab_size"),
-        None,
+        hidden_size=_whole(config, "target_hidden_size") or _whole(layers, "hidden_size"),
+        vocabulary=_whole(layers, "vocab_size"),
+        num_heads=None,
         # As vLLM reads them: each once, in the order of the layers, whatever the config's order is.
-        tuple(sorted({int(tap) for tap in taps})) if taps else None,
+        taps=tuple(sorted({int(tap) for tap in taps})) if taps else None,
         # The libraries differ: a config of `speculators` that says nothing means true, any other means false.
         norm_before_residual=bool(config.get("norm_before_residual", nested is not None)),
     )

@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import Sampling
 from alphaloop.errors import UnsupportedModel
 from engine.drafters.draft_rows import DraftRow, choose
 from engine.drafters.draft_vocabulary import DraftTokens
@@ -170,15 +169,6 @@ class HeadsDrafter(Drafter):
     num_branches: int = 1  #: tokens beside each other at most; 1: a chain
 
     taps = (FINAL,)
-
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
-        """Nothing is kept of a sequence."""
-
-    def close(self, job_id: str) -> None:
-        """Nothing is kept of a sequence."""
-
-    def clear(self) -> None:
-        """Nothing is kept of any sequence."""
 
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:

@@ -9,7 +9,7 @@ counts of two rules are never added up.
 
 `tree`: every source is asked for what the ones before it left of the round's tokens; common beginnings are merged, and
 a token that two propose stands once, under the first. A draft that was drawn comes first (verification.py says why);
-whatever follows from the text may be merged into it. One drawn draft a text: of a second one nothing is taken.
+whatever follows from the text may be merged into it. One drawn draft a text: a second one is left out.
 
 The sources are the engine's own drafters of those names, so a draft model's weights and slots are there once. A text
 drafts with one drafter at a time, so no source holds a text twice.
@@ -47,7 +47,7 @@ class HybridDrafter(Drafter):
         self._settings = settings
         self._sources = dict(sources)
         states = [source.state for source in sources.values()]
-        self._most = {one.name: settings.most_tokens.get(one.name, one.max_draft_tokens) for one in states}
+        self._most = {state.name: settings.most_tokens.get(state.name, state.max_draft_tokens) for state in states}
         keeping = [state for state in states if state.cache_bytes_per_token]
         read = [state.max_prompt_tokens for state in keeping]
         self.state = replace(

@@ -227,7 +227,16 @@ def _heads(attention: Any, kind: str, operations: TorchOperations) -> Heads:
         norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
         epsilon = queries.epsilon
     is_local = kind == "sliding_attention"
-    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
+    return Heads(
+        num_queries,
+        num_keys,
+        head_dim,
+        scaling=attention.scaling,
+        kind=kind,
+        is_local=is_local,
+        norms=norms,
+        epsilon=epsilon,
+    )
 
 
 def _residual(x: Tensor, y: Tensor, linear: Linear, norm: Norm | None) -> Tensor:

@@ -362,7 +362,7 @@ def test_a_drafted_text_is_the_vanilla_one(
 SAMPLED: Final = {
     "top_k": Sampling(max_tokens=5, temperature=1.0, top_k=3),
     "regex": Sampling(
-        max_tokens=12, temperature=1.3, constraint=Constraint("regex", "(an|the|a) ?[ot](ne|wo)", "body")
+        max_tokens=12, temperature=1.8, constraint=Constraint("regex", "(an|the|a) ?[ot](ne|wo)", "body")
     ),
 }
 NUM_TEXTS: Final = 320

@@ -59,6 +59,7 @@ def test_the_loss_is_the_sum_by_hand(network: SequentialHeadsInTraining, share: 
     assert float(network.loss(lessons)) == pytest.approx(expected, rel=1e-4)
 
 
+@torch.no_grad()
 def test_a_judgement_is_that_of_rounds_played_one_by_one(network: SequentialHeadsInTraining) -> None:
     """Over texts in which the heads' own drafts follow at times."""
     tensors = {"inner.weight": network.inner.detach(), "outer.weight": network.outer.detach()}
