@@ -1,7 +1,7 @@
 """Every way of drafting: its name in the settings, and how a drafter of it is opened.
 
-A new way is a file of this folder with a `Drafter` (`engine.proposal` shows one of four lines), a class of settings with
-its `method` among `alphaloop.settings.models.DrafterSettings`, and a line of METHODS. A row in
+A new way is a file of this folder with a `Drafter` (`engine.proposal` shows one of four lines), a class of settings
+with its `method` among `alphaloop.settings.models.DrafterSettings`, and a line of METHODS. A row in
 tests/integration/test_texts_are_the_targets.py proves that texts stay the target's with it.
 """
 
