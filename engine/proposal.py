@@ -226,6 +226,12 @@ class Drafter(Protocol):
     state: DrafterState  #: name, revision and longest draft; raise the revision when proposals change
     taps: tuple[int, ...] = ()  #: states of the target that it wants with each ask (`engine.states`)
     shadow_share: float = 0.0  #: most of a text's decoding time that scoring it with `rereading` may take; 0: never
+    device: torch.device | None = None  #: where it keeps keys and values; None where it keeps none
+    bytes_per_token: int = 0  #: keys and values of one token of a text
+    longest_text: int | None = (
+        None  #: tokens after which it proposes nothing; None where the target's limit comes first
+    )
+    source_names: frozenset[str] = frozenset()  #: other drafters that it asks, whose slots its sequences hold
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """A sequence wants drafts from now on, from its beginning or from the middle of its output.
@@ -247,29 +253,9 @@ class Drafter(Protocol):
         return
 
     @property
-    def device(self) -> torch.device | None:
-        """Where it keeps keys and values; None where it keeps none."""
-        return None
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text."""
-        return 0
-
-    @property
     def num_cache_bytes(self) -> int:
         """Memory that its own keys and values hold now, without those of its sources."""
         return 0
-
-    @property
-    def longest_text(self) -> int | None:
-        """Tokens of a text after which it proposes nothing; None where the target's own limit comes first."""
-        return None
-
-    @property
-    def source_names(self) -> frozenset[str]:
-        """Other drafters that it asks, whose slots its sequences hold."""
-        return frozenset()
 
     def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
         """Seconds and shape of the last proposals of each source that was asked."""

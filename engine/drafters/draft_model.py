@@ -72,24 +72,11 @@ class DraftModelDrafter(Drafter):
     def __post_init__(self, num_slots: int) -> None:
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
         self._is_weighing = self.min_probability > 0 or any(other.min_probability for other in self.shared_weights)
+        self.device, self.longest_text = self.model.device, self.context_length
+        self.bytes_per_token = _per_token(self.model, self.translation)
         self._cache = self.model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
         self._usually_read = _USUALLY_READ if self.translation is None else _USUALLY_READ_ANEW
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text, as the target writes it."""
-        return _per_token(self.model, self.translation)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes, and where the distributions of its proposals lie."""
-        return self.model.device
-
-    @property
-    def longest_text(self) -> int:
-        """Its context."""
-        return self.context_length
 
     @property
     def num_cache_bytes(self) -> int:

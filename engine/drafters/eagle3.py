@@ -197,23 +197,10 @@ class Eagle3Drafter(Drafter):
     num_branches: int = 1  #: tokens beside each other at most; 1: a chain
 
     def __post_init__(self, num_slots: int) -> None:
+        self.device, self.longest_text = self.network.device, self.network.num_positions
+        self.bytes_per_token = self.network.kv_shape.bytes_per_token
         self._cache = self.network.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text."""
-        return self.network.kv_shape.bytes_per_token
-
-    @property
-    def device(self) -> torch.device:
-        """The target's."""
-        return self.network.device
-
-    @property
-    def longest_text(self) -> int:
-        """Positions of its layer."""
-        return self.network.num_positions
 
     @property
     def num_cache_bytes(self) -> int:
@@ -263,7 +250,7 @@ class Eagle3Drafter(Drafter):
         elif ask.is_timed and (num := len(ask.text) - 1 - held.end) > 0:
             held.take(held.end, torch.zeros((num, network.hidden_size), dtype=network.dtype, device=network.device))
         num_pairs = held.num_read + held.num_fresh
-        room = self.longest_text - num_pairs
+        room = network.num_positions - num_pairs
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room + 1)
         if num_wanted < 1 or not held.fresh or held.end != len(ask.text) - 1:
             return None

@@ -23,8 +23,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-import torch
-
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import ProposalShape, Sampling
 from alphaloop.settings.models import HybridDrafterSettings
@@ -57,24 +55,12 @@ class HybridDrafter(Drafter):
         )
         #: Which states of the target its sources want.
         self.taps = tuple(sorted({tap for source in sources.values() for tap in source.taps}))
+        self.source_names = frozenset(sources)
+        self.bytes_per_token = sum(source.bytes_per_token for source in sources.values())
+        self.device = next((source.device for source in sources.values() if source.bytes_per_token), None)
         #: By source, the seconds of the last proposals, and what it was asked for in them.
         self.seconds: dict[str, float] = {}
         self.shapes: dict[str, ProposalShape] = {}
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text, of all sources that keep them."""
-        return sum(source.bytes_per_token for source in self._sources.values())
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where its sources keep keys and values; None where they keep none."""
-        return next((source.device for source in self._sources.values() if source.bytes_per_token), None)
-
-    @property
-    def source_names(self) -> frozenset[str]:
-        """Drafters whose slots its sequences hold."""
-        return frozenset(self._sources)
 
     def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
         """Seconds and shape of the last proposals of each source that was asked."""
