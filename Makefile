@@ -2,7 +2,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check docs format generated bench-decode bench-policy bench-truth bench-drift bench-pipeline bench-whole bench-sql bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
+.PHONY: help demo test check docs format generated bench-decode bench-policy bench-drift bench-pipeline bench-whole bench-console bench-engines bench-memory bench-structured accept-structured engine engine-faults console-pictures stories lock up down chaos fuzz accounting first-hour installed odd-paths clean
 
 # Set in many container images. The tests start hundreds of Python processes: without bytecode each compiles alphaloop
 # again (.8 s), and pytest rewrites every test.
@@ -102,9 +102,6 @@ bench-decode: $(INSTALLED) $(VLLM)/.installed ## decoding beside transformers an
 bench-policy: $(INSTALLED) ## deciding beside other rules and an oracle, simulated, with a picture (about two hours; 10 minutes with ARGS='--seeds 20'; Ctrl-C shows what was played)
 	@$(BIN)/python -m benchmarks.policy --plots docs/concepts $(ARGS)
 
-bench-truth: $(INSTALLED) ## how often shown intervals hold the truth, simulated: alpha, measure, the speed-up (10 minutes)
-	@$(BIN)/python -m benchmarks.truth $(ARGS)
-
 bench-drift: $(VENV)/.river ## the drift test beside river's detectors, at the same measured rate of false alarms (hours)
 	@$(BIN)/python -m benchmarks.drift $(ARGS)
 
@@ -122,9 +119,6 @@ bench-structured: $(INSTALLED) ## constrained decoding with forced tokens and lo
 
 accept-structured: $(INSTALLED) ## schemas of a file compiled, checked with instances, and written: make accept-structured SCHEMAS=file (an hour; ARGS='--num 50')
 	@$(BIN)/python -m benchmarks.structured.acceptance --schemas "$(SCHEMAS)" $(ARGS)
-
-bench-sql: $(INSTALLED) ## the documents' queries and the scheduler's reads with 20 million stored runs (20 GB of disk, half an hour; ARGS='--runs 1000000')
-	@$(BIN)/python -m benchmarks.stored_runs $(ARGS)
 
 bench-console: $(INSTALLED) ## first paint of the console's pages with 1,000 tasks and 10 million jobs (20 GB of disk; needs Chromium; ARGS='--jobs 100000')
 	@$(BIN)/python -m benchmarks.console --jobs 10000000 $(ARGS)

@@ -396,7 +396,7 @@ def share_interval(clusters: Sequence[Counts]) -> Interval | None:
     less the cluster's share of the trials, because a large cluster pulls the estimate towards itself (HC3: MacKinnon
     and White 1985; about the jackknife). The degrees of freedom are the effective number of clusters (Σn)² / Σn² (Kish
     1965), less one. Both become an effective number of trials (Korn and Graubard 1998), and the interval is Wilson's
-    (1927). `make bench-truth` measures how often it holds the truth (docs/concepts/acceptance.md).
+    (1927). How often it holds the truth was simulated (docs/concepts/acceptance.md).
     """
     tested = [(accepts, trials) for accepts, trials in clusters if trials]
     if not tested:

@@ -183,7 +183,7 @@ class Sampling:
     ignore_eos: bool = False  #: the model's end tokens are text
     bad_words: tuple[str, ...] = ()  #: never written
     allowed_token_ids: tuple[int, ...] = ()  #: no others are written; empty: all
-    include_stop: bool = False  #: the stop string is part of the text
+    include_stop_str_in_output: bool = False  #: the stop string is part of the text
     skip_special_tokens: bool = True  #: special tokens are no part of the text
     num_logprobs: int | None = None  #: likeliest tokens told at each place; 0: the chosen one's alone; None: nothing
     constraint: Constraint | None = None  #: what the text has to match

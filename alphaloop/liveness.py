@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
 
     @property
     def meaning(self) -> str:
-        """What to tell a person, as the end of a sentence about the process."""
+        """What to say to a person, as the end of a sentence about the process."""
         return _MEANINGS[self]
 
 
@@ -168,7 +168,7 @@ class Watchdog:
 
     If something hangs for GRACE_S after it was found, every thread's stack goes to standard error and the process ends
     with ExitCode.HUNG. `last_orders` is called before, for a few seconds at most. With `backstop_s` the C library ends
-    the process, with code 1, when this thread itself gets no turn for so long because a call holds the interpreter.
+    the process, with code 1, when this thread itself gets no turn for this long because a call holds the interpreter.
     """
 
     liveness: Liveness
@@ -203,14 +203,14 @@ class Watchdog:
         if now - self._looked_at > TICK_S + _SUSPENDED_S:
             self.liveness.excuse()
         self._looked_at = now
-        found = self.liveness.hung()
-        if found is None:
+        hung = self.liveness.hung()
+        if hung is None:
             self._hung_since = None
         elif self._hung_since is None:
             self._hung_since = now
-            log.error("%s; ending in %.0f s", found, GRACE_S, extra={"action": "hung"})
+            log.error("%s; ending in %.0f s", hung, GRACE_S, extra={"action": "hung"})
         elif now - self._hung_since >= GRACE_S:
-            log.critical("%s: ending", found, extra={"action": "hung_ending"})
+            log.critical("%s: ending", hung, extra={"action": "hung_ending"})
             self._give_last_orders()
             self.end()
 
@@ -232,7 +232,7 @@ Check = Callable[[], str | None]
 """None when all is well, else what is wrong, in one line."""
 
 
-#: A connection has one request, and is cut after so long, so that its thread ends whatever its client does.
+#: A connection has one request, and is cut after this time, so that its thread ends whatever its client does.
 CONNECTION_S: Final = 10.0
 #: One more cuts the oldest: who connects and says nothing leaves the process its files and threads.
 MOST_CONNECTIONS: Final = 32
@@ -350,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _is_allowed(header: str | None, credentials: str | None) -> bool:
     """Whether a header `Authorization: Basic …` carries these credentials; None asks for none."""
     given = basic_credentials(header)
-    # In constant time, so that an answer's delay tells nothing about the password.
+    # In constant time, so that an answer's delay shows nothing about the password.
     return credentials is None or (given is not None and hmac.compare_digest(given, credentials.encode()))
 
 

@@ -5,7 +5,7 @@
 
 `action` is the event's stable machine name; the sentence may change, the action does not. Further fields of `extra`
 are counts, names and identifiers: one-line values of at most MAX_FIELD_CHARS. Prompt and output text never go into a
-log; fields under the names that carry it are withheld even if somebody passes them, and so is the text of an exception
+log; fields under the names that carry it are withheld even if a caller passes them, and so is the text of an exception
 that is not alphaloop's own.
 """
 
@@ -49,7 +49,7 @@ class TextFormatter(logging.Formatter):
     """`HH:MM:SS level action text key=value …`, time in UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and the traceback behind it where there is one."""
+        """One line, followed by the traceback where there is one."""
         time = datetime.fromtimestamp(record.created, UTC).strftime("%H:%M:%S")
         fields = [f"{name}={_shown(value)}" for name, value in event_fields(record).items()]
         action = getattr(record, "action", None)
@@ -87,9 +87,9 @@ def _traceback_of(record: logging.LogRecord) -> str:
     """The frames and classes of an exception and its causes, the newest first, with the texts of our own only."""
     error = record.exc_info[1] if record.exc_info else None
     lines: list[str] = []
-    told: set[int] = set()
-    while error is not None and id(error) not in told:
-        told.add(id(error))
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         lines += [("caused by " if lines else "") + _named(error), *traceback.format_tb(error.__traceback__)]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return "\n".join(line.rstrip("\n") for line in lines)

@@ -51,7 +51,6 @@ class StartWait:
     stop: threading.Event
     limit_s: float | None  #: bounds each wait; None does not
     _: KW_ONLY
-    pause: Callable[[float], object] | None = None  #: for tests; it waits for `stop` otherwise
     clock: Callable[[], float] = time.monotonic
     _awaited: str | None = field(default=None, init=False)
 
@@ -82,7 +81,7 @@ class StartWait:
                     if now >= log_at:
                         log_at = now + LOG_EVERY_S
                         log.warning("waiting for %s: %s", server, error.message, extra={"action": "server_awaited"})
-                    (self.pause or self.stop.wait)(pause_s)
+                    self.stop.wait(pause_s)
                     pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 else:
                     if self._awaited is not None:

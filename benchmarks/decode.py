@@ -39,7 +39,7 @@ Speeds = dict[str, dict[tuple[str, str], list[float]]]  #: tokens a second, by g
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """Prompts that every entry generates for, one entry behind the other."""
+    """Prompts that every entry generates for, one entry after the other."""
 
     group: str  #: what a ratio is taken over: a task, a batch size
     prompts: tuple[tuple[int, ...], ...]
@@ -135,7 +135,7 @@ def _tokenizer(folder: str) -> Callable[[str], tuple[int, ...]]:
 
 
 def _rotated(entries: tuple[tuple[str, str], ...], by: int) -> tuple[tuple[str, str], ...]:
-    """Whoever comes first finds the machine colder: nobody always does."""
+    """Whoever comes first finds the machine colder: none always does."""
     by %= len(entries)
     return entries[by:] + entries[:by]
 

@@ -65,7 +65,7 @@ def first_difference(
     pairs = zip(one, two, strict=False)
     place = next((i for i, pair in enumerate(pairs) if len(set(pair)) > 1), None)
     if place is None:
-        # One goes on behind the end of the other: the same tokens ended one text and not the other.
+        # One goes on after the end of the other: the same tokens ended one text and not the other.
         return Difference(job_id, drafter, min(len(one), len(two)), float("inf"), float("inf"))
     shared = torch.tensor([[*prompt, *one[:place]]])
     with torch.inference_mode():

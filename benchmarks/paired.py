@@ -28,7 +28,7 @@ class Ratio:
 
 
 def paired_ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """`ours[i] / theirs[i]`, measured one right behind the other, so that a machine's drift falls out.
+    """`ours[i] / theirs[i]`, measured one right after the other, so that a machine's drift falls out.
 
     Fewer than three pairs bound nothing.
     """

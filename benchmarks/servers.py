@@ -62,7 +62,7 @@ class Servers:
         ensure_topics(self.kafka, tasks)
 
     def delete_topics(self, names: Sequence[str]) -> None:
-        """Delete topics, and wait until nobody is told of them any more. Raises StartFailed where that takes long."""
+        """Delete topics, and wait until no client sees them any more. Raises StartFailed where that takes long."""
         if names:
             admin = AdminClient(client_config(self.kafka))
             for answer in admin.delete_topics(list(names), request_timeout=_DELETE_TIMEOUT_S).values():
@@ -82,7 +82,7 @@ class Servers:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
             if is_migrated:
                 upgrade(SecretStr(url))
-            # Every contestant begins behind a checkpoint: nobody pays for what another wrote.
+            # Every contestant begins after a checkpoint: none pays for what another wrote.
             connection.execute("CHECKPOINT")
         try:
             yield url
@@ -157,12 +157,15 @@ def split_cores(servers: Collection[int]) -> tuple[set[int], set[int]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of the process, its living descendants and the children that they waited for. An ended process counts nothing."""
+    """Processor seconds of the process, its living descendants and the children that they waited for.
+
+    An ended process counts nothing.
+    """
     children: dict[int, list[int]] = {}
     seconds: dict[int, float] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            # The name may hold spaces and brackets: what counts stands behind the last bracket.
+            # The name may hold spaces and brackets: what counts stands after the last bracket.
             fields = (folder / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
         except OSError:  # it has just ended
             continue

@@ -257,7 +257,7 @@ class Sent:
 
     @property
     def beside_s(self) -> tuple[float, ...]:
-        """Of each job, the time that was not spent in its request: Kafka both ways, claim, record, decision."""
+        """By job, the time that was not spent in its request: Kafka both ways, claim, record, decision."""
         return tuple(
             latency - result.timings.wall_s
             for latency, result in zip(self.latencies_s, self.results, strict=True)
@@ -373,7 +373,7 @@ class StepSums:
     step_s: float
 
     def since(self, before: StepSums) -> StepSums:
-        """What came behind `before`."""
+        """What came after `before`."""
         return StepSums(
             self.num_steps - before.num_steps,
             self.num_sequence_steps - before.num_sequence_steps,

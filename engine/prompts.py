@@ -65,7 +65,7 @@ def prepare_job(
     body = job.body
     if body.model not in (None, target):
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
-    if (refusal := refusal_of(body, features_of(body), [served_by("own")])) is not None:
+    if (refusal := refusal_of(body, features_of(body, sampling), [served_by("own")])) is not None:
         raise refusal
     _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
     _refuse_empty_choice(tokenizer, sampling, end_tokens)

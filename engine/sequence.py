@@ -118,7 +118,7 @@ class Sequence:
             byte_tokens=target.byte_tokens,
             special_tokens=target.special_tokens if sampling.skip_special_tokens else {},
             shown=self._reader.markers if self._reader else (),
-            includes_stop=sampling.include_stop,
+            includes_stop=sampling.include_stop_str_in_output,
             min_tokens=sampling.min_tokens,
         )
         self._numbers = count() if numbers is None else numbers
@@ -256,7 +256,7 @@ class Sequence:
         if self.constrained is not None and self._ends_too_early(token):
             self.failure = self.constrained.conflict()
         elif token in self._end_tokens:
-            if self.sampling.include_stop:
+            if self.sampling.include_stop_str_in_output:
                 self._stream.push(token)
             self._stream.finish()
             self.finish_reason = "stop"

@@ -71,7 +71,7 @@ def _measure(settings: Settings, tasks_file: TasksFile, *, stays: bool) -> ExitC
 
 
 def _measure_once(settings: Settings, database: Database, sinks: Sequence[Sink]) -> None:
-    """One run now, and its notifications. A server that is away ends it at once, because somebody waits for it."""
+    """One run now, and its notifications. A server that is away ends it at once, because its caller waits."""
     database.check_revision()
     InstallationStore(database).belong(cluster_id(settings.kafka), settings.kafka.prefix)
     ensure_topics(settings.kafka, settings.tasks)

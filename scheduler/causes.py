@@ -23,6 +23,7 @@ from typing import Final
 from alphaloop.acceptance import Interval
 from alphaloop.measurements import AcceptedLevel, DriftSubject
 from alphaloop.wording import minute, share
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import State, TrafficVerdict, state_of
 from scheduler.probe_history import ProbeHistory, ProbeSetup, ProbeStep, ProbeVerdict, Side, differences
 
@@ -83,7 +84,6 @@ class DrafterEvidence:
     probes: ProbeHistory
     elsewhere: tuple[ProbeHistory, ...]  #: of the same drafter in other tasks
     incidents: tuple[SeenIncident, ...]  #: of this drafter in this task
-    margin: float  #: change of α_1 that does not matter
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,6 @@ def judge(
     probes: Sequence[ProbeHistory],
     incidents: Sequence[SeenIncident],
     in_use: Mapping[About, DriftSubject],
-    margin: float,
     accepted: Mapping[About, AcceptedLevel],
 ) -> dict[About, Judged]:
     """Judge everything that was decoded or probed. `traffic` is of the revisions `in_use`.
@@ -118,21 +117,20 @@ def judge(
     verdicts: dict[About, list[TrafficVerdict]] = {}
     for verdict in traffic:
         verdicts.setdefault((verdict.subject.task, verdict.subject.drafter), []).append(verdict)
-    found = {}
+    judged = {}
     for about in sorted(histories.keys() | verdicts.keys()):
         task, drafter = about
-        history = histories.get(about) or ProbeHistory(task, drafter, (), margin, {})
+        history = histories.get(about) or ProbeHistory(task, drafter, (), {})
         evidence = DrafterEvidence(
             subject=in_use[about],
             traffic=tuple(verdicts.get(about, ())),
             probes=history,
             elsewhere=tuple(h for (other, name), h in histories.items() if name == drafter and other != task),
             incidents=tuple(i for i in incidents if i.task == task and i.drafter in ("", drafter)),
-            margin=margin,
         )
         all_steps = tuple(whole.get(about, history).steps())
-        found[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)), all_steps)
-    return found
+        judged[about] = Judged(evidence, tuple(history.steps()), tuple(explain(evidence)), all_steps)
+    return judged
 
 
 def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
@@ -142,21 +140,33 @@ def explain(evidence: DrafterEvidence) -> list[DriftFinding]:
     """
     findings = []
     for step in evidence.probes.falls():
-        told, began = _of_probes(step.across, evidence), (step.began_after, step.began_before)
-        findings.append(DriftFinding(step.left.subject, *told, *began, None, step.across, step.left))
-    move = move_of(evidence.traffic, evidence.margin)
+        cause, sentence, action = _of_probes(step.across, evidence)
+        findings.append(
+            DriftFinding(
+                subject=step.left.subject,
+                cause=cause,
+                sentence=sentence,
+                action=action,
+                began_after=step.began_after,
+                began_before=step.began_before,
+                traffic=None,
+                probes=step.across,
+                left=step.left,
+            )
+        )
+    move = move_of(evidence.traffic)
     if move is not None:
         own = evidence.probes.across(move.changed_after, move.changed_before)
         explaining = [f for f in findings if _explains(f, move, own)]
         if explaining:
-            findings = [replace(f, traffic=move.told) if f is explaining[-1] else f for f in findings]
+            findings = [replace(f, traffic=move.verdict) if f is explaining[-1] else f for f in findings]
         else:
             findings += _from_traffic(move, own, evidence)
-    found: dict[Cause, DriftFinding] = {}
+    by_cause: dict[Cause, DriftFinding] = {}
     for finding in findings:
         # The first has the oldest reference: it is over last.
-        found.setdefault(finding.cause, finding)
-    return list(found.values())
+        by_cause.setdefault(finding.cause, finding)
+    return list(by_cause.values())
 
 
 def _explains(finding: DriftFinding, move: Move, own: ProbeVerdict | None) -> bool:
@@ -209,7 +219,7 @@ def _with_other_tasks(move: Move, own: ProbeVerdict | None, evidence: DrafterEvi
         return _finding(move, cause, sentence, _action_after(fallen[0], cause), evidence, own)
     newest = evidence.probes.newest
     sentence = _say_too_little(move, own, newest.measured_at if newest else None)
-    action = _what_would_tell(own, newest, evidence.margin)
+    action = _what_would_tell(own, newest)
     return _finding(move, Cause.TOO_LITTLE_EVIDENCE, sentence, action, evidence, own)
 
 
@@ -224,15 +234,23 @@ def _of_probes(fallen: ProbeVerdict, evidence: DrafterEvidence) -> tuple[Cause, 
     """What a fall of its own probes says: the cause, the sentence, and what may be done."""
     cause = _cause_across(fallen, evidence.incidents)
     seen = [i for i in evidence.incidents if i.at >= fallen.measured_before]
-    told = f"{_probes(fallen)} {_what_changed(fallen.before, fallen.after)}{_incidents(seen)}"
-    return cause, told, _action_after(fallen, cause)
+    sentence = f"{_probes(fallen)} {_what_changed(fallen.before, fallen.after)}{_incidents(seen)}"
+    return cause, sentence, _action_after(fallen, cause)
 
 
 def _finding(
     move: Move, cause: Cause, sentence: str, action: str, evidence: DrafterEvidence, probes: ProbeVerdict | None = None
 ) -> DriftFinding:
     return DriftFinding(
-        evidence.subject, cause, sentence, action, move.changed_after, move.changed_before, move.told, probes, None
+        subject=evidence.subject,
+        cause=cause,
+        sentence=sentence,
+        action=action,
+        began_after=move.changed_after,
+        began_before=move.changed_before,
+        traffic=move.verdict,
+        probes=probes,
+        left=None,
     )
 
 
@@ -247,7 +265,7 @@ MOST: Final = 0.75
 class Move:
     """A change of a task's traffic."""
 
-    told: TrafficVerdict  #: of all segments together; of the clearest segment where only segments moved
+    verdict: TrafficVerdict  #: of all segments together; of the clearest segment where only segments moved
     changed_after: datetime
     changed_before: datetime
     segments: tuple[TrafficVerdict, ...]  #: that moved this way, the clearest first
@@ -256,10 +274,10 @@ class Move:
     @property
     def state(self) -> State:
         """FELL or ROSE."""
-        return self.told.state
+        return self.verdict.state
 
 
-def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
+def move_of(verdicts: Sequence[TrafficVerdict]) -> Move | None:
     """The move that the verdicts about a (task, drafter) show, or None.
 
     The verdict without a segment is that of all segments together.
@@ -275,7 +293,7 @@ def move_of(verdicts: Sequence[TrafficVerdict], margin: float) -> Move | None:
     if 2 * sum(v.trials_after for v in against) > sum(v.trials_after for v in segments):
         return _move(against[0], against)
     within = within_change(segments) if len(segments) > 1 else None
-    is_mix = _is_mix(overall, within, margin)
+    is_mix = _is_mix(overall, within)
     move = _move(overall, [] if is_mix else by_state[overall.state])
     return replace(move, mix=within) if is_mix and move is not None else move
 
@@ -286,16 +304,16 @@ def within_change(segments: Sequence[TrafficVerdict]) -> Interval | None:
     Direct standardisation with the shares after the change. The rest of the change of the mean is the mix's. Segments
     without an estimate, because they are new or thin, are left out while the others have most of the trials.
     """
-    told = [(v.trials_after, v.change) for v in segments if v.change is not None]
-    total = sum(trials for trials, _ in told)
+    estimated = [(v.trials_after, v.change) for v in segments if v.change is not None]
+    total = sum(trials for trials, _ in estimated)
     if not total or total < MOST * sum(v.trials_after for v in segments):
         return None
-    mean = sum(trials / total * change.mean for trials, change in told)
-    half = math.hypot(*(trials / total * (change.high - change.low) / 2 for trials, change in told))
+    mean = sum(trials / total * change.mean for trials, change in estimated)
+    half = math.hypot(*(trials / total * (change.high - change.low) / 2 for trials, change in estimated))
     return Interval(mean, mean - half, mean + half)
 
 
-def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> bool:
+def _is_mix(overall: TrafficVerdict, within: Interval | None) -> bool:
     """Whether the shares of the segments explain the move.
 
     It is excluded that all of it happened inside segments, by the best estimate less than half of it did, and it is not
@@ -306,14 +324,14 @@ def _is_mix(overall: TrafficVerdict, within: Interval | None, margin: float) -> 
     sign = -1 if overall.state is State.FELL else 1
     whole = sign * overall.change.mean
     is_small = max(sign * within.low, sign * within.high) < whole and sign * within.mean < whole / 2
-    return is_small and state_of(within, margin) is not overall.state
+    return is_small and state_of(within) is not overall.state
 
 
-def _move(told: TrafficVerdict, segments: Sequence[TrafficVerdict]) -> Move | None:
+def _move(verdict: TrafficVerdict, segments: Sequence[TrafficVerdict]) -> Move | None:
     """The move, or None where no verdict says when it was."""
-    after = [v.changed_after for v in (told, *segments) if v.changed_after is not None]
-    before = [v.changed_before for v in (told, *segments) if v.changed_before is not None]
-    return Move(told, min(after), max(before), tuple(segments)) if after and before else None
+    after = [v.changed_after for v in (verdict, *segments) if v.changed_after is not None]
+    before = [v.changed_before for v in (verdict, *segments) if v.changed_before is not None]
+    return Move(verdict, min(after), max(before), tuple(segments)) if after and before else None
 
 
 # Sentences
@@ -354,17 +372,17 @@ def _say_too_little(move: Move, probes: ProbeVerdict | None, newest: datetime | 
     return f"{_traffic(move)} {why} Whether the jobs or the draft changed is open."
 
 
-def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None, margin: float) -> str:
+def _what_would_tell(probes: ProbeVerdict | None, newest: Side | None) -> str:
     """The measurement that would decide."""
     if newest is None:
-        return "Register a probe set for the task: `alphaloop probes add`."
+        return "Register a probe set for the task: `alphaloop probes register`."
     if probes is None:
         return "Wait for the probes that are due: they are sent at once."
     if probes.change is None or probes.num_prompts < 2:
         return "Register a probe set whose prompts stay: the two measurements share too few."
     half = (probes.change.high - probes.change.low) / 2
-    needed = max(probes.num_prompts + 1, math.ceil(probes.num_prompts * (half / margin) ** 2))
-    return f"Register more probe prompts: about {needed} would show a change of {margin:.2f}."
+    needed = max(probes.num_prompts + 1, math.ceil(probes.num_prompts * (half / ALPHA_MARGIN) ** 2))
+    return f"Register more probe prompts: about {needed} would show a change of {ALPHA_MARGIN:.2f}."
 
 
 def _action_after(probes: ProbeVerdict, cause: Cause) -> str:
@@ -375,11 +393,11 @@ def _action_after(probes: ProbeVerdict, cause: Cause) -> str:
 
 def _probes(probes: ProbeVerdict) -> str:
     before, after = probes.accepts_before / probes.trials_before, probes.accepts_after / probes.trials_after
-    its = probes.subject
+    subject = probes.subject
     return (
-        f"On the same {probes.num_prompts} probe prompts of {its.task}, acceptance of {its.drafter}'s first tokens was "
-        f"{share(after)} at {minute(probes.measured_after)}, and {share(before)} at {minute(probes.measured_before)} "
-        f"(change {_change(probes.change)})."
+        f"On the same {probes.num_prompts} probe prompts of {subject.task}, acceptance of {subject.drafter}'s first "
+        f"tokens was {share(after)} at {minute(probes.measured_after)}, and {share(before)} at "
+        f"{minute(probes.measured_before)} (change {_change(probes.change)})."
     )
 
 
@@ -387,23 +405,24 @@ def _what_changed(before: ProbeSetup, after: ProbeSetup) -> str:
     changed = [_CHANGES[name].format(before, after) for name in differences(before, after)]
     if not changed:
         return "Neither the models nor the engine changed on record in between: suspect the engine or the machine."
-    told = f"In between {' and '.join(changed)}"
-    return f"{told}." if len(changed) == 1 else f"{told}, so which of these is to blame is open."
+    sentence = f"In between {' and '.join(changed)}"
+    return f"{sentence}." if len(changed) == 1 else f"{sentence}, so which of these is to blame is open."
 
 
 def _traffic(move: Move) -> str:
-    told, verb = move.told, "fell" if move.state is State.FELL else "rose"
-    where = f"{told.subject.drafter} on {told.subject.task}{f' ({_segments(move.segments)})' if move.segments else ''}"
+    verdict, verb = move.verdict, "fell" if move.state is State.FELL else "rose"
+    segments = f" ({_segments(move.segments)})" if move.segments else ""
+    where = f"{verdict.subject.drafter} on {verdict.subject.task}{segments}"
     when = f"between {minute(move.changed_after)} and {minute(move.changed_before)}"
-    text = f"Acceptance of {where} {verb}{_from_to(told)} {when}."
-    return f"{text} The mean over all segments hides it." if told.segment else text
+    text = f"Acceptance of {where} {verb}{_from_to(verdict)} {when}."
+    return f"{text} The mean over all segments hides it." if verdict.segment else text
 
 
-def _from_to(told: TrafficVerdict) -> str:
-    if not told.trials_before or not told.trials_after:
+def _from_to(verdict: TrafficVerdict) -> str:
+    if not verdict.trials_before or not verdict.trials_after:
         return ""
-    before, after = told.accepts_before / told.trials_before, told.accepts_after / told.trials_after
-    return f" from {share(before)} to {share(after)}, change {_change(told.change)},"
+    before, after = verdict.accepts_before / verdict.trials_before, verdict.accepts_after / verdict.trials_after
+    return f" from {share(before)} to {share(after)}, change {_change(verdict.change)},"
 
 
 def _segments(moved: Sequence[TrafficVerdict]) -> str:

@@ -64,9 +64,9 @@ class RunCounts:
 
     def latest_probes(self, task: str, drafter: str) -> list[ProbeResult]:
         """The results of the newest run that probed a task with a drafter."""
-        found = [p for p in self.probes if (p.task, p.drafter) == (task, drafter)]
-        newest = max((p.scheduled_for for p in found), default=None)
-        return [p for p in found if p.scheduled_for == newest]
+        results = [p for p in self.probes if (p.task, p.drafter) == (task, drafter)]
+        newest = max((p.scheduled_for for p in results), default=None)
+        return [p for p in results if p.scheduled_for == newest]
 
 
 def subject_of(stream: Stream) -> DriftSubject:

@@ -7,8 +7,8 @@ What it costs to leave a fall as it is: with the device time that a task has now
 before / s now - 1)` more at the former speed-up s. Measured speed-ups are taken where both are known. Else the expected
 ones: at the same cost of a round, the speed-ups are to each other as the tokens a round, 1 + α + … + α^k.
 
-A draft leaves the decision when its target left it behind, and comes back when it recovered. Its status holds for all
-its tasks, so it is judged over the probes of all of them together.
+A draft leaves the decision when it no longer fits its target, and comes back when it recovered. Its status holds for
+all its tasks, so it is judged over the probes of all of them together.
 """
 
 from __future__ import annotations
@@ -68,27 +68,27 @@ def event_changes(
         cost: tokens a second that a finding costs; None where that is not known.
         forget_after: age of an event at which the measurements before it are gone.
     """
-    found = []
+    changes = []
     left_over = {event.id: event for event in events if event.closed_at is None}
     # What was found of a level that was accepted while this run went on is no longer asked; the next run knows of it.
     overtaken = {_about(event) for event in events if event.accepted_at is not None and event.accepted_at > now}
-    for about, one in judged.items():
+    for about, of_drafter in judged.items():
         if about in overtaken:
             continue
         # What comes after an accepted level is another event.
         own = [event for event in events if _about(event) == about and event.accepted_at is None]
-        for finding in one.findings:
-            event = _match(finding, one.findings, own)
+        for finding in of_drafter.findings:
+            event = _match(finding, of_drafter.findings, own)
             if event is not None:
                 left_over.pop(event.id, None)
                 own.remove(event)
-            found.append(_support(finding, event, cost(finding)))
+            changes.append(_support(finding, event, cost(finding)))
     for event in left_over.values():
         because = _over(event, judged.get(_about(event)), now, forget_after)
         if because is not None:
-            found.append(EventChange(event.id, EventState.CLOSED, event.content, because))
+            changes.append(EventChange(event.id, EventState.CLOSED, event.content, because))
     # First what ends: an event may take the cause that another one had.
-    return sorted(found, key=lambda change: change.state is not EventState.CLOSED)
+    return sorted(changes, key=lambda change: change.state is not EventState.CLOSED)
 
 
 def _about(event: DriftEvent) -> About:
@@ -153,7 +153,7 @@ def _content(finding: DriftFinding, cost: float | None, num_jobs_when_raised: in
         # `flagged_by` says which test must show that the event is over.
         evidence={
             "flagged_by": "probes" if finding.left is not None else "traffic",
-            **{name: its and _told(its) for name, its in verdicts.items()},
+            **{name: verdict and _summed_up(verdict) for name, verdict in verdicts.items()},
             "num_jobs_when_raised": num_jobs_when_raised,
         },
         lost_tokens_per_s=cost,
@@ -176,7 +176,7 @@ def _over(event: DriftEvent, judged: Judged | None, now: datetime, forget_after:
 def _probes_recovered(event: DriftEvent, judged: Judged) -> str | None:
     reference = event.content.evidence["probes"]["measured_before"]
     for left in (step.left for step in judged.steps if step.across.measured_before.isoformat() == reference):
-        if left.change is not None and has_recovered(left, judged.evidence.margin):
+        if left.change is not None and has_recovered(left):
             mean, low, high = astuple(left.change)
             return (
                 f"On {left.num_prompts} probe prompts, acceptance of {left.measured_after:%Y-%m-%d %H:%M} UTC is back "
@@ -198,14 +198,14 @@ def _traffic_recovered(event: DriftEvent, judged: Judged) -> str | None:
 # What is stored of the evidence: counts, intervals, times. No texts.
 
 
-#: Of a verdict, as far as it has them.
+#: Fields of a verdict, as far as it has them.
 _KEPT: Final = (
     "segment", "num_prompts", "num_jobs_before", "num_jobs_after", "measured_before", "measured_after",
     "trials_before", "accepts_before", "trials_after", "accepts_after",
 )  # fmt: skip
 
 
-def _told(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:
+def _summed_up(verdict: TrafficVerdict | ProbeVerdict) -> dict[str, Any]:
     kept = {name: getattr(verdict, name) for name in _KEPT if hasattr(verdict, name)}
     change = verdict.change and [round(bound, 4) for bound in astuple(verdict.change)]
     return {n: v.isoformat() if isinstance(v, datetime) else v for n, v in kept.items()} | {"change": change}
@@ -263,9 +263,9 @@ def _expected(finding: DriftFinding, pace: TaskPace, alphas: tuple[float, float]
 
 def _alphas(finding: DriftFinding) -> tuple[float, float] | None:
     """α_1 before and after: of the jobs where they were tested, else of the probes."""
-    for found in (finding.traffic, finding.left, finding.probes):
-        if found is not None and found.trials_before and found.trials_after:
-            return found.accepts_before / found.trials_before, found.accepts_after / found.trials_after
+    for verdict in (finding.traffic, finding.left, finding.probes):
+        if verdict is not None and verdict.trials_before and verdict.trials_after:
+            return verdict.accepts_before / verdict.trials_before, verdict.accepts_after / verdict.trials_after
     return None
 
 
@@ -293,15 +293,15 @@ def status_changes(judged: Iterable[Judged], statuses: Mapping[Draft, DraftStatu
     draft stale. Only active and stale change into each other here.
     """
     pairs: dict[Draft, dict[str, list[PromptPair]]] = {}
-    for one in judged:
-        for step in one.all_steps:
+    for of_drafter in judged:
+        for step in of_drafter.all_steps:
             if _is_new_match(step):
                 setup = step.newest.setup
-                draft = one.subject.drafter, setup.draft_revision, setup.target_revision
-                pairs.setdefault(draft, {})[one.subject.task] = shared_prompts(step.before, step.newest)
+                draft = of_drafter.subject.drafter, setup.draft_revision, setup.target_revision
+                pairs.setdefault(draft, {})[of_drafter.subject.task] = shared_prompts(step.before, step.newest)
     changes = []
     for draft, by_task in sorted(pairs.items()):
-        change = alpha_change([pair for found in by_task.values() for pair in found])
+        change = alpha_change([pair for of_task in by_task.values() for pair in of_task])
         status = statuses.get(draft)
         if change is None:
             continue
@@ -322,6 +322,6 @@ def _is_new_match(step: ProbeStep) -> bool:
 
 
 def _reason(verb: str, change: Interval, by_task: Mapping[str, list[PromptPair]]) -> str:
-    num_prompts = sum(len(found) for found in by_task.values())
+    num_prompts = sum(len(of_task) for of_task in by_task.values())
     fall = share_with_interval(Interval(max(0.0, -change.mean), -change.high, -change.low))
     return f"α₁ {verb} {fall} on {how_many(num_prompts, 'probe prompt')} of {how_many(len(by_task), 'task')}"

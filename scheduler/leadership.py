@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from datetime import datetime
-from functools import partial
 from typing import Final
 
 from alphaloop.console.app import ConsoleServer
@@ -39,7 +38,7 @@ LEASE_S: Final = 6 * CHECK_S
 MAX_CHECK_AGE_S: Final = 60.0
 #: A longer measurement run hangs: the process ends, and another one leads.
 MAX_RUN_S: Final = 1800.0
-#: Between two looks for something to tell.
+#: Between two looks for news.
 NOTIFY_CHECK_S: Final = 10.0
 
 
@@ -91,11 +90,12 @@ def stay(
         log.info("measuring", extra={"action": "scheduler_ready", "metrics": endpoint.url, "console": console})
 
         def parts(term: Term) -> tuple[Scheduler, Notifier | None]:
-            its = database.guarded(term.check)
-            notifier = Notifier(its, sinks, dials, metrics) if sinks else None
-            return Scheduler(its, producer, settings, tasks_file, owner=owner, metrics=metrics), notifier
+            guarded = database.guarded(term.check)
+            notifier = Notifier(guarded, sinks, dials, metrics) if sinks else None
+            return Scheduler(guarded, producer, settings, tasks_file, owner=owner, metrics=metrics), notifier
 
-        _lead_in_turn(dials, stop, died, liveness, metrics, DatabaseClock(database).measure, lease, parts)
+        clock = DatabaseClock(database).measure
+        _lead_in_turn(lease, parts, dials, clock=clock, stop=stop, died=died, liveness=liveness, metrics=metrics)
     log.info("stopped", extra={"action": "scheduler_stopped"})
     return ExitCode.FAILED if died.is_set() else ExitCode.STOPPED
 
@@ -113,14 +113,15 @@ def _console(settings: Settings, tasks_file: TasksFile, exits: ExitStack) -> str
 
 
 def _lead_in_turn(
+    lease: LeaderLease,
+    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
     dials: SchedulerSettings,
+    *,
+    clock: Callable[[], datetime],
     stop: threading.Event,
     died: threading.Event,
     liveness: Liveness,
     metrics: SchedulerMetrics,
-    clock: Callable[[], datetime],
-    lease: LeaderLease,
-    parts: Callable[[Term], tuple[Scheduler, Notifier | None]],
 ) -> None:
     """Lead whenever the lease is free, until `stop`, or until the Kafka client has `died`.
 
@@ -142,12 +143,14 @@ def _lead_in_turn(
         metrics.set_leader(True)
         scheduler, notifier = parts(term)
         if notifier is not None:
-            # Before the first run, so that what it finds is not older than what is told.
+            # Before the first run, so that what it finds counts as new.
             running.append(NotifyingThread(notifier, clock, NOTIFY_CHECK_S))
-        made = partial(Ticker, scheduler.run_once, table=table, clock=clock, metrics=metrics, fatal=fatal)
-        running.append(made(run_pulse=runs, tick_pulse=ticks))
-        for one in running:
-            one.start()
+        ticker = Ticker(
+            scheduler.run_once, table=table, clock=clock, metrics=metrics, fatal=fatal, run_pulse=runs, tick_pulse=ticks
+        )
+        running.append(ticker)
+        for part in running:
+            part.start()
 
     def demote() -> None:
         metrics.set_leader(False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from datetime import datetime, timedelta
@@ -22,7 +22,6 @@ from pydantic import ValidationError
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore, drop_prompts
 from alphaloop.errors import AlphaloopError, BrokerError, ContentError, StoreBusy, StoreError
-from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
@@ -48,13 +47,13 @@ from alphaloop.store.traffic import TrafficStore
 from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by_revision
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
-from scheduler.drift.watching import ALPHA_MARGIN, watch_traffic
+from scheduler.drift.watching import watch_traffic
 from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
-from scheduler.report.build import build_report, cost_line, expectation_lines, gaps, saved_device_s
-from scheduler.report.data import DriftReport, TaskLine
+from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
+from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
     MAX_ENTRIES,
     drop_reports,
@@ -202,49 +201,50 @@ class Scheduler:
         return RunCounts(since, now, streams, probes, self._drift.num_jobs(since, now))
 
     def _choices(self, counts: RunCounts, figures: Mapping[str, TaskFigures]) -> dict[str, NextJob]:
-        """What the next job would do, by task; where nobody can say, the last choice logged or setting used."""
-        found = {}
+        """What the next job would do, by task; where no worker can say, the last choice logged or setting used."""
+        last = {}
         for task in counts.tasks:
             if (used := counts.last_used(task)) is not None:
-                found[task] = used
+                last[task] = used
             for change in self._decisions.latest(task, limit=1):
-                made = change.after
-                its = made.mode, made.drafter, made.num_draft_tokens, change.reason, change.explanation
-                found[task] = NextJob(*its)
-        asked = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
-        return found | next_jobs(self._database, self._settings, asked, counts.now)
+                setting = change.after.mode, change.after.drafter, change.after.num_draft_tokens
+                last[task] = NextJob(*setting, change.reason, change.explanation)
+        tasks = [figures.get(task) or TaskFigures(task) for task in sorted({*counts.tasks, *figures})]
+        return last | next_jobs(self._database, self._settings, tasks, counts.now)
 
     def _judge(self, counts: RunCounts) -> dict[About, Judged]:
         """Test the traffic for drift, compare the probes, and name causes."""
         accepted = self._events.accepted_levels(counts.now)
         parents = {(d.drafter, d.draft_revision): d.parent_revision for d in self._drafts.all() if d.parent_revision}
-        known = ((one.opened_at, one.found) for one in self._incidents.open_incidents())
-        incidents = [SeenIncident(at, found.task, found.drafter, found.kind) for at, found in known]
+        incidents = [
+            SeenIncident(known.opened_at, known.found.task, known.found.drafter, known.found.kind)
+            for known in self._incidents.open_incidents()
+        ]
         return judge(
             watch_traffic(self._drift_memory, self._dials, counts.now, accepted),
-            probe_histories(counts.probes, ALPHA_MARGIN, parents, targets_by_revision(self._workers.seen())),
+            probe_histories(counts.probes, parents, targets_by_revision(self._workers.seen())),
             incidents,
             counts.in_use(),
-            ALPHA_MARGIN,
             accepted,
         )
 
     def _flag(self, judged: Mapping[About, Judged], choices: Mapping[str, NextJob], now: datetime) -> Flagged:
         """Open, confirm and close drift events; make drafts stale or active."""
-        made = event_changes(
+        changes = event_changes(
             judged,
             self._events.since(now - REOPENED_WITHIN),
             lambda finding: self._cost_of_inaction(finding, choices, now),
             now,
             forget_after=timedelta(days=self._dials.history_retention_days),
         )
-        self._events.write(made, now)
+        self._events.write(changes, now)
         statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
-        found = status_changes(judged.values(), statuses)
-        for one in found:
-            self._drafts.set_status(*astuple(one))
-        states = Counter(change.state for change in made)
-        return Flagged(states[EventState.OPENED] + states[EventState.REOPENED], states[EventState.CLOSED], len(found))
+        of_drafts = status_changes(judged.values(), statuses)
+        for status in of_drafts:
+            self._drafts.set_status(*astuple(status))
+        states = Counter(change.state for change in changes)
+        num_opened = states[EventState.OPENED] + states[EventState.REOPENED]
+        return Flagged(num_opened, states[EventState.CLOSED], len(of_drafts))
 
     def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
@@ -266,13 +266,14 @@ class Scheduler:
         planned = make_jobs(chosen, sets, due, num_prompts=most, deadline=now + DEADLINE)
         if planned:
             # Recorded first, marked as sent when Kafka has acknowledged them.
-            self._probes.record([self._probe_run(one, due) for one in planned])
-            for job in (one.job for one in planned):
+            jobs = [probe.job for probe in planned]
+            self._probes.record([self._probe_run(probe, due) for probe in planned])
+            for job in jobs:
                 key, value = job.job_id.encode(), encode_job(job)
                 self._producer.send(jobs_topic(job.task), key=key, value=value, headers=_HEADERS)
             self._producer.flush(_FLUSH_TIMEOUT_S)
-            self._probes.mark_sent([one.job.job_id for one in planned], now)
-        return SentProbes(plan, Counter(one.job.task for one in planned))
+            self._probes.mark_sent([job.job_id for job in jobs], now)
+        return SentProbes(plan, Counter(probe.job.task for probe in planned))
 
     def _probe_run(self, planned: PlannedJob, due: datetime) -> ProbeRun:
         job = planned.job
@@ -302,27 +303,29 @@ class Scheduler:
     ) -> DriftReport:
         """The report of a run, with what changed since the last one."""
         now = counts.now
-        measured = self._switchback.shown(now)
-        report = build_report(
-            counts,
-            figures,
-            choices,
-            self._drafts.all(),
-            self._events.open_events(),
-            sent,
-            measured,
-            self._incidents.open_incidents(),
-            watched,
-            flagged,
-        )
         before_day = begin_of(now) - timedelta.resolution
+        report = build_report(
+            RunFindings(
+                counts=counts,
+                figures=figures,
+                choices=choices,
+                drafts=self._drafts.all(),
+                events=self._events.open_events(),
+                sent=sent,
+                measured=self._switchback.shown(now),
+                incidents=self._incidents.open_incidents(),
+                watched=watched,
+                flagged=flagged,
+                spent=self._drift.spent(before_day, now),
+                prices=self._settings.report,
+            )
+        )
         # Longer than this is a gap: one run may be skipped, because another one took too long.
         longest_pause = 2 * timedelta(seconds=self._timetable.longest_pause_s(now))
         report = report.model_copy(
             update={
                 "device_s": round(self._probes.device_s(before_day, now), 3),
                 "probe_spent_device_s": round(self._probes.device_s(before_day, now, purposes=MEASURED), 3),
-                "tasks": self._with_costs(report.tasks, measured, before_day, now),
                 "device_cost_per_hour": self._settings.report.device_cost_per_hour,
                 "currency": self._settings.report.currency,
                 "expectations": expectation_lines(self._expectations.shown(now)),
@@ -337,19 +340,6 @@ class Scheduler:
         states, closed = self._events.states_since(since), self._incidents.closed_since(since)
         changes = changes_between(before, report, states, closed, self._servers.changed_since(since))
         return report.model_copy(update={"changes": changes})
-
-    def _with_costs(
-        self, tasks: Sequence[TaskLine], measured: Mapping[str, TaskSpeedup], before_day: datetime, now: datetime
-    ) -> tuple[TaskLine, ...]:
-        spent = self._drift.spent(before_day, now)
-        lines = []
-        for line in tasks:
-            update: dict[str, object] = {"saved_device_s": (saved := saved_device_s(measured.get(line.task)))}
-            if (cost := spent.get(line.task)) is not None:
-                update |= {"num_saved_passes": cost.num_saved_passes}
-                update |= {"cost": cost_line(cost, saved, self._settings.report)}
-            lines.append(line.model_copy(update=update))
-        return tuple(lines)
 
     def _publish(self, report: DriftReport) -> Path:
         """Put the report where people look: Postgres, the folder and the topic. Returns the page's path."""
@@ -373,8 +363,8 @@ class Scheduler:
         try:
             return DriftReport.model_validate(stored.content)
         except ValidationError as error:
-            told = "the report of %s was made by another version and is not compared with: %d fields differ"
-            log.warning(told, stored.created_at, error.error_count(), extra={"action": "report_not_compared"})
+            text = "the report of %s was made by another version and is not compared with: %d fields differ"
+            log.warning(text, stored.created_at, error.error_count(), extra={"action": "report_not_compared"})
             return None
 
     def _note_failure(self, due: datetime, error: Exception, now: datetime) -> None:
@@ -421,7 +411,7 @@ class Retention:
 
         def drop(before: datetime, *tables: str) -> None:
             for table in tables:
-                _tell(table, self.store.drop(table, before, time_is_up))
+                _log(table, self.store.drop(table, before, time_is_up))
 
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
@@ -432,12 +422,12 @@ class Retention:
         drop(now - AUDIT_KEPT_FOR, "audit")
         # A result is searched no longer than it may be read.
         forgotten = self.memory.forget_before(now - timedelta(days=self.settings.jobs_retention_days))
-        _tell("remembered_results", Dropped(forgotten, is_all=True))
+        _log("remembered_results", Dropped(forgotten, is_all=True))
         self.memory.delete_forgotten(now - FORGOTTEN_KEPT_FOR)
         ended = self._jobs_before(now)
         if ended is not None:
             drop(ended, "cancellations", "redrives")
-            _tell("jobs", self.store.drop_jobs(ended, time_is_up))
+            _log("jobs", self.store.drop_jobs(ended, time_is_up))
             # A dead letter that was sent again refers to the prompt of the first message, and is kept as long anew.
             self._drop_contents(ended, ended - (now - ended), time_is_up)
 
@@ -446,16 +436,16 @@ class Retention:
         if self.contents is None:
             return
         try:
-            _tell("stored_texts", self.store.drop_texts(texts_before, time_is_up, self.contents.delete))
-            _tell("bodies", Dropped(*drop_prompts(self.contents, prompts_before, time_is_up)))
+            _log("stored_texts", self.store.drop_texts(texts_before, time_is_up, self.contents.delete))
+            _log("bodies", Dropped(*drop_prompts(self.contents, prompts_before, time_is_up)))
         except ContentError as error:
-            told = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
-            log.warning("texts and prompts were not deleted: %s", error.message, extra=told)
+            postponed = {"action": "retention_postponed", "code": error.code, "hint": error.hint or ""}
+            log.warning("texts and prompts were not deleted: %s", error.message, extra=postponed)
 
     def _jobs_before(self, now: datetime) -> datetime | None:
         """Before when jobs must have ended to be deleted; None: no job may be deleted.
 
-        A row of `jobs` tells a redelivery from a new job, so it must outlive every message that may be read again.
+        A row of `jobs` shows that a record is a redelivery, so it must outlive every message that may be read again.
         """
         wanted = timedelta(days=self.settings.jobs_retention_days)
         try:
@@ -469,12 +459,12 @@ class Retention:
             log.warning("no job deleted: a jobs topic keeps its messages without limit", extra=postponed)
             return None
         if (least := readable + MARGIN) > wanted:
-            told = "jobs are kept for %s instead of %s, because their topics keep messages so long"
-            log.warning(told, least, wanted, extra={"action": "retention_extended"})
+            text = "jobs are kept for %s instead of %s, because their topics keep messages so long"
+            log.warning(text, least, wanted, extra={"action": "retention_extended"})
         return now - max(wanted, least)
 
 
-def _tell(table: str, dropped: Dropped) -> None:
+def _log(table: str, dropped: Dropped) -> None:
     if dropped.num_rows or not dropped.is_all:
-        told = {"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all}
-        log.info("deleted %d of %s", dropped.num_rows, table, extra=told)
+        facts = {"action": "retention", "table": table, "num_rows": dropped.num_rows, "is_all": dropped.is_all}
+        log.info("deleted %d of %s", dropped.num_rows, table, extra=facts)

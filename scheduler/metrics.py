@@ -20,7 +20,7 @@ from scheduler.probing import SentProbes
 from scheduler.report.data import DriftReport, MeasuredLine
 
 BUCKETS: Final = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-#: Of the measured speed-up of a task; the first three are missing until there is one.
+#: Gauges of the measured speed-up of a task; the first three are missing until there is one.
 SPEEDUP: Final = {
     "ratio": "Measured speed-up over vanilla",
     "low": "Its lower 95 % bound",
@@ -31,7 +31,7 @@ SPEEDUP: Final = {
     "mean_running": "Sequences of all tasks in a round",
     "control_share": "Of seconds times sequences, those in control slices",
 }
-#: Of expected beside measured speed-ups of a task, the newest 32 pairs of the last 7 days; missing without a pair.
+#: Gauges of expected beside measured speed-ups, the newest 32 pairs of the last 7 days; missing without a pair.
 EXPECTATION: Final = {
     "pairs": "Expected speed-ups that were compared with the one measured over the same rounds",
     "held_share": "Of these, the share whose 95 % interval holds the measured speed-up",
@@ -107,9 +107,9 @@ class SchedulerMetrics:
         """Count a run and what it did, and show what it found."""
         self._runs.labels("succeeded").inc()
         self._reports.inc()
-        its = report.exactness
-        num_wrong = its.num_pairs - its.num_equal - its.num_near_ties
-        for outcome, number in (("equal", its.num_equal), ("near_tie", its.num_near_ties), ("wrong", num_wrong)):
+        pairs = report.exactness
+        num_wrong = pairs.num_pairs - pairs.num_equal - pairs.num_near_ties
+        for outcome, number in (("equal", pairs.num_equal), ("near_tie", pairs.num_near_ties), ("wrong", num_wrong)):
             self._compared.labels(outcome).inc(number)
         for task, number in sent.num_jobs_by_task.items():
             self._probes.labels(task).inc(number)
@@ -153,10 +153,10 @@ class SchedulerMetrics:
                 _set(self._alpha_1, line.task, line.acceptance_drafter or "", asdict(line.alpha_1))
             if line.measured is not None:
                 _set(self._speedup, line.task, line.measured.drafter, _of_speedup(line.measured))
-        for one in report.expectations:
-            if n := one.num_pairs:
-                values = {"pairs": n, "held_share": one.num_held / n, "ratio": one.ratio}
-                _set(self._expectation, one.task, one.drafter, values)
+        for expected in report.expectations:
+            if n := expected.num_pairs:
+                values = {"pairs": n, "held_share": expected.num_held / n, "ratio": expected.ratio}
+                _set(self._expectation, expected.task, expected.drafter, values)
 
     def know_sink(self, sink: str) -> None:
         """Show a sink from the start, so that its first failure is seen as an increase."""
@@ -183,15 +183,15 @@ class SchedulerMetrics:
         self._leader.set(is_leader)
         if is_leader:
             return
-        found = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures, self._jobs)
-        for gauge in (*found, *self._alpha_1.values(), *self._speedup.values(), *self._expectation.values()):
+        gauges = (self._drift, self._opened, self._lost, self._due_runs, self._incidents, self._failures, self._jobs)
+        for gauge in (*gauges, *self._alpha_1.values(), *self._speedup.values(), *self._expectation.values()):
             gauge.clear()
         self._num_runs_due = {}
         for number in (self._budget, self._stale):
             number.set(math.nan)
 
     def set_longest_pause(self, seconds: float) -> None:
-        """Show the longest time between two due runs, by which a missing run is told from a rare one."""
+        """Show the longest time between two due runs, which shows that a run is missing and not rare."""
         self._pause.set(seconds)
 
 
@@ -207,14 +207,14 @@ def _of_speedup(measured: MeasuredLine) -> dict[str, float]:
         "max_draft_tokens": measured.max_num_draft_tokens,
         "mean_running": measured.mean_running,
         "control_share": measured.control_share,
-        **({"ratio": its.mean, "low": its.low, "high": its.high} if (its := measured.speedup) else {}),
+        **({"ratio": ratio.mean, "low": ratio.low, "high": ratio.high} if (ratio := measured.speedup) else {}),
     }
 
 
 class KafkaLag(Collector):
     """The messages of each task that no worker has finished.
 
-    They are counted in the background when somebody scrapes, so that no scrape waits for a broker. What was counted
+    They are counted in the background at a scrape, so that no scrape waits for a broker. What was counted
     long ago, or could not be counted, is missing.
     """
 

@@ -86,12 +86,12 @@ class Notifier:
             is_last = num_attempts > len(self._delays)
             self._store.end(sink.name, news, now, failure=error.message)
             self._metrics.notification_failed(sink.name, is_last=is_last)
-            told = {"action": "notification_failed", "kind": news.kind.value, "id": news.source_id}
+            facts = {"action": "notification_failed", "kind": news.kind.value, "id": news.source_id}
             log.log(
                 logging.ERROR if is_last else logging.WARNING,
                 "%s",
                 error.message,
-                extra={**told, "attempt": num_attempts, "given_up": is_last, "code": error.code},
+                extra={**facts, "attempt": num_attempts, "given_up": is_last, "code": error.code},
             )
             return False
         self._store.end(sink.name, news, now)
@@ -108,7 +108,7 @@ class NotifyingThread:
         self._thread = threading.Thread(target=self._run, name="notifying", daemon=True)
 
     def start(self) -> None:
-        """Begin. What is recorded from now on is told."""
+        """Begin. What is recorded from now on is news."""
         self._try(lambda: self._notifier.add_sinks(self._clock()))
         self._thread.start()
 

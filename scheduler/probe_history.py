@@ -26,6 +26,7 @@ from typing import Final, NamedTuple, Self
 
 from alphaloop.acceptance import Interval, t95
 from alphaloop.measurements import AcceptedLevel, DriftSubject, ProbeResult
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import State, state_of
 
 #: Measurements on each side of a change of traffic that are added up.
@@ -89,13 +90,10 @@ class ProbeHistory:
     task: str
     drafter: str
     measurements: tuple[Side, ...]
-    margin: float
     parents: Mapping[str, str]  #: by draft revision, what it was trained from
 
     @classmethod
-    def of(
-        cls, task: str, drafter: str, results: Iterable[ProbeResult], margin: float, parents: Mapping[str, str]
-    ) -> Self:
+    def of(cls, task: str, drafter: str, results: Iterable[ProbeResult], parents: Mapping[str, str]) -> Self:
         """The history that these results of one task and drafter make, in any order."""
         key = attrgetter("scheduled_for", "target_revision", "draft_revision", "engine")
         measurements = [
@@ -106,7 +104,7 @@ class ProbeHistory:
             )
             for (at, *setup), group in groupby(sorted(results, key=key), key=key)
         ]
-        return cls(task, drafter, tuple(m for m in measurements if m.counts), margin, parents)
+        return cls(task, drafter, tuple(m for m in measurements if m.counts), parents)
 
     @property
     def newest(self) -> Side | None:
@@ -124,28 +122,28 @@ class ProbeHistory:
 
     def steps(self) -> list[ProbeStep]:
         """Every link, in the order of the setups."""
-        found = []
+        steps = []
         for setup in dict.fromkeys(m.setup for m in self.measurements):
             own = [m for m in self.measurements if m.setup == setup]
             earlier = [m for m in self.measurements if m.measured_at < own[0].measured_at]
             if earlier:
                 was = self._predecessor(setup, earlier)
                 before = _each_prompt([m for m in earlier if m.setup == was])
-                found.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
+                steps.append(self._step(before, own[0], (before.measured_at, own[0].measured_at)))
             if len(own) > 1:
                 before = _each_prompt(own[-2::-1])  # of every prompt the oldest result
-                found.append(self._step(before, own[-1], self._onset(before, own)))
-        return found
+                steps.append(self._step(before, own[-1], self._onset(before, own)))
+        return steps
 
     def falls(self) -> list[ProbeStep]:
         """Steps that fell, and of which the newest measurement does not show that they are over."""
-        return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left, self.margin)]
+        return [s for s in self.steps() if s.across.state is State.FELL and not has_recovered(s.left)]
 
     def across(self, after: datetime, before: datetime) -> ProbeVerdict | None:
         """What was measured since `before`, against what was measured until `after`; None where either is missing.
 
         The last measurements of the last setup on each side are added up, because texts differ at near-ties. A fall
-        that has healed since is one all the same: then the first measurement after the change is told.
+        that has healed since is one all the same: then the first measurement after the change counts.
         """
         earlier = [m for m in self.measurements if m.measured_at <= after]
         later = [m for m in self.measurements if m.measured_at >= before]
@@ -154,7 +152,7 @@ class ProbeHistory:
         was = _sum([m for m in earlier if m.setup == earlier[-1].setup][-_ADDED_UP:])
         since = [m for m in later if m.setup == later[-1].setup]
         first, last = self.compare(was, since[0]), self.compare(was, _sum(since[-_ADDED_UP:]))
-        has_healed = last.state is not State.FELL or has_recovered(self.compare(was, since[-1]), self.margin)
+        has_healed = last.state is not State.FELL or has_recovered(self.compare(was, since[-1]))
         return first if first.state is State.FELL and has_healed else last
 
     def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:
@@ -168,7 +166,7 @@ class ProbeHistory:
         ).setup
 
     def _onset(self, reference: Side, own: Sequence[Side]) -> tuple[datetime, datetime]:
-        """The last measurement that had not fallen, and the one behind it."""
+        """The last measurement that had not fallen, and the one after it."""
         for sound, fallen in zip(own[-2::-1], own[:0:-1], strict=True):
             if sound is own[0] or self.compare(reference, sound).state is not State.FELL:
                 return sound.measured_at, fallen.measured_at
@@ -184,7 +182,7 @@ class ProbeHistory:
         change = alpha_change(pairs)
         return ProbeVerdict(
             subject=DriftSubject(self.task, self.drafter, after.setup.draft_revision, after.setup.target_revision),
-            state=state_of(change, self.margin),
+            state=state_of(change),
             change=change,
             num_prompts=len(pairs),
             measured_before=before.measured_at,
@@ -197,7 +195,6 @@ class ProbeHistory:
 
 def probe_histories(
     results: Iterable[ProbeResult],
-    margin: float,
     parents: Mapping[tuple[str, str], str],
     targets: Mapping[str, str] | None = None,
 ) -> list[ProbeHistory]:
@@ -207,23 +204,23 @@ def probe_histories(
     anew there: what the targets accept is not compared.
     """
     about = attrgetter("task", "drafter")
-    found = []
-    for (task, drafter), its in groupby(sorted(results, key=about), key=about):
+    histories = []
+    for (task, drafter), results_of in groupby(sorted(results, key=about), key=about):
         of_drafter = {draft: parent for (name, draft), parent in parents.items() if name == drafter}
-        found.append(ProbeHistory.of(task, drafter, _of_one_target(list(its), targets or {}), margin, of_drafter))
-    return found
+        histories.append(ProbeHistory.of(task, drafter, _of_one_target(list(results_of), targets or {}), of_drafter))
+    return histories
 
 
-def _of_one_target(its: Sequence[ProbeResult], targets: Mapping[str, str]) -> list[ProbeResult]:
-    """Those of the target of the newest; a revision that nobody serves any more may be one of its own."""
-    newest = targets.get(max(its, key=attrgetter("scheduled_for")).target_revision)
-    return [one for one in its if newest is None or targets.get(one.target_revision, newest) == newest]
+def _of_one_target(results: Sequence[ProbeResult], targets: Mapping[str, str]) -> list[ProbeResult]:
+    """Those of the target of the newest; a revision that no worker serves any more may be one of its own."""
+    newest = targets.get(max(results, key=attrgetter("scheduled_for")).target_revision)
+    return [r for r in results if newest is None or targets.get(r.target_revision, newest) == newest]
 
 
 def differences(before: ProbeSetup, after: ProbeSetup) -> tuple[str, ...]:
     """What changed between two setups: of target, draft and engine."""
     parts = zip(("target", "draft", "engine"), astuple(before), astuple(after), strict=True)
-    return tuple(name for name, one, other in parts if one != other)
+    return tuple(name for name, was, now in parts if was != now)
 
 
 def _each_prompt(own: Sequence[Side]) -> Side:
@@ -244,9 +241,9 @@ def _sum(measurements: Sequence[Side]) -> Side:
 # Two sides compared
 
 
-def has_recovered(left: ProbeVerdict, margin: float) -> bool:
-    """Whether the evidence excludes that a fall of more than `margin` is left."""
-    return left.change is not None and left.change.low >= -margin
+def has_recovered(left: ProbeVerdict) -> bool:
+    """Whether the evidence excludes that a fall of more than ALPHA_MARGIN is left."""
+    return left.change is not None and left.change.low >= -ALPHA_MARGIN
 
 
 def shared_prompts(before: Side, after: Side) -> list[PromptPair]:

@@ -8,7 +8,7 @@ too, so that they can come back.
 Speculative decoding promises the target's own text. A greedy probe and its control are the same prompt, decoded with a
 drafter and without, so their tokens are equal. Passes of another width round differently. Where the target's two best
 choices are almost equal, rounding may swap them, and the texts part from there; both are right. A third choice may be
-as near as the second, and the engine tells only the second, so no difference at such a place proves anything. Every
+as near as the second, and the engine reports only the second, so no difference at such a place proves anything. Every
 other difference is an incident: one is enough, no statistic is needed. A server decodes a share of the probes beside a
 sampled request, because releases have spoiled greedy texts there.
 """
@@ -19,6 +19,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 from alphaloop.messages import Body, Decoding, Job, Purpose
@@ -130,14 +131,14 @@ def compare_new(texts: ProbeStore, incidents: IncidentStore, now: datetime) -> W
     An incident is over when its task and drafter are compared again without one, beside a sampled request if it was.
     """
     pairs = texts.uncompared(now - _LOOK_BACK)
-    found = [incident for pair in pairs for incident in examine(pair)]
-    over = disproved(incidents.open_incidents(), pairs, found)
-    incidents.close([one.id for one in over], now)
-    num_opened = incidents.open(merged(found), now)
+    incidents_now = [incident for pair in pairs for incident in examine(pair)]
+    over = disproved(incidents.open_incidents(), pairs, incidents_now)
+    incidents.close([incident.id for incident in over], now)
+    num_opened = incidents.open(merged(incidents_now), now)
     texts.mark_compared([pair.probe.job_id for pair in pairs], now)
     comparable = [pair for pair in pairs if pair.is_comparable]
     num_equal = sum(pair.is_equal for pair in comparable)
-    num_wrong = sum(one.kind is IncidentKind.WRONG_TEXT for one in found)
+    num_wrong = sum(incident.kind is IncidentKind.WRONG_TEXT for incident in incidents_now)
     return Watched(len(comparable), num_equal, len(comparable) - num_equal - num_wrong, num_opened, len(over))
 
 
@@ -146,14 +147,18 @@ def examine(pair: TextPair) -> list[Incident]:
     return [*_examine_one(pair.control), *_examine_one(pair.probe), *_compare(pair)]
 
 
+#: Incidents that are alike in these are one fault.
+_SUBJECT: Final = attrgetter("kind", "task", "drafter", "draft_revision", "target_revision", "engine")
+
+
 def merged(found: Iterable[Incident]) -> list[Incident]:
     """One incident a fault, with all the jobs that show it; the first of them is its evidence."""
     by_subject: dict[tuple[str, ...], Incident] = {}
-    for one in found:
-        subject = (one.kind, one.task, one.drafter, one.draft_revision, one.target_revision, one.engine)
+    for incident in found:
+        subject = _SUBJECT(incident)
         before = by_subject.get(subject)
-        job_ids = tuple(dict.fromkeys((*before.job_ids, *one.job_ids))) if before else one.job_ids
-        by_subject[subject] = replace(before or one, job_ids=job_ids)
+        job_ids = tuple(dict.fromkeys((*before.job_ids, *incident.job_ids))) if before else incident.job_ids
+        by_subject[subject] = replace(before or incident, job_ids=job_ids)
     return list(by_subject.values())
 
 
@@ -163,8 +168,8 @@ def disproved(
     """Open incidents whose task and drafter were compared again, with nothing wrong."""
     texts = (text for pair in pairs for text in (pair.control, pair.probe))
     compared = {(text.task, text.drafter, _is_beside_sampled(text)) for text in texts}
-    right = compared - {_about(one) for one in found}
-    return [one for one in incidents if _about(one.found) in right]
+    right = compared - {_about(incident) for incident in found}
+    return [incident for incident in incidents if _about(incident.found) in right]
 
 
 def _about(incident: Incident) -> tuple[str, str, bool]:
@@ -177,18 +182,18 @@ def _is_beside_sampled(decoded: DecodedText) -> bool:
 
 
 def _examine_one(decoded: DecodedText) -> list[Incident]:
-    text, found = decoded.text, []
+    text, incidents = decoded.text, list[Incident]()
     num_tokens = len(text.token_ids)
     who = f"{decoded.drafter or 'vanilla'} decoding of {decoded.task}"
     if decoded.num_tokens != num_tokens:
         sentence = f"The counts of {who} speak of {decoded.num_tokens} tokens, the text has {num_tokens}."
         evidence = {"num_counted": decoded.num_tokens, "num_tokens": num_tokens}
-        found.append(_incident(IncidentKind.WRONG_COUNTS, decoded, sentence, evidence))
+        incidents.append(_incident(IncidentKind.WRONG_COUNTS, decoded, sentence, evidence))
     if text.finish_reason == "length" and num_tokens < text.max_tokens:
         sentence = f"A text of {who} ended for its length after {num_tokens} of {text.max_tokens} tokens."
         evidence = {"num_tokens": num_tokens, "max_tokens": text.max_tokens}
-        found.append(_incident(IncidentKind.CUT_SHORT, decoded, sentence, evidence))
-    return found
+        incidents.append(_incident(IncidentKind.CUT_SHORT, decoded, sentence, evidence))
+    return incidents
 
 
 def _compare(pair: TextPair) -> list[Incident]:
@@ -197,28 +202,27 @@ def _compare(pair: TextPair) -> list[Incident]:
         return []
     truth, other = control.text, probe.text
     both = zip(truth.token_ids, other.token_ids, strict=False)
-    place = next((i for i, (one, another) in enumerate(both) if one != another), None)
+    place = next((i for i, (right, decoded) in enumerate(both) if right != decoded), None)
     evidence: dict[str, Any]
     if place is None:
-        told = f"is {len(other.token_ids)} tokens long instead of {len(truth.token_ids)}"
+        what = f"is {len(other.token_ids)} tokens long instead of {len(truth.token_ids)}"
         evidence = {"num_tokens": len(other.token_ids), "num_control_tokens": len(truth.token_ids)}
     elif len(truth.gaps) <= place:
-        told = f"is another text from token {place + 1} on; the engine does not tell how close the choice was"
+        what = f"is another text from token {place + 1} on; the engine does not report how close the choice was"
         evidence = {"place": place, "gap": None, "near_tie": truth.near_tie}
     elif truth.gaps[place] <= truth.near_tie:
         return []
     else:
         gap = truth.gaps[place]
-        told = f"is another text from token {place + 1} on, where the target's second choice is {gap:.3g} behind"
+        what = f"is another text from token {place + 1} on, where the target's second choice is {gap:.3g} behind"
         is_second = truth.second_ids[place] == other.token_ids[place]
         evidence = {"place": place, "gap": gap, "near_tie": truth.near_tie, "is_second_choice": is_second}
     beside = " beside a sampled request" if _is_beside_sampled(probe) else ""
     evidence |= {"control_job_id": control.job_id, **({"is_beside_sampled": True} if beside else {})}
     sentence = (
-        f"What {probe.drafter} decodes{beside} for a probe of {probe.task} {told}: it is not the target's own text."
+        f"What {probe.drafter} decodes{beside} for a probe of {probe.task} {what}: it is not the target's own text."
     )
-    found = _incident(IncidentKind.WRONG_TEXT, probe, sentence, evidence)
-    return [found]
+    return [_incident(IncidentKind.WRONG_TEXT, probe, sentence, evidence)]
 
 
 def _incident(kind: IncidentKind, decoded: DecodedText, sentence: str, evidence: dict[str, Any]) -> Incident:

@@ -79,18 +79,18 @@ def by_cron(expression: str) -> Timetable:
         ) from None
 
     def next_due(after: datetime) -> datetime:
-        found: datetime | None = trigger.get_next_fire_time(None, after + _INSTANT)
-        if found is None:
+        due: datetime | None = trigger.get_next_fire_time(None, after + _INSTANT)
+        if due is None:
             raise ConfigError(f"scheduler.cron: {expression!r} has no time after {after}")
-        return found
+        return due
 
     def due_at(now: datetime) -> datetime:
         for span in _SPANS:
-            found = next_due(now - span)
-            if found <= now:
-                while (following := next_due(found)) <= now:
-                    found = following
-                return found
+            due = next_due(now - span)
+            if due <= now:
+                while (following := next_due(due)) <= now:
+                    due = following
+                return due
         raise ConfigError(f"scheduler.cron: {expression!r} names no time within 30 years")
 
     due_at(_ANY_DAY)  # raises where the expression names no time
@@ -119,8 +119,8 @@ class Ticker:
     """Runs `run(now, scheduled_for)` at once and then as its timetable says.
 
     Every leader computes the same times, so the next leader does not repeat a claimed run. At once: what was missed
-    while nobody led is caught up once, by the last run that was due. So is what came due while a run went on. A tick
-    later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
+    while no process led is caught up once, by the last run that was due. So is what came due while a run went on. A
+    tick later than the grace is dropped and counted. `fatal` is called when the process cannot go on.
     """
 
     run: Callable[[datetime, datetime], object]

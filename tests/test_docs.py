@@ -36,7 +36,7 @@ from alphaloop.messages import (
     parse_job,
 )
 from alphaloop.settings import KafkaSettings, Settings, TaskSettings
-from benchmarks.stored_runs.questions import Question, all_questions
+from tests.fixtures.sql_questions import Question, all_questions
 from tests.fixtures.worker import read
 
 ROOT: Final = Path(__file__).resolve().parents[1]

@@ -22,13 +22,14 @@ from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
-from alphaloop.settings import Settings, TasksFile, WorkerSettings, load_settings
+from alphaloop.settings import Settings, TasksFile, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import POOL_SIZE, Database
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.workers import WorkerStore
-from worker.assembly import assemble, open_engine, owner_name
+from worker.assembly import assemble, open_engine
 from worker.background import set_up_interpreter
+from worker.foundation import lay_foundation
 from worker.loop import Worker
 from worker.metrics import WorkerMetrics
 
@@ -90,20 +91,8 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
-        owner = owner_name()
-        worker = assemble(
-            settings,
-            tasks_file,
-            engine,
-            database,
-            producer,
-            owner=owner,
-            stop=stop,
-            hurry=hurry,
-            rng=rng,
-            metrics=metrics,
-        )
-        _consume(worker, health, settings.worker, owner=owner, metrics_url=endpoint.url)
+        base = lay_foundation(settings, engine, database, stop=stop, hurry=hurry, rng=rng, metrics=metrics)
+        _consume(assemble(base, tasks_file, producer), health, metrics_url=endpoint.url)
 
 
 @dataclass(eq=False)
@@ -122,10 +111,10 @@ class ProcessHealth:
         return self.worker.unready() if self.worker is not None else self.start_wait.reason or "starting"
 
 
-def _consume(worker: Worker, health: ProcessHealth, limits: WorkerSettings, *, owner: str, metrics_url: str) -> None:
+def _consume(worker: Worker, health: ProcessHealth, *, metrics_url: str) -> None:
     """Run the worker until it ends; whatever it was assembled from is closed then."""
     health.worker = worker
-    threads = worker.threads
+    threads, owner, limits = worker.threads, worker.base.owner, worker.base.settings.worker
     worker.metrics.watch(worker.intake, lambda: worker.num_waiting)
     worker.metrics.watch_pulses(threads.liveness.pulses)
     watchdog = Watchdog(

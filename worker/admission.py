@@ -3,7 +3,7 @@
 Three criteria, in this order:
 
 1. *Share of device time* between tasks, and between the segments of a task (`worker/sharing.py`). Who had the least
-   device time over weight goes next. Jobs of a task without a segment are one segment. Of a task, jobs of the high lane
+   device time over weight goes next. Jobs of a task without a segment are one segment. A task's jobs of the high lane
    go first, but for `NORMAL_SHARE` of the starts.
 2. *Priority with age* within a segment. The priority decides, where `AGEING_S` of waiting are worth one step of it, and
    then the arrival.
@@ -58,7 +58,7 @@ class AdmissionQueue(Generic[Item]):
     weight_of: Callable[[str], float] = lambda task: 1.0
     #: The weight of a segment; the empty one is that of jobs without a segment.
     weight_of_segment: Callable[[str], float] = lambda segment: 1.0
-    #: Device seconds in which the target reads so many tokens of a prompt, as measured.
+    #: Device seconds in which the target reads this number of prompt tokens, as measured.
     read_s: Callable[[int], float] = lambda num_tokens: 0.0
 
     def __post_init__(self) -> None:
@@ -80,8 +80,8 @@ class AdmissionQueue(Generic[Item]):
 
     def num_waiting(self, task: str, segment: str, *, is_high: bool) -> int:
         """The waiting jobs of a segment in one of its task's lanes, but for probes and controls."""
-        found = self._tasks.get(task)
-        traffic = found.lanes[is_high].get(segment) if found is not None else None
+        known = self._tasks.get(task)
+        traffic = known.lanes[is_high].get(segment) if known is not None else None
         return traffic.num_jobs if traffic is not None else 0
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
@@ -113,7 +113,15 @@ class AdmissionQueue(Generic[Item]):
             self._backlogged[task.name] = task
         place = now - priority * AGEING_S, next(self._arrival)
         is_high = is_high and not lane.is_measured
-        job = _Job(place, lane, "" if lane.is_measured else segment, item, num_bytes, beginnings, is_high)
+        job = _Job(
+            place,
+            lane,
+            segment="" if lane.is_measured else segment,
+            item=item,
+            num_bytes=num_bytes,
+            beginnings=beginnings,
+            is_high=is_high,
+        )
         task.add(job)
         self._count(job, 1)
 
@@ -277,13 +285,13 @@ def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
         switched_off: the prompt pattern that covers the prompt, if one does.
     """
     return LaneKey(
-        job.task,
-        sampling.bucket,
-        job.decoding.value,
-        job.purpose.value,
-        job.probe_drafter or "",
-        job.probe_num_draft_tokens or 0,
-        switched_off,
+        task=job.task,
+        sampling_bucket=sampling.bucket,
+        decoding=job.decoding.value,
+        purpose=job.purpose.value,
+        probe_drafter=job.probe_drafter or "",
+        probe_num_draft_tokens=job.probe_num_draft_tokens or 0,
+        switched_off=switched_off,
     )
 
 
@@ -299,13 +307,13 @@ def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
 
     The last token of a prompt is always read, so no beginning contains that token. 2 µs for 200 tokens.
     """
-    found: list[Beginning] = []
+    beginnings: list[Beginning] = []
     begin, end, digest = 0, SHORTEST_BEGINNING, 0
     while end < len(token_ids) and end <= LONGEST_BEGINNING:
         digest = hash((digest, *token_ids[begin:end]))
-        found.append(Beginning(end, digest))
+        beginnings.append(Beginning(end, digest))
         begin, end = end, 2 * end
-    return tuple(reversed(found))
+    return tuple(reversed(beginnings))
 
 
 class SharedBeginnings:
@@ -322,7 +330,7 @@ class SharedBeginnings:
     """
 
     def __init__(self, num_slots: int, read_s: Callable[[int], float]) -> None:
-        """`read_s`: seconds in which the target reads so many tokens of a prompt, as measured."""
+        """`read_s`: seconds in which the target reads this number of prompt tokens, as measured."""
         self._num_slots = num_slots
         self._read_s = read_s
         self._by_job: deque[tuple[Beginning, ...]] = deque()
@@ -334,7 +342,7 @@ class SharedBeginnings:
         return self._num_jobs.keys()
 
     def slack_s(self, num_tokens: int) -> float:
-        """Device seconds by which a job may go before its turn to share so many tokens; 0 for none."""
+        """Device seconds by which a job may go before its turn to share `num_tokens`; 0 for none."""
         return min(MOST_SLACK_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
 
     def admit(self, beginnings: tuple[Beginning, ...]) -> None:
@@ -396,8 +404,10 @@ class _Traffic(Generic[Item]):
         first = self.heap[0][1]
         if not shared.held or not self.by_beginning:
             return first, 0
-        num_shared = next((one.num_tokens for one in first.beginnings if one in shared.held), 0)
-        longer = [one for one in shared.held & self.by_beginning.keys() if one.num_tokens > num_shared]
+        num_shared = next((beginning.num_tokens for beginning in first.beginnings if beginning in shared.held), 0)
+        longer = [
+            beginning for beginning in shared.held & self.by_beginning.keys() if beginning.num_tokens > num_shared
+        ]
         for beginning in sorted(longer, reverse=True):
             candidate, slack_s = self.by_beginning[beginning][0][1], shared.slack_s(beginning.num_tokens)
             if self.overtaking_s + job_s > slack_s:
@@ -419,7 +429,7 @@ class _Traffic(Generic[Item]):
             if not alike:
                 del self.by_beginning[beginning]
         while self.overtaking and (not self.heap or self.overtaking[0][0] < self.heap[0][0]):
-            self.overtaking_s -= heappop(self.overtaking)[1]  # nobody waits whom it overtook
+            self.overtaking_s -= heappop(self.overtaking)[1]  # what it overtook has started
         if not self.overtaking:
             self.overtaking_s = 0.0  # without what rounding left
         return job

@@ -1,397 +1,210 @@
-"""Putting a worker together from its settings: the only place that knows how the parts are wired."""
+"""Putting a worker together from its settings: the order in which its parts are opened, and which works with which.
+
+Each part is opened beside its class, from the `Foundation` that all of them share.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
-import random
-import socket
-import threading
-import time
-import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.deciding.draft_lengths import LengthsTogether
 from alphaloop.deciding.evidence import HALF_LIFE
-from alphaloop.engine import AsksServers, Engine, EngineIdentity
+from alphaloop.engine import Engine
 from alphaloop.errors import ConfigError, package_missing
-from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import CONTROL, cluster_id, ensure_topic, topic_ids, topic_lister
-from alphaloop.liveness import Liveness, Pulse
-from alphaloop.messages import Status
-from alphaloop.messages.topics import dlq_topic, jobs_topic
-from alphaloop.settings import ModelSettings, PolicySettings, Settings, TaskSettings, TasksFile, settings_of_segment
+from alphaloop.kafka.topics import CONTROL, topic_ids
+from alphaloop.liveness import Pulse
+from alphaloop.settings import ModelSettings, TaskSettings, TasksFile
 from alphaloop.start_wait import check_installation
-from alphaloop.store.database import Database, DatabaseClock, Listener
-from alphaloop.store.installation import InstallationStore
-from alphaloop.store.jobs import JobStore
-from alphaloop.store.outcomes import Outbox, OutboxMessage, Outcome, OutcomeStore, RefusedResultStore
-from alphaloop.store.probes import ProbeStore
-from alphaloop.store.switchback import SwitchbackStore
+from alphaloop.store.database import Database, Listener
+from alphaloop.store.outcomes import OutboxMessage, Outcome, OutcomeStore
 from alphaloop.store.task_memory import ResultMemoryStore
-from alphaloop.store.workers import Capabilities, ServerIdentityStore, WorkerSetup, WorkerStore
-from worker.admission import AdmissionQueue
-from worker.background import BackgroundThread, BackgroundWrites, BoundedQueue, Retry, Threads
-from worker.claims import Claiming, LeaseKeeper
-from worker.dead_letters import DeadMessage, Forwarder, JobRetries, letter_of
-from worker.deciding.decider import open_deciding, revisions
-from worker.deciding.evidence_cache import SegmentsApart
-from worker.feed import LEAST_AHEAD, ClaimedAhead, JobFeed, UndecodedJobs
-from worker.intake.control import ControlReader
-from worker.intake.polling import MAX_BUFFERED, TopicWatch, make_topics, open_intake
-from worker.intake.target_tasks import TargetTasks
-from worker.intake.validation import Fetching, Validation, no_references
+from alphaloop.store.workers import ServerIdentityStore
+from worker.background import BackgroundThread, Threads
+from worker.claims import LeaseKeeper, open_claiming
+from worker.dead_letters import open_forwarder, open_retries
+from worker.deciding.decider import Deciding, open_deciding
+from worker.deciding.evidence_cache import EvidenceCache, SegmentsApart
+from worker.feed import JobFeed, UndecodedJobs, open_feed
+from worker.foundation import Foundation
+from worker.intake.control import open_control_reader
+from worker.intake.polling import Intake, TopicWatch, open_intake
+from worker.intake.target_tasks import open_target_tasks
+from worker.intake.validation import Fetching, open_validation
 from worker.loop import Worker
-from worker.metrics import WorkerMetrics
-from worker.presence import Presence, Watch
-from worker.publishing import Publication, Publisher, RefusedResults
-from worker.recording import Recorder, ended
-from worker.running import Suspects
-from worker.sending import UnavailableTopics
-from worker.steering import RequestSteering, RoundSteering, SliceRecorder, Steering
+from worker.presence import Watch, open_presence
+from worker.publishing import open_publisher
+from worker.recording import open_recorder
+from worker.steering import open_slice_recorder, open_steering
 from worker.task_memory.memory import RememberedTasks
 
 if TYPE_CHECKING:
     from worker.tracing import Tracing
 
-
 log = logging.getLogger(__name__)
 
-#: Messages that wait to be published before the recorder waits.
-PUBLISHING_ITEMS: Final = 8192
 #: Between two reads of other workers' evidence without a notice.
 EVIDENCE_POLL_S: Final = 5.0
 
 
-def owner_name() -> str:
-    """This process among all workers, past and present."""
-    return f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
-
-
-def assemble(
-    settings: Settings,
-    tasks_file: TasksFile | None,
-    engine: Engine,
-    database: Database,
-    producer: Producer,
-    *,
-    owner: str,
-    stop: threading.Event,
-    hurry: threading.Event,
-    rng: random.Random,
-    metrics: WorkerMetrics | None = None,
-) -> Worker:
+def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer) -> Worker:
     """Build a worker. `producer` sends results; dead letters have a producer of their own.
 
-    Without a `tasks_file` its tasks stay as they are in `settings`. Topics that are missing are created; costs never
-    measured here are measured now.
+    Without a `tasks_file` its tasks stay as they are in the settings. Costs never measured here are measured now.
     """
-    limits = settings.worker
-    cluster = cluster_id(settings.kafka)
-    database_id = InstallationStore(database).belong(cluster, settings.kafka.prefix)
-    make_topics(settings)
-    died = threading.Event()
-    retry = Retry(hurry, died)
-    background = BackgroundWrites(hurry.wait)
-    clock = DatabaseClock(database)
-    clock.measure()
-    deciding = open_deciding(settings, engine, database, clock, owner=owner, write=background.put)
-    metrics = metrics or WorkerMetrics()
-    metrics.watch_engine(engine)
-    metrics.watch_costs(deciding.costs)
-    liveness = Liveness()
-
-    # To the engine.
-    jobs = JobStore(database)
+    settings = base.settings
+    deciding = _open_deciding(base)
+    segments = SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=base.now)
     contents = ContentStore.of(settings.claim_check)
-    probes = ProbeStore(database)
-    open_member = partial(open_intake, settings, database_id, now=clock.now)
-    intake = open_member(settings.kafka.group_id, (), "intake")
-    bound = TargetTasks(
-        engine.identity.target,
-        settings.bindings,
-        file=tasks_file,
-        topics_now=topic_lister(settings.kafka),
-        read_topics=intake.read_topics,
-    )
-    bound.look()
-    validation = Validation(
-        engine,
-        bound,
-        limits=limits,
-        cluster=cluster,
-        keeps_apart=SegmentsApart(deciding.evidence_cache.segments, idle=HALF_LIFE, now=clock.now).keeps,
-        is_probe=lambda job_id, digest: retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
-        check_reference=contents.check if contents else no_references,
-    )
-    control_intake = open_member(f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
-    leases = LeaseKeeper(jobs, owner=owner, lease_s=limits.lease_s, may_renew=lambda: liveness.hung() is None)
-    claiming = Claiming(
-        jobs, leases, owner=owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=retry
-    )
 
-    # From the engine.
-    publishing: BoundedQueue[Publication] = BoundedQueue(
-        max_items=PUBLISHING_ITEMS,
-        max_bytes=limits.max_buffered_bytes,
-        num_bytes_of=lambda publication: publication.num_bytes,
-        give_up=retry.gives_up,
-    )
-    forwarder = Forwarder(
-        lambda: Producer(settings.kafka, client_id="alphaloop-forwarding"),
-        UnavailableTopics(
-            lambda topic: ensure_topic(settings.kafka, topic, validation.tasks), metrics.topic_unavailable
-        ),
-        metrics,
-        letter_of=partial(letter_of, validation=validation, group=settings.kafka.named(settings.kafka.group_id)),
-        is_hurried=retry.hurry.is_set,
-    )
-    publisher = Publisher(
-        publishing,
-        producer,
-        Outbox(database),
-        RefusedResults(RefusedResultStore(database), metrics.result_refused, contents),
-        forwarder,
-        metrics,
-        model=engine.identity.target,
-        retry=retry,
-        relay_after_s=2 * limits.lease_s,
-    )
-    tracing = open_tracing(settings, engine.identity, owner=owner, now=clock.now)
-    outcomes = OutcomeStore(database, changed=deciding.evidence_cache.take)
-    memory = open_memory(settings, engine, database, lambda: bound.bindings.tasks)
+    # On a job's way to the engine.
+    intake = open_intake(base, settings.kafka.group_id, (), "intake")
+    control_intake = open_intake(base, f"{settings.kafka.group_id}-control", [CONTROL], "control-intake")
+    bound = open_target_tasks(base, tasks_file, intake)
+    validation = open_validation(base, bound, contents, segments.keeps)
+    claiming = open_claiming(base)
+    leases = claiming.leases
 
-    def record(ended: Sequence[Outcome]) -> list[OutboxMessage]:
-        messages = outcomes.record(ended, owner=owner)
-        if memory is not None and any(one.remembered for one in ended):
-            memory.remembered()
-        return messages
+    # On its way from there.
+    forwarder = open_forwarder(base, validation)
+    publisher = open_publisher(base, producer, forwarder, contents)
+    memory = open_memory(base, lambda: bound.bindings.tasks)
+    record = _recording(base, deciding.evidence_cache, memory)
+    recorder = open_recorder(base, record, intake, leases, publisher.queue)
+    retries = open_retries(base, leases, forwarder, intake, recorder.fail)
 
-    recorder = Recorder(
-        record,
-        intake,
-        leases,
-        publishing,
-        metrics,
-        retry=retry,
-        max_bytes=limits.max_buffered_bytes,
-        now=clock.now,
-        tracing=tracing,
-    )
-    retries = JobRetries(
-        settings.kafka.retry_delays_s,
-        leases,
-        forwarder,
-        intake,
-        count=partial(jobs.fail, owner=owner),
-        fail=lambda one: recorder.put([ended(one.claimed, Status.FAILED, one.failure, now=one.failed_at)]),
-        ensure_topics=lambda task: ensure_topic(settings.kafka, dlq_topic(jobs_topic(task)), [task]),
-        retry=retry,
-        rng=rng,
-        max_bytes=limits.max_buffered_bytes,
-    )
-
-    num_slots = engine.load().num_slots
-    feed = JobFeed(
-        intake,
-        Fetching(contents, validation, retry=retry, wake=intake.wake),
-        AdmissionQueue(
-            num_slots=num_slots,
-            quantum_s=limits.task_quantum_s,
-            weight_of=lambda task: validation.tasks[task].weight,
-            weight_of_segment=lambda segment: settings_of_segment(settings.segments, segment).weight,
-            read_s=deciding.costs.read_s,
-        ),
-        claiming,
-        Suspects(leases, random.Random(rng.random())),
-        UndecodedJobs(intake, publishing, forwarder, recorder, now=clock.now),
-        ClaimedAhead(
-            max(LEAST_AHEAD, num_slots),
-            limits.max_buffered_bytes,
-            is_ending=lambda: stop.is_set() or died.is_set(),
-            wake_engine=engine.wake,
-        ),
-        max_jobs=MAX_BUFFERED,
-        max_bytes=limits.max_buffered_bytes,
-        prepare_decisions=deciding.first_reads.prepare,
-    )
-    control_reader = ControlReader(
-        control_intake,
-        jobs,
-        check_here=leases.check_cancelled,
-        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, control_intake)),
-        retry=retry,
-    )
-    content = settings.claim_check
-    can = Capabilities(
-        engine.identity.context_length,
-        limits.max_job_bytes,
-        tuple(sorted(engine.features)),
-        (content.url, *content.read_urls) if content.url else (),
-    )
-    presence = Presence(
-        WorkerStore(database),
-        background.put,
-        engine.identity,
-        owner=owner,
-        sampling_defaults=engine.sampling_defaults.sentence(),
-        num_held=lambda: leases.num_held,
-        setup=lambda: WorkerSetup(
-            deciding.facts, tuple(engine.drafters), engine.unserved(()), bound.bindings.default_model, can
-        ),
-        clock=time.monotonic,
-    )
-
-    def ask_ids(topics: Collection[str]) -> dict[str, str]:
-        try:
-            check_installation(settings.kafka, database)
-        except ConfigError as error:  # workers of another database came into the group meanwhile
-            log.error("%s", error.message, extra={"action": "installations_mixed", "hint": error.hint or ""})
-        return topic_ids(settings.kafka, topics)
-
-    topic_watch = TopicWatch([intake, control_intake], ask_ids)
-
-    def refresh() -> None:
-        clock.measure()
-        deciding.evidence_cache.refresh()
-        leases.check_cancelled()
-        topic_watch.check()  # last, because it waits for the broker
-
-    def write_in_background() -> None:
-        if deciding.journal.is_due:
-            background.put("decisions", deciding.journal.write)
-        background.turn()
-
-    def on_failure() -> None:
-        died.set()
-        feed.ready.wake()
-
+    # Between the two.
+    reader = Fetching(contents, validation, retry=base.retry, wake=intake.wake)
+    undecoded = UndecodedJobs(intake, publisher.queue, forwarder, recorder, now=base.now)
+    feed = open_feed(base, reader, claiming, undecoded, deciding)
+    control = open_control_reader(base, control_intake, leases, forwarder)
+    presence = open_presence(base, leases, deciding.facts, lambda: bound.bindings.default_model)
+    steering = open_steering(base, deciding.decider.session.lengths, presence, validation)
+    watch = _watch(base, deciding.evidence_cache, leases, [intake, control_intake])
     turns: dict[str, Callable[[], object]] = {
-        "control": control_reader.turn,
+        "control": control.turn,
         "feed": feed.turn,
         "retries": retries.turn,
         "recording": recorder.turn,
         "publishing": publisher.turn,
         "forwarding": forwarder.turn,
-        "background": write_in_background,
+        "background": partial(_write_in_background, base, deciding),
     }
-    threads = Threads(
-        neighbours=tuple(BackgroundThread(name, turn, on_failure=on_failure) for name, turn in turns.items()),
-        keepers=(
-            leases.thread,
-            Watch(Listener(database), refresh, every_s=EVIDENCE_POLL_S).thread,
-            bound.thread,
-            *(memory.threads if memory else ()),
-        ),
-        intakes=(intake, control_intake),
-        tracing=tracing,
-        liveness=liveness,
-        loop_pulse=liveness.watch(Pulse("the engine's step"), limits.max_step_s),
-    )
+    keepers = (leases.thread, watch.thread, bound.thread, *(memory.threads if memory else ()))
     return Worker(
-        engine=engine,
-        stop=stop,
-        hurry=hurry,
-        drain_s=limits.drain_s,
-        now=clock.now,
-        retry=retry,
-        threads=threads,
+        base=base,
+        threads=_threads(base, turns, feed, keepers, (intake, control_intake), recorder.tracing),
         intake=intake,
         validation=validation,
         feed=feed,
-        leases=leases,
         claiming=claiming,
-        decider=deciding.decider,
-        costs=deciding.costs,
-        steering=open_steering(
-            settings.policy,
-            engine,
-            deciding.decider.session.lengths,
-            lambda: presence.num_peers,
-            now=clock.now,
-            rng=rng,
-            num_vanilla_tokens=lambda task: validation.tasks[task].num_vanilla_tokens,
-        ),
+        deciding=deciding,
+        steering=steering,
         recorder=recorder,
         retries=retries,
         publisher=publisher,
         forwarder=forwarder,
-        metrics=metrics,
         presence=presence,
-        slices=SliceRecorder(SwitchbackStore(database), engine.identity, revisions(engine), owner=owner, now=clock.now),
-        store_decisions=deciding.journal.write,
-        background=background,
+        slices=open_slice_recorder(base),
     )
 
 
-def open_memory(
-    settings: Settings, engine: Engine, database: Database, tasks: Callable[[], Mapping[str, TaskSettings]]
-) -> RememberedTasks | None:
+def _open_deciding(base: Foundation) -> Deciding:
+    """What decides for this worker, with its costs in the metrics."""
+    deciding = open_deciding(
+        base.settings, base.engine, base.database, base.clock, owner=base.owner, write=base.background.put
+    )
+    base.metrics.watch_costs(deciding.costs)
+    return deciding
+
+
+def _recording(
+    base: Foundation, evidence: EvidenceCache, memory: RememberedTasks | None
+) -> Callable[[Sequence[Outcome]], list[OutboxMessage]]:
+    """What records outcomes as this worker's, and lets the memory of their tasks know."""
+    outcomes = OutcomeStore(base.database, changed=evidence.take)
+
+    def record(ended: Sequence[Outcome]) -> list[OutboxMessage]:
+        messages = outcomes.record(ended, owner=base.owner)
+        if memory is not None and any(outcome.remembered for outcome in ended):
+            memory.remembered()
+        return messages
+
+    return record
+
+
+def _threads(
+    base: Foundation,
+    turns: Mapping[str, Callable[[], object]],
+    feed: JobFeed,
+    keepers: tuple[BackgroundThread, ...],
+    intakes: tuple[Intake, ...],
+    tracing: Tracing | None,
+) -> Threads:
+    """A thread for each part that works on jobs, beside the others. When one ends by itself, the loop is woken."""
+
+    def on_failure() -> None:
+        base.died.set()
+        feed.ready.wake()
+
+    return Threads(
+        neighbours=tuple(BackgroundThread(name, turn, on_failure=on_failure) for name, turn in turns.items()),
+        keepers=keepers,
+        intakes=intakes,
+        tracing=tracing,
+        liveness=base.liveness,
+        loop_pulse=base.liveness.watch(Pulse("the engine's step"), base.settings.worker.max_step_s),
+    )
+
+
+def _write_in_background(base: Foundation, deciding: Deciding) -> None:
+    if deciding.journal.is_due:
+        base.background.put("decisions", deciding.journal.write)
+    base.background.turn()
+
+
+def _watch(base: Foundation, evidence: EvidenceCache, leases: LeaseKeeper, intakes: Sequence[Intake]) -> Watch:
+    """What reads the changes of other processes: evidence, cancellations, topics that were made anew."""
+    kafka = base.settings.kafka
+
+    def ask_ids(topics: Collection[str]) -> dict[str, str]:
+        try:
+            check_installation(kafka, base.database)
+        except ConfigError as error:  # workers of another database came into the group meanwhile
+            log.error("%s", error.message, extra={"action": "installations_mixed", "hint": error.hint or ""})
+        return topic_ids(kafka, topics)
+
+    topics = TopicWatch(intakes, ask_ids)
+
+    def refresh() -> None:
+        base.clock.measure()
+        evidence.refresh()
+        leases.check_cancelled()
+        topics.check()  # last, because it waits for the broker
+
+    return Watch(Listener(base.database), refresh, every_s=EVIDENCE_POLL_S)
+
+
+def open_memory(base: Foundation, tasks: Callable[[], Mapping[str, TaskSettings]]) -> RememberedTasks | None:
     """The memory of the tasks, loaded and ready to be searched; None where servers decode, which have their own."""
-    revision = engine.identity.target_revision
-    if settings.models.target.engine != "own" or not revision:
+    models, revision = base.settings.models, base.engine.identity.target_revision
+    if models.target.engine != "own" or not revision:
         return None
-    memory = RememberedTasks(ResultMemoryStore(database), revision, tasks)
+    memory = RememberedTasks(ResultMemoryStore(base.database), revision, tasks)
     memory.load()
     memory.merge()
-    engine.use_memory(memory.view)
-    remembering = [name for name, one in tasks().items() if one.memory != "off"]
-    if remembering and not any(drafter.searches_memory for drafter in settings.models.drafters.values()):
+    base.engine.use_memory(memory.view)
+    remembering = [name for name, task in tasks().items() if task.memory != "off"]
+    if remembering and not any(drafter.searches_memory for drafter in models.drafters.values()):
         log.warning(
             "the memory of %s is on, and no drafter searches it: set memory = true in [models.drafters.NAME]",
             ", ".join(remembering),
             extra={"action": "memory_unused"},
         )
     return memory
-
-
-def open_steering(
-    policy: PolicySettings,
-    engine: Engine,
-    lengths: LengthsTogether,
-    num_peers: Callable[[], int],
-    *,
-    now: Callable[[], datetime],
-    rng: random.Random,
-    num_vanilla_tokens: Callable[[str], int],
-) -> Steering:
-    """What assigns the arms of the experiment; `num_peers`: other workers that ask the same servers.
-
-    `rng` draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
-    """
-    share = policy.control_share
-    if engine.can_redraft:
-        schedule = RoundSchedule(RoundDesign(control_share=share), rng)
-        return RoundSteering(schedule, lengths, now, num_vanilla_tokens)
-    endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
-    return RequestSteering(
-        RequestSchedule(RequestDesign(control_share=share), rng),
-        now,
-        num_peers,
-        lambda: all(one.is_whole_load_known for one in endpoints()),
-    )
-
-
-def open_tracing(
-    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
-) -> Tracing | None:
-    """What takes the traces of jobs; None for no traces, the default.
-
-    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
-    """
-    if settings.tracing.endpoint is None:
-        return None
-    try:
-        from worker.tracing import Tracing
-    except ImportError as error:
-        raise package_missing(error, "tracing.endpoint") from None
-    group_id = settings.kafka.named(settings.kafka.group_id)
-    return Tracing(settings.tracing, identity, owner=owner, group_id=group_id, now=now)
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:

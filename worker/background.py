@@ -51,7 +51,7 @@ _ROOM_WAIT_S: Final = 0.1
 
 @dataclass(eq=False)
 class BackgroundThread:
-    """Calls `turn` in a thread of its own until the thread is told to end.
+    """Calls `turn` in a thread of its own until `end` is called.
 
     `turn` returns within about a second, because it waits for its work with a timeout. An exception ends the thread;
     `check` raises it in the caller's thread, and `on_failure` wakes threads that wait for this one's work. However it
@@ -247,7 +247,7 @@ class BoundedQueue(Generic[Item]):
 class BackgroundWrites:
     """Calls that wait for their turn. While the database is away, the oldest wait and new ones are dropped.
 
-    A write that Postgres refuses is logged and lost. `pause` waits for so many seconds between two tries.
+    A write that Postgres refuses is logged and lost. `pause` waits for these seconds between two tries.
     """
 
     def __init__(self, pause: Callable[[float], object]) -> None:
@@ -291,9 +291,9 @@ LONGEST_WAIT_S: Final = 10.0
 
 @dataclass(eq=False)
 class Retry:
-    """Repeats a call that failed because a server is away, until it works or the worker is told to hurry.
+    """Repeats a call that failed because a server is away, until it works or the worker is in a hurry.
 
-    `died` is set when a thread has ended by itself: then nobody waits any more for room that this thread would make.
+    `died` is set when a thread has ended by itself: then no producer waits any more for room in its queue.
     """
 
     hurry: threading.Event
@@ -340,13 +340,13 @@ _SEARCHES: Final = (10, 10)
 #: With 1 ms the worker takes a quarter more processor time for a short job than with 5, with 20 some 7 % less; with 100
 #: it is as fast as with 20.
 TURN_S: Final = 0.02
-#: A thread beside the engine that does not move for so long hangs: the process ends, and other workers take its jobs.
+#: A thread beside the engine that does not move for this long hangs: the process ends, and other workers take its jobs.
 MAX_SILENCE_S: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """Every thread of a worker but the loop's, and the pulses that tell whether each still moves."""
+    """Every thread of a worker but the loop's, and the pulses that show whether each still moves."""
 
     neighbours: tuple[BackgroundThread, ...]  #: that work on jobs, in the order of a job's way
     keepers: tuple[BackgroundThread, ...]  #: that end last: of leases, and of what other processes change
@@ -362,8 +362,8 @@ class Threads:
     def start(self) -> None:
         """Start every thread; consuming begins."""
         started: tuple[BackgroundThread | Intake, ...] = (*self.keepers, *self.intakes, *self.neighbours)
-        for one in started:
-            one.start()
+        for thread in started:
+            thread.start()
 
     def unhealthy(self) -> str | None:
         """Which thread ended by itself, or hangs, in words; None while all is well. Any thread may ask."""
@@ -412,12 +412,12 @@ def set_up_interpreter() -> None:
     """Search for cycles of objects seldom, and let a thread keep the interpreter for longer.
 
     The objects of a job form no cycles, so they go when the last reference to them goes. Only rare objects form cycles,
-    such as exceptions with their frames. Python searches after every 700 new objects unless told otherwise, and so
+    such as exceptions with their frames. Python searches after every 700 new objects by default, and so
     looks at all jobs that wait and run again and again: a fifth of the processor time of a worker with short jobs. What
     there is now is never searched again, because models, kernels and modules stay with the process; a full search that
     looks at those takes .3 s.
 
-    A thread that computes gives the interpreter to a waiting one after 5 ms unless told otherwise. Each change costs
+    A thread that computes gives the interpreter to a waiting one after 5 ms by default. Each change costs
     both threads what the processor's caches hold of their data. The neighbours of the loop wait for servers most of the
     time, so their turns end by themselves, nearly always within a few milliseconds; only with a backlog of short jobs
     they do not.

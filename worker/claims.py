@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import JobConflict, MalformedMessage, MessageError, StoreError, StoreValueRefused
 from alphaloop.messages import Failure, Status, carried_headers
@@ -22,9 +22,12 @@ from worker.background import BackgroundThread, Retry
 from worker.intake.validation import ReadyJob
 from worker.sending import JobStream
 
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+
 log = logging.getLogger(__name__)
 
-#: Cancellations without a notice, and leases to renew, are found after so long.
+#: Between two looks for leases to renew, and for cancellations whose notice was missed.
 _CHECK_EVERY_S: Final = 1.0
 #: How long a worker that ends waits for a database that is away. The leases of its jobs run out later.
 RELEASE_S: Final = 5.0
@@ -71,7 +74,7 @@ class Claims:
     answered: list[tuple[ReadyJob, Claim]] = field(default_factory=list)  #: recorded before; emit that outcome again
     #: Known with another payload, or not storable.
     refused: list[tuple[ReadyJob, MessageError]] = field(default_factory=list)
-    #: Claimed by another worker; ask again after so many seconds.
+    #: Claimed by another worker; ask again after these seconds.
     held: list[tuple[ReadyJob, float]] = field(default_factory=list)
     #: Not claimed, and how many workers died with each.
     suspects: list[tuple[ReadyJob, int]] = field(default_factory=list)
@@ -113,7 +116,7 @@ class Claiming:
         """The claim with which a job is decoded again from its start, because a step with other jobs failed.
 
         It is the old claim, unless chunks of the job are out: then the job gets the next attempt, so that its readers
-        can tell the two decodes apart. If another worker took the job meanwhile, the job ends here with an outcome that
+        can keep the two decodes apart. If another worker took the job meanwhile, the job ends here with an outcome that
         the store drops.
         """
         if claimed.stream is None or not claimed.stream.num_chunks:
@@ -178,6 +181,15 @@ class Claiming:
                 end(Status.FAILED, ready.failure)
             case ClaimState.CLAIMED:
                 claims.to_decode.append(claimed)
+
+
+def open_claiming(base: Foundation) -> Claiming:
+    """What claims jobs for this worker. Its leases are left to run out while a thread of the worker hangs."""
+    jobs, limits = JobStore(base.database), base.settings.worker
+    leases = LeaseKeeper(jobs, owner=base.owner, lease_s=limits.lease_s, may_renew=lambda: base.liveness.hung() is None)
+    return Claiming(
+        jobs, leases, owner=base.owner, lease_s=limits.lease_s, max_attempts=limits.max_attempts, retry=base.retry
+    )
 
 
 def cancelled() -> Failure:
@@ -277,7 +289,7 @@ class LeaseKeeper:
     def renew_due(self) -> None:
         """Renew the claims of which half of the lease is over.
 
-        StoreError is logged: the next renewal, or the fencing token, will tell.
+        StoreError is logged: the next renewal, or the fencing token, settles it.
         """
         began = self.clock()
         with self._lock:

@@ -152,23 +152,23 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     refuse_few(len(lines), order.batch, len(candidates))
     tell(StageEvent(name=LOADING))
     is_own = settings.models.target.engine == "own"
-    found = _of_this_process(settings, chosen, order.batch) if is_own else _of_servers(settings.models, order.batch)
-    engine = found.engine
-    candidates = choose_candidates([one for one in engine.drafters if one.name in chosen], order.k)
+    opened = _of_this_process(settings, chosen, order.batch) if is_own else _of_servers(settings.models, order.batch)
+    engine = opened.engine
+    candidates = choose_candidates([drafter for drafter in engine.drafters if drafter.name in chosen], order.k)
     prepared = prepare(lines, engine, settings.tasks)
     plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
 
     def on_event(event: CommandEvent) -> None:
         tell(event)
-        found.sample_memory()
+        opened.sample_memory()
 
     with closing(engine), _stopped_by_signals() as should_stop:
         session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
             busy = busy_note(session.measured.of(VANILLA))
-            notes = [*notes, *found.notes, *([busy] if busy else [])]
-            tell(ReportEvent(data=session.report(found.records, found.footprint, notes)))
+            notes = [*notes, *opened.notes, *([busy] if busy else [])]
+            tell(ReportEvent(data=session.report(opened.records, opened.footprint, notes)))
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
@@ -207,7 +207,7 @@ def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) 
     from worker.measuring.records import MemoryWatch, records_of
 
     needed = settings.models.with_sources(drafters)
-    only = {name: one for name, one in settings.models.drafters.items() if name in needed}
+    only = {name: drafter for name, drafter in settings.models.drafters.items() if name in needed}
     settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
     watch = MemoryWatch(settings.models)
     engine = open_engine(settings.models, num_slots=batch)
@@ -265,7 +265,7 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
 
     served = settings.models.target
     dtype = order.dtype or served.dtype
-    # A wrong device is told before any file is read.
+    # A wrong device is reported before any file is read.
     room = _room(order.device or served.device, "--device" if order.device else TARGET_SETTING)
     draft_room = _room(order.draft_device, "--draft-device") if order.draft_device else room
     target = facts_of(order.target, dtype=dtype, context_length=order.context_length)
@@ -283,9 +283,9 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
             draft_room=draft_room,
             translation=translation_between(target, draft),
         )
-    found = PairCheck(order.target, order.draft, findings)
-    tell(ReportEvent(data=found))
-    return 1 if found.is_refused else 0
+    check = PairCheck(order.target, order.draft, findings)
+    tell(ReportEvent(data=check))
+    return 1 if check.is_refused else 0
 
 
 def _room(name: str, setting: str) -> DeviceRoom:
@@ -297,7 +297,7 @@ def _room(name: str, setting: str) -> DeviceRoom:
 
 
 def _check_server(order: CheckServerOrder, settings: Settings, tell: Tell) -> int:
-    """`alphaloop check-server`: ask an inference server for three short texts, and report what it can tell.
+    """`alphaloop check-server`: ask an inference server for three short texts, and report what it can show.
 
     Raises AlphaloopError where the server does not answer as its kind does.
     """
@@ -325,16 +325,16 @@ def _endpoint(order: CheckServerOrder, settings: Settings) -> EndpointSettings:
             f"found {order.server!r}",
             hint="endpoints are tables of configs/models.toml: [models.endpoints.NAME]",
         )
-    found = endpoints[order.server]
-    return found.model_copy(update={"model": order.model or found.model})
+    endpoint = endpoints[order.server]
+    return endpoint.model_copy(update={"model": order.model or endpoint.model})
 
 
 def _key(name: str | None) -> SecretStr | None:
     if name is None:
         return None
-    if not (found := os.environ.get(name)):
+    if not (key := os.environ.get(name)):
         raise ConfigError(f"expected the server's key in the environment variable {name}, found none")
-    return SecretStr(found)
+    return SecretStr(key)
 
 
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
@@ -367,10 +367,10 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     try:
         card, status = register_folder(order.folder, settings)
     except (StoreError, ConfigError) as error:
-        told = f"not registered: {error.message}. Later: alphaloop draft register {shlex.quote(str(order.folder))}"
+        note = f"not registered: {error.message}. Later: alphaloop draft register {shlex.quote(str(order.folder))}"
     else:
-        told = f"registered as {card.name} {card.draft_revision}, {status}"
-    tell(NoteEvent(text=told))
+        note = f"registered as {card.name} {card.draft_revision}, {status}"
+    tell(NoteEvent(text=note))
     return 0
 
 
@@ -379,7 +379,7 @@ def read_prompts(
 ) -> list[TextRequest]:
     """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
 
-    `say` is told of any other encoding than plain UTF-8.
+    `say` is called with a note about any other encoding than plain UTF-8.
 
     Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
     """
@@ -388,7 +388,7 @@ def read_prompts(
 
     with reading(file, say=say) as source:
         lines = list(JobReader(settings, task=task).read(source.lines, source.name))
-    found: list[TextRequest] = []
+    prompts: list[TextRequest] = []
     wrong: list[str] = []
     for line in lines:
         if isinstance(line, BadLine):
@@ -403,12 +403,12 @@ def read_prompts(
         except InvalidField as error:
             wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
             continue
-        found.append(TextRequest(len(found), line.job.task, prepared.token_ids))
+        prompts.append(TextRequest(len(prompts), line.job.task, prepared.token_ids))
     if wrong:
         raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint=f"see {page('guides/enqueue.md')}")
-    if not found:
+    if not prompts:
         raise ConfigError(f"{file}: expected at least one prompt below {LONGEST_PROMPT} tokens, found none")
-    return found
+    return prompts
 
 
 def register_folder(folder: Path, settings: Settings, name: str | None = None) -> tuple[DraftCard, DraftStatus]:

@@ -31,11 +31,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable, FatalBrokerError, MessageError, MessageRefused
 from alphaloop.kafka.producer import Producer
-from alphaloop.kafka.topics import RESULTS
+from alphaloop.kafka.topics import RESULTS, ensure_topic
 from alphaloop.messages import (
     DeadLetter,
     Failure,
@@ -49,7 +50,8 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.dead_letter import shortened
 from alphaloop.messages.headers import RetryHeaders, encoded_result_headers
-from alphaloop.messages.topics import retry_topic, task_read_from
+from alphaloop.messages.topics import dlq_topic, jobs_topic, retry_topic, task_read_from
+from alphaloop.store.jobs import JobStore
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
 from worker.intake.partitions import JITTER, Delivery
@@ -57,6 +59,9 @@ from worker.intake.polling import Intake
 from worker.intake.validation import Validation
 from worker.metrics import WorkerMetrics
 from worker.sending import KafkaMessage, UnavailableTopics, deliver
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -154,11 +159,11 @@ class JobRetries:
 
     def __post_init__(self) -> None:
         self._has_topics: set[str] = set()  #: tasks
-        self._ask_again: dict[str, float] = {}  #: tasks without, until when nobody is asked
+        self._ask_again: dict[str, float] = {}  #: tasks without, and when the broker may be asked again
         self._waiting: BoundedQueue[FailedTry] = BoundedQueue(
             max_items=MOST_AT_ONCE,
             max_bytes=self.max_bytes,
-            num_bytes_of=lambda one: one.claimed.ready.num_bytes,
+            num_bytes_of=lambda failed: failed.claimed.ready.num_bytes,
             give_up=self.retry.gives_up,
         )
 
@@ -187,18 +192,18 @@ class JobRetries:
         A job whose claim was lost is sent too: whoever took it over records its outcome, and its retry is answered from
         the record. Whether it was lost is not certain, because the answer to a first statement may have been.
         """
-        tries = [one for one in self._waiting.take(MOST_AT_ONCE, timeout_s) if self._can_wait(one)]
+        tries = [failed for failed in self._waiting.take(MOST_AT_ONCE, timeout_s) if self._can_wait(failed)]
         if not tries:
             return 0
-        attempts = {one.claimed.job_id: one.claimed.attempt for one in tries}
+        attempts = {failed.claimed.job_id: failed.claimed.attempt for failed in tries}
         self.retry.until_done("count failures", lambda: self.count(attempts))
         self.leases.let_go(attempts)
-        self.forwarder.put(*(self._message(one) for one in tries))
+        self.forwarder.put(*(self._message(failed) for failed in tries))
         return len(tries)
 
-    def _can_wait(self, one: FailedTry) -> bool:
+    def _can_wait(self, failed: FailedTry) -> bool:
         """Whether the job's retry topics are there; if they cannot be, it has failed for good."""
-        task = one.claimed.ready.job.task
+        task = failed.claimed.ready.job.task
         if task not in self._has_topics and self._ask_again.get(task, 0.0) <= self.clock():
             try:
                 self.retry.until_done("retry topics", lambda: self.ensure_topics(task))
@@ -207,32 +212,32 @@ class JobRetries:
                 raise
             except BrokerError as error:
                 if task not in self._ask_again:
-                    told = {"action": "no_retry_topics", "hint": "`alphaloop topics create --all` by a user who may"}
-                    log.error("no retries of task %s: %s", task, error.message, extra=told)
+                    extra = {"action": "no_retry_topics", "hint": "`alphaloop topics create --all` by a user who may"}
+                    log.error("no retries of task %s: %s", task, error.message, extra=extra)
                 self._ask_again[task] = self.clock() + RETRY_S
         if task not in self._has_topics:
-            self.fail(one)
+            self.fail(failed)
         return task in self._has_topics
 
-    def _message(self, one: FailedTry) -> Forwarded:
-        delivery = one.claimed.ready.delivery
-        record, job = delivery.record, one.claimed.ready.job
-        num_failures = one.claimed.num_failures + 1
+    def _message(self, failed: FailedTry) -> Forwarded:
+        delivery = failed.claimed.ready.delivery
+        record, job = delivery.record, failed.claimed.ready.job
+        num_failures = failed.claimed.num_failures + 1
         headers = RetryHeaders(
             topic=record.topic,
             partition=record.partition,
             offset=record.offset,
             timestamp_ms=record.timestamp_ms,
-            not_before_ms=int(one.not_before.timestamp() * 1000),
+            not_before_ms=int(failed.not_before.timestamp() * 1000),
             num_failures=num_failures,
-            reason=one.failure.code,
+            reason=failed.failure.code,
         ).headers(record.headers)
-        where = {"job_id": job.job_id, "code": one.failure.code, "delay_s": one.delay_s}
+        where = {"job_id": job.job_id, "code": failed.failure.code, "delay_s": failed.delay_s}
         log.warning(
             "a job failed for the %d. time, tried again", num_failures, extra={"action": "job_retried", **where}
         )
-        message = KafkaMessage(retry_topic(job.task, one.delay_s), record.key, record.value, tuple(headers))
-        return Forwarded(delivery, self.intake, one.failure.code, message)
+        message = KafkaMessage(retry_topic(job.task, failed.delay_s), record.key, record.value, tuple(headers))
+        return Forwarded(delivery, self.intake, failed.failure.code, message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +248,7 @@ class Forwarded:
     intake: Intake
     code: str  #: of what was wrong
     letter: DeadLetter | KafkaMessage  #: as it is to be sent
-    answer: KafkaMessage | None = None  #: the result that is sent behind it
+    answer: KafkaMessage | None = None  #: the result that is sent after it
 
 
 @dataclass(eq=False)
@@ -264,7 +269,7 @@ class Forwarder:
     def __post_init__(self) -> None:
         self._producer: Producer | None = None
         self._queue: BoundedQueue[Forwarded] = BoundedQueue(
-            max_items=1, max_bytes=1, num_bytes_of=lambda one: 1, give_up=lambda: True
+            max_items=1, max_bytes=1, num_bytes_of=lambda message: 1, give_up=lambda: True
         )
         self._ensured: set[str] = set()
         self._retry_due: dict[str, float] = {}  #: topics that are unavailable
@@ -276,13 +281,15 @@ class Forwarder:
 
     def put(self, *messages: DeadMessage | Forwarded) -> None:
         """Hand over; never waits."""
-        self._queue.put([self.letter_of(one) if isinstance(one, DeadMessage) else one for one in messages])
+        self._queue.put(
+            [self.letter_of(message) if isinstance(message, DeadMessage) else message for message in messages]
+        )
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> None:
         """Publish what came, and what waits for a topic that is due to be tried again."""
         new: dict[str, list[Forwarded]] = defaultdict(list)
-        for one in self._queue.take(MOST_AT_ONCE, timeout_s):
-            new[one.letter.topic].append(one)
+        for message in self._queue.take(MOST_AT_ONCE, timeout_s):
+            new[message.letter.topic].append(message)
         due = {topic for topic, at in self._retry_due.items() if at <= self.clock()}
         for topic in new.keys() | due:
             messages = [*self._waiting.pop(topic, []), *new[topic]]
@@ -300,7 +307,7 @@ class Forwarder:
 
     def _publish(self, topic: str, messages: list[Forwarded]) -> None:
         # A message of a partition that went to another worker is that worker's.
-        messages = [one for one in messages if one.intake.is_current(one.delivery)]
+        messages = [message for message in messages if message.intake.is_current(message.delivery)]
         failure = None if topic in self._ensured else self.topics.ensure(topic)
         while messages and failure is None:
             messages, failure = self._send(messages)
@@ -318,7 +325,7 @@ class Forwarder:
         """Send each once. Returns what is not published, shortened where that may help, and why it cannot be now."""
         if self._producer is None:
             self._producer = self.open_producer()
-        letters = [one.letter for one in messages]
+        letters = [message.letter for message in messages]
         sent = [KafkaMessage(letter.topic, letter.key, letter.value, tuple(letter.headers)) for letter in letters]
         try:
             reports = deliver(self._producer, sent, is_hurried=self.is_hurried)
@@ -327,42 +334,76 @@ class Forwarder:
             return list(messages), error
         left: list[Forwarded] = []
         failure: BrokerError | None = None
-        for one, report in zip(messages, reports, strict=True):
+        for message, report in zip(messages, reports, strict=True):
             if report is None:
-                self._published(one)
-            elif isinstance(report, MessageRefused) and (less := _shortened(one)) is not None:
+                self._published(message)
+            elif isinstance(report, MessageRefused) and (less := _shortened(message)) is not None:
                 self.metrics.letters_shortened.inc()
                 left.append(less)
             else:
-                left.append(one)
+                left.append(message)
                 failure = report
         return left, failure
 
-    def _published(self, one: Forwarded) -> None:
-        if isinstance(one.letter, DeadLetter):
-            self.metrics.dead_letters.labels(one.code).inc()
-            record = one.delivery.record
+    def _published(self, message: Forwarded) -> None:
+        if isinstance(message.letter, DeadLetter):
+            self.metrics.dead_letters.labels(message.code).inc()
+            record = message.delivery.record
             where = {"topic": record.topic, "partition": record.partition, "offset": record.offset}
-            log.warning("dead letter: %s", one.code, extra={"action": "dead_letter", **where})
-        elif one.letter.topic != RESULTS:
-            self.metrics.retried.labels(one.code).inc()
-        if one.answer is not None:
-            self._queue.put([replace(one, letter=one.answer, answer=None)])
+            log.warning("dead letter: %s", message.code, extra={"action": "dead_letter", **where})
+        elif message.letter.topic != RESULTS:
+            self.metrics.retried.labels(message.code).inc()
+        if message.answer is not None:
+            self._queue.put([replace(message, letter=message.answer, answer=None)])
         else:
-            one.intake.finish([one.delivery])
+            message.intake.finish([message.delivery])
 
     def _balance(self, moved: Iterable[Forwarded]) -> None:
         """Have the intake read no more of the topics that these came from and many that wait, or go on with them."""
         num_waiting, num_bytes = Counter[str](), Counter[str]()
-        for one in (one for waiting in self._waiting.values() for one in waiting):
-            num_waiting[one.delivery.record.topic] += 1
-            num_bytes[one.delivery.record.topic] += one.delivery.num_bytes
-        for intake, topic in {(one.intake, one.delivery.record.topic) for one in moved}:
+        for message in (message for waiting in self._waiting.values() for message in waiting):
+            num_waiting[message.delivery.record.topic] += 1
+            num_bytes[message.delivery.record.topic] += message.delivery.num_bytes
+        for intake, topic in {(message.intake, message.delivery.record.topic) for message in moved}:
             is_full = num_waiting[topic] >= MOST_WAITING or num_bytes[topic] >= MOST_WAITING_BYTES
             (intake.hold if is_full else intake.release)(topic)
 
 
-def _shortened(one: Forwarded) -> Forwarded | None:
+def open_forwarder(base: Foundation, validation: Validation) -> Forwarder:
+    """What publishes dead letters and retries, with a producer of its own."""
+    kafka = base.settings.kafka
+    topics = UnavailableTopics(
+        lambda topic: ensure_topic(kafka, topic, validation.tasks), base.metrics.topic_unavailable
+    )
+    return Forwarder(
+        lambda: Producer(kafka, client_id="alphaloop-forwarding"),
+        topics,
+        base.metrics,
+        letter_of=partial(letter_of, validation=validation, group=kafka.named(kafka.group_id)),
+        is_hurried=base.retry.hurry.is_set,
+    )
+
+
+def open_retries(
+    base: Foundation, leases: LeaseKeeper, forwarder: Forwarder, intake: Intake, fail: Callable[[FailedTry], object]
+) -> JobRetries:
+    """What sends failed jobs to their retry topics; `fail` ends those that cannot wait there."""
+    kafka = base.settings.kafka
+    return JobRetries(
+        kafka.retry_delays_s,
+        leases,
+        forwarder,
+        intake,
+        count=partial(JobStore(base.database).fail, owner=base.owner),
+        fail=fail,
+        ensure_topics=lambda task: ensure_topic(kafka, dlq_topic(jobs_topic(task)), [task]),
+        retry=base.retry,
+        rng=base.rng,
+        max_bytes=base.max_bytes,
+    )
+
+
+def _shortened(message: Forwarded) -> Forwarded | None:
     """A dead letter with less of its message. A job that is tried again needs its whole message."""
-    less = shortened(one.letter) if isinstance(one.letter, DeadLetter) else None
-    return None if less is None else replace(one, letter=less)
+    less = shortened(message.letter) if isinstance(message.letter, DeadLetter) else None
+    return None if less is None else replace(message, letter=less)

@@ -8,6 +8,7 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 from __future__ import annotations
 
 import json
+import random
 import re
 import threading
 import time
@@ -17,20 +18,25 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
 from heapq import heapify, heappop, heapreplace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import MessageError
 from alphaloop.messages.topics import task_of
+from alphaloop.settings import settings_of_segment
 from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
-from worker.intake.polling import Intake
+from worker.intake.polling import MAX_BUFFERED, Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
+
+if TYPE_CHECKING:
+    from worker.deciding.decider import Deciding
+    from worker.foundation import Foundation
 
 #: Inside a text a quotation mark is escaped, so this finds the name of a field.
 _SEGMENT: Final = re.compile(rb'"segment"\s*:\s*("(?:[^"\\]|\\.){1,1000}")')
@@ -56,7 +62,7 @@ class Unread:
         return self._max_bytes - self._num_bytes
 
     def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these wait behind those of their tasks and segments."""
+        """Let these wait after those of their tasks and segments."""
         for delivery in deliveries:
             line = task_of(delivery.record.topic) or "", segment_in(delivery.record.value)
             self._lines.setdefault(line, deque()).append(delivery)
@@ -83,7 +89,7 @@ class Unread:
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop those for which `unwanted` holds (their partition went to another worker)."""
-        left = [one for waiting in self._lines.values() for one in waiting if not unwanted(one)]
+        left = [delivery for waiting in self._lines.values() for delivery in waiting if not unwanted(delivery)]
         self._lines, self._num_bytes = {}, 0
         self.put(left)
 
@@ -94,11 +100,11 @@ def segment_in(value: bytes | None) -> str:
     Reading the whole message for it would take a hundred times as long. A field of that name deeper in the message may
     be taken for it: the job still runs as its own segment's.
     """
-    found = _SEGMENT.search(value or b"")
-    if found is None:
+    match = _SEGMENT.search(value or b"")
+    if match is None:
         return ""
     try:
-        return str(json.loads(found[1].decode()))
+        return str(json.loads(match[1].decode()))
     except ValueError:
         return ""
 
@@ -111,7 +117,7 @@ HELD_WAIT_S: Final = 0.02
 MOST_READING_S: Final = 0.05
 MOST_TAKEN: Final = 1024  #: messages that are put in line at once, unread
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
-#: Jobs claimed ahead last for so long where jobs are short: a claim costs a transaction, whatever its number of jobs.
+#: Jobs claimed ahead last for this time where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
 #: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
 LEAST_AHEAD: Final = 8
@@ -151,7 +157,7 @@ class JobFeed:
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
         self._taken: Counter[Line] = Counter()  # jobs taken out of the queue that have not ended
-        self._aside: Counter[Line] = Counter()  # of these, jobs that nobody has to wait for
+        self._aside: Counter[Line] = Counter()  # of these, jobs that no other has to wait for
 
     @property
     def num_waiting(self) -> int:
@@ -160,7 +166,7 @@ class JobFeed:
 
     @property
     def num_in_turn(self) -> int:
-        """Of these, jobs that wait for their turn alone."""
+        """Those that wait for nothing but their turn."""
         return len(self.reader) + len(self.queue) + len(self.ready)
 
     def turn(self) -> None:
@@ -231,7 +237,9 @@ class JobFeed:
                     break
             self._add(ready)
             # What no job was made of while its topic was dropped is for another target to judge.
-            self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
+            self.undecoded.refuse(
+                [(delivery, error) for delivery, error in refused if self.intake.is_current(delivery)]
+            )
 
     def _room(self, *, is_high: bool) -> tuple[int, int]:
         """Jobs of that lane, and their bytes, that may wait beside those that do. The lanes share no room."""
@@ -263,7 +271,7 @@ class JobFeed:
         """Put the jobs in line whose prompts came from elsewhere, unless their partitions are gone meanwhile."""
         ready, refused = self.reader.take(self._room(is_high=False)[1])
         self._add(job for job in ready if self.intake.is_current(job.delivery))
-        self.undecoded.refuse([(one, error) for one, error in refused if self.intake.is_current(one)])
+        self.undecoded.refuse([(delivery, error) for delivery, error in refused if self.intake.is_current(delivery)])
 
     def _due_again(self) -> list[ReadyJob]:
         """Take out the held jobs whose time has come. One that is ours runs here and goes on waiting."""
@@ -324,7 +332,7 @@ class JobFeed:
         now = self.clock()
         self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
-        owed = [*claims.to_decode, *(one.claimed for one in claims.ended)]
+        owed = [*claims.to_decode, *(job.claimed for job in claims.ended)]
         self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
@@ -408,10 +416,47 @@ class UndecodedJobs:
         """Pass on the jobs that need no decoding; the lines of all that were not claimed to be decoded."""
         self.refuse([(job.delivery, error) for job, error in claims.refused])
         for job, known in claims.answered:
-            told = job.delivery, job.job.job_id, known.outcome or b"", known.headers
-            self.publishing.put([answer_again(*told, self.intake)])
+            answer = job.delivery, job.job.job_id, known.outcome or b"", known.headers
+            self.publishing.put([answer_again(*answer, self.intake)])
         if claims.ended:
             now = self.now()
-            self.recorder.put([ended(one.claimed, one.status, one.failure, now=now) for one in claims.ended])
+            self.recorder.put([ended(job.claimed, job.status, job.failure, now=now) for job in claims.ended])
         gone = [job for job, _ in (*claims.suspects, *claims.held, *claims.refused, *claims.answered)]
-        return [job.line for job in (*gone, *(one.claimed.ready for one in claims.ended))]
+        return [job.line for job in (*gone, *(job.claimed.ready for job in claims.ended))]
+
+
+def open_feed(
+    base: Foundation,
+    reader: Fetching,
+    claiming: Claiming,
+    undecoded: UndecodedJobs,
+    deciding: Deciding,
+) -> JobFeed:
+    """What orders and claims this worker's jobs."""
+    limits, engine, validation = base.settings.worker, base.engine, reader.validation
+    num_slots, segments = engine.load().num_slots, base.settings.segments
+    queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
+        num_slots=num_slots,
+        quantum_s=limits.task_quantum_s,
+        weight_of=lambda task: validation.tasks[task].weight,
+        weight_of_segment=lambda segment: settings_of_segment(segments, segment).weight,
+        read_s=deciding.costs.read_s,
+    )
+    ready = ClaimedAhead(
+        max(LEAST_AHEAD, num_slots),
+        base.max_bytes,
+        is_ending=lambda: base.stop.is_set() or base.died.is_set(),
+        wake_engine=engine.wake,
+    )
+    return JobFeed(
+        intake=undecoded.intake,
+        reader=reader,
+        queue=queue,
+        claiming=claiming,
+        suspects=Suspects(claiming.leases, random.Random(base.rng.random())),
+        undecoded=undecoded,
+        ready=ready,
+        max_jobs=MAX_BUFFERED,
+        max_bytes=base.max_bytes,
+        prepare_decisions=deciding.first_reads.prepare,
+    )

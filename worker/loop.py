@@ -1,14 +1,13 @@
 """The worker, top to bottom: what happens to a job between Kafka and Kafka.
 
 `Worker.run_once` is one turn of the loop; its steps are the methods after it, in their order. How a worker ends, and
-what `/healthz` and `/readyz` say of it, stand behind them.
+what `/healthz` and `/readyz` say of it, follow.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Final
 from uuid import UUID, uuid4
 
 from alphaloop.deciding.policy import Decision, Reason
-from alphaloop.engine import AsksServers, Engine, Generation
+from alphaloop.engine import AsksServers, Generation
 from alphaloop.errors import BrokerError, DecodeFailed, EngineSick, StoreError, StoreUnavailable, reason_of
 from alphaloop.experiment.observe import Slice
 from alphaloop.kafka.topics import RESULTS
@@ -28,15 +27,14 @@ from alphaloop.liveness import beat
 from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import Line
-from worker.background import BackgroundWrites, Retry, Threads
-from worker.claims import ClaimedJob, Claiming, LeaseKeeper, cancelled
-from worker.costs.learning import KnownCosts
+from worker.background import Threads
+from worker.claims import ClaimedJob, Claiming, cancelled
 from worker.dead_letters import Forwarder, JobRetries
-from worker.deciding.decider import Decider
+from worker.deciding.decider import Deciding
 from worker.feed import JobFeed
+from worker.foundation import Foundation
 from worker.intake.polling import Intake
 from worker.intake.validation import Validation
-from worker.metrics import WorkerMetrics
 from worker.presence import Presence
 from worker.publishing import Publisher
 from worker.recording import OUTCOME_REFUSED, EndedJob, Recorder
@@ -56,38 +54,34 @@ _WAIT_S: Final = 0.05
 class Worker:
     """One GPU process. Threads of their own feed it, record what ended and publish the results."""
 
-    engine: Engine
-    stop: threading.Event  #: take nothing new, finish what runs
-    hurry: threading.Event  #: give back what runs, between two rounds
-    drain_s: float  #: most time for what is left to do at the end
-    now: Callable[[], datetime]  #: the time of day by the database
-    retry: Retry
+    base: Foundation
     threads: Threads
     # On a job's way to the engine.
     intake: Intake
     validation: Validation
     feed: JobFeed
-    leases: LeaseKeeper
     claiming: Claiming
     # How it is decoded.
-    decider: Decider
-    costs: KnownCosts
+    deciding: Deciding
     steering: Steering
     # On its way from there.
     recorder: Recorder
     retries: JobRetries
     publisher: Publisher
     forwarder: Forwarder
-    # What is told of it.
-    metrics: WorkerMetrics
+    # What other processes read of it.
     presence: Presence
     slices: SliceRecorder
-    store_decisions: Callable[[], object]
-    background: BackgroundWrites
 
     end_reason: str | None = field(init=False, default=None)  #: why the worker ends by itself
 
     def __post_init__(self) -> None:
+        base, deciding = self.base, self.deciding
+        self.engine, self.stop, self.retry, self.hurry = base.engine, base.stop, base.retry, base.retry.hurry
+        self.now, self.metrics, self.background = base.now, base.metrics, base.background
+        self.drain_s = base.settings.worker.drain_s  # most time for what is left to do at the end
+        self.leases = self.claiming.leases
+        self.decider, self.costs = deciding.decider, deciding.costs
         self.running = RunningJobs(self.engine)
         self._blame = Blame(self.engine, self.running, self.retries, gone=self.feed.ended, now=self.now)
         self._assignment = -1  # the number of the last one that was looked at
@@ -136,7 +130,7 @@ class Worker:
         2. give back jobs whose partition goes to another worker
         3. drop      running jobs whose cancellation came or whose deadline passed
         4. set aside jobs whose servers are all away, so that no other job waits for their end
-        5. tell      every two seconds, what this worker decodes and holds
+        5. report    every two seconds, what this worker decodes and holds
         6. start     claimed jobs that fit, decided lane by lane
         7. costs     what rounds and requests took is fitted, and stored when it is time: no job waits for it here
         8. steer     drafter and k of each sequence in this round: by load, and by the switchback experiment
@@ -194,7 +188,7 @@ class Worker:
             extra = {"action": "jobs_moved", "num_jobs": len(moved)}
             log.info("jobs of partitions that another worker takes over are given back", extra=extra)
             self.release(moved)
-            self.feed.ended([one.ready.line for one in moved])
+            self.feed.ended([claimed.ready.line for claimed in moved])
 
     def _split(self, claimed: Iterable[ClaimedJob]) -> tuple[list[ClaimedJob], list[ClaimedJob]]:
         """Jobs of partitions that stay, and jobs of partitions that leave.
@@ -204,14 +198,14 @@ class Worker:
         """
         staying: list[ClaimedJob] = []
         moved: list[ClaimedJob] = []
-        for one in claimed:
-            (staying if self.intake.is_current(one.ready.delivery) else moved).append(one)
+        for job in claimed:
+            (staying if self.intake.is_current(job.ready.delivery) else moved).append(job)
         return staying, moved
 
     # 3. Drop.
 
     def _drop_unwanted(self) -> None:
-        """End the jobs that nobody waits for any more, without a text."""
+        """End the jobs that were cancelled or are past their deadline, without a text."""
         asked = self.leases.cancelled()
         unwanted = self.running.drop(asked) if asked else []
         self._end_unwanted(unwanted, self.running.drop(self.running.overdue(self.now())))
@@ -231,8 +225,8 @@ class Worker:
         left = self.running.drop([job.job_id for job in absent])
         self.feed.set_aside({})
         self.release(left)
-        self.feed.put_back([one.ready for one in left if self.intake.is_current(one.ready.delivery)])
-        self.feed.ended([one.ready.line for one in left])
+        self.feed.put_back([job.ready for job in left if self.intake.is_current(job.ready.delivery)])
+        self.feed.ended([job.ready.line for job in left])
 
     # 6. Start.
 
@@ -260,7 +254,7 @@ class Worker:
                 num_started += num_begun
                 if num_begun < len(lane):
                     break
-        # No job overtakes one for which memory is short, because that job could wait for ever behind smaller ones.
+        # No job overtakes one for which memory is short, because that job could wait for ever while smaller ones start.
         self.feed.ready.put_back(startable[num_started:])
         self.feed.started()
 
@@ -284,11 +278,11 @@ class Worker:
         """Sequences that will run beside jobs of one lane, these included.
 
         A sequence that can draft in another way later is decided for what runs at its start. A request stays where it
-        began, so jobs that start right behind it count too: the other startable ones, and those in line. A job of
+        began, so jobs that start right after it count too: the other startable ones, and those in line. A job of
         several texts is as many sequences, as far as there are slots.
         """
         if self.engine.can_redraft:
-            load, num_texts = self.engine.load(), sum(one.ready.prepared.sampling.n for one in jobs)
+            load, num_texts = self.engine.load(), sum(job.ready.prepared.sampling.n for job in jobs)
             return min(load.num_decoding + num_texts, load.num_slots)
         num_running = self.running.num_decoding + len(jobs)
         num_soon = self.running.num_decoding + num_startable + self.feed.num_in_turn
@@ -308,10 +302,10 @@ class Worker:
         for number, (claimed, decision) in enumerate(zip(jobs, decisions, strict=True)):
             if len(self.running) and not self.running.has_room(claimed):
                 return number
-            setting = decision.setting
-            if not alone:
-                setting = self.steering.begin(claimed.job_id, claimed.ready.lane, decision, self.running)
-            is_control = setting != decision.setting and not self.engine.can_redraft
+            decided = decision.setting
+            lane = claimed.ready.lane
+            setting = decided if alone else self.steering.begin(claimed.job_id, lane, decision, self.running)
+            is_control = setting != decided and not self.engine.can_redraft
             job = RunningJob(claimed, decision, decided_together, started_at, setting, is_control)
             try:
                 self.running.start(job, alone=alone)
@@ -401,11 +395,11 @@ class Worker:
     def _end(self, ended: Sequence[EndedJob]) -> None:
         if ended:
             self.recorder.put(ended)
-            self.feed.ended([one.claimed.ready.line for one in ended])
+            self.feed.ended([job.claimed.ready.line for job in ended])
 
     def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
-        self._end([self._undecoded(one, Status.CANCELLED, cancelled()) for one in unwanted])
-        self._end([self._undecoded(one, Status.EXPIRED, recording.expired(one)) for one in overdue])
+        self._end([self._undecoded(job, Status.CANCELLED, cancelled()) for job in unwanted])
+        self._end([self._undecoded(job, Status.EXPIRED, recording.expired(job)) for job in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
         identity, together = self.engine.identity, job.decided_together
@@ -427,8 +421,8 @@ class Worker:
 
     def release(self, claimed: Sequence[ClaimedJob]) -> None:
         """Give claims back, none of them counted as tried."""
-        self._release_attempts({one.job_id: one.attempt for one in claimed})
-        self.intake.handing_over.settle(one.ready.delivery for one in claimed)
+        self._release_attempts({job.job_id: job.attempt for job in claimed})
+        self.intake.handing_over.settle(job.ready.delivery for job in claimed)
 
     def _release_attempts(self, attempts: Mapping[str, int]) -> None:
         """Give claims back, attempt by job_id; if the database stays away, their leases run out instead."""
@@ -489,7 +483,7 @@ class Worker:
         """Write down what the worker learnt: costs, budgets, decisions."""
         self.costs.save()
         self.decider.session.save()
-        self.background.put("decisions", self.store_decisions)
+        self.background.put("decisions", self.deciding.journal.write)
         self.presence.leave()
         self.background.turn(0.0)  # what these have written in the background, whose thread may have ended
 

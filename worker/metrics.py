@@ -27,7 +27,7 @@ from alphaloop.store.outcomes import Outcome
 from worker.costs.learning import KnownCosts
 from worker.intake.polling import Intake
 
-#: Of one step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
+#: A step and its parts: look-up on a CPU takes microseconds, a wide pass of a large model a second.
 STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3)
 #: Between two tokens: fractions of a millisecond on a fast device, a second on a slow one.
 TOKEN_S = (0.001, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1, 3)
@@ -40,8 +40,16 @@ class WorkerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)  # when the process started, its memory and its processor time
+        self._open_jobs()
+        self._open_decoding()
+        self._open_steps()
+        self._build = Gauge(
+            "alphaloop_build_info", "What runs", ["version", "engine", "target", "device"], registry=self.registry
+        )
+
+    def _open_jobs(self) -> None:
+        """What becomes of messages and jobs."""
         counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
-        histogram = partial(Histogram, registry=self.registry)
         self._jobs = counter("alphaloop_jobs", "Recorded outcomes", ["task", "purpose", "status"])
         self.dead_letters = counter("alphaloop_dead_letters", "Refused messages", ["code"])
         self._results_refused = counter(
@@ -57,6 +65,11 @@ class WorkerMetrics:
         self.answered_again = counter("alphaloop_jobs_answered_again", "Redeliveries answered from the record")
         self.fenced = counter("alphaloop_outcomes_fenced", "Outcomes dropped because the claim was lost")
         self.decisions = counter("alphaloop_decisions", "Decided batches", ["task", "mode", "reason"])
+
+    def _open_decoding(self) -> None:
+        """Tokens, device time and latency of jobs, and how their drafts fared."""
+        counter = partial(Counter, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self._prompt_tokens = counter("alphaloop_prompt_tokens", "Tokens of prompts", ["task"])
         by_mode = ["task", "mode"]
         self._tokens = counter("alphaloop_generation_tokens", "Tokens generated", by_mode)
@@ -80,6 +93,11 @@ class WorkerMetrics:
         self._whole = latency(
             "alphaloop_e2e_request_latency_seconds", "From a job's arrival at the worker to its last token", by_mode
         )
+
+    def _open_steps(self) -> None:
+        """What steps of the engine took."""
+        counter, gauge = partial(Counter, registry=self.registry), partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
         self._steps = histogram("alphaloop_step_seconds", "Engine steps", buckets=(0.003, 0.01, 0.03, 0.1, 0.3, 1, 3))
         self._parts = {
             name: histogram(f"alphaloop_step_{name}_seconds", help_text, buckets=STEP_S)
@@ -103,7 +121,6 @@ class WorkerMetrics:
         self._drafter_failures = counter(
             "alphaloop_drafter_failures", "Times that a drafter raised; its texts went on vanilla", ["drafter"]
         )
-        self._build = gauge("alphaloop_build_info", "What runs", ["version", "engine", "target", "device"])
 
     def watch(self, intake: Intake, num_waiting: Callable[[], int]) -> None:
         """Read these gauges at every scrape."""
@@ -187,11 +204,11 @@ class WorkerMetrics:
                 per_token.observe((run.wall_s - run.time_to_first_token_s) / (run.num_tokens - 1))
 
     def _drafted(self, labels: tuple[str, str, str], counts: Sequence[AcceptanceCounts]) -> None:
-        self._rounds.labels(*labels).inc(sum(one.rounds for one in counts))
+        self._rounds.labels(*labels).inc(sum(drafted.rounds for drafted in counts))
         for metric, of_jobs in (
-            (self._proposed, [one.proposed for one in counts]),
-            (self._trials, [one.trials for one in counts]),
-            (self._accepts, [one.accepts for one in counts]),
+            (self._proposed, [drafted.proposed for drafted in counts]),
+            (self._trials, [drafted.trials for drafted in counts]),
+            (self._accepts, [drafted.accepts for drafted in counts]),
         ):
             for position, numbers in enumerate(zip_longest(*of_jobs, fillvalue=0), start=1):
                 metric.labels(*labels, str(position)).inc(sum(numbers))
@@ -249,8 +266,8 @@ class EndpointMetrics(Collector):
         failed = CounterMetricFamily("alphaloop_endpoint_failures", help_text, labels=[*labels, "code"])
         for status in statuses:
             names = [status.name, status.drafter or ""]
-            for one in _STATES:
-                state.add_metric([*names, one], float(one == status.state))
+            for known_state in _STATES:
+                state.add_metric([*names, known_state], float(known_state == status.state))
             for code in _FAILURES:
                 failed.add_metric([*names, code], status.num_failed.get(code, 0))
             num_other = sum(number for code, number in status.num_failed.items() if code not in _FAILURES)
@@ -258,7 +275,7 @@ class EndpointMetrics(Collector):
         yield from (state, failed)
 
 
-#: Gauges of each server: name, help text, and what reads it; None where the server does not tell.
+#: Gauges of each server: name, help text, and what reads it; None where the server does not report it.
 _OF_EACH: Final[tuple[tuple[str, str, Callable[[EndpointStatus], float | None]], ...]] = (
     ("in_flight", "Requests at an inference server", lambda status: status.num_in_flight),
     ("limit", "Requests that the server may have now; 0 where it gets none", lambda status: status.limit),

@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from alphaloop.deciding.snapshot import SessionFacts
 from alphaloop.engine import Step
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.server_identity import EngineIdentity
 from alphaloop.store.database import Listener
-from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
+from alphaloop.store.workers import Capabilities, WorkerLoad, WorkerSetup, WorkerStore
 from worker.background import BackgroundThread, Write
+from worker.claims import LeaseKeeper
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -86,16 +91,16 @@ class Presence:
 
     def _load(self, num_slots: int, num_waiting: int, tokens_per_s: float | None) -> WorkerLoad:
         return WorkerLoad(
-            self.owner,
-            self.identity.device,
-            self.identity.target,
-            num_slots,
-            num_waiting,
-            self.num_held(),
-            dict(self._tokens),  # a copy, because another thread writes it
-            tokens_per_s,
-            self.sampling_defaults,
-            self.setup(),
+            owner=self.owner,
+            device=self.identity.device,
+            target=self.identity.target,
+            num_slots=num_slots,
+            num_waiting=num_waiting,
+            num_held=self.num_held(),
+            tokens=dict(self._tokens),  # a copy, because another thread writes it
+            tokens_per_s=tokens_per_s,
+            sampling_defaults=self.sampling_defaults,
+            setup=self.setup(),
         )
 
     def _say(self, load: WorkerLoad) -> None:
@@ -105,6 +110,32 @@ class Presence:
     def leave(self) -> None:
         """Have the row deleted."""
         self.write("the worker's end", partial(self.store.leave, self.owner))
+
+
+def open_presence(
+    base: Foundation,
+    leases: LeaseKeeper,
+    facts: SessionFacts,
+    default_model: Callable[[], str | None],
+) -> Presence:
+    """What reports this worker to the database; `default_model` is asked each time, because the file may change."""
+    engine, claim_check = base.engine, base.settings.claim_check
+    can = Capabilities(
+        engine.identity.context_length,
+        base.settings.worker.max_job_bytes,
+        tuple(sorted(engine.features)),
+        (claim_check.url, *claim_check.read_urls) if claim_check.url else (),
+    )
+    return Presence(
+        WorkerStore(base.database),
+        base.background.put,
+        engine.identity,
+        owner=base.owner,
+        sampling_defaults=engine.sampling_defaults.sentence(),
+        num_held=lambda: leases.num_held,
+        setup=lambda: WorkerSetup(facts, tuple(engine.drafters), engine.unserved(()), default_model(), can),
+        clock=time.monotonic,
+    )
 
 
 #: How soon the thread notices that it has to end, and its pause while the database is away.
@@ -127,7 +158,7 @@ class Watch:
         self.thread = BackgroundThread("watch", self._turn, at_end=notices.close)
 
     def _turn(self) -> None:
-        if not self._is_told(max(0.0, min(self._due - time.monotonic(), _SLICE_S))) and time.monotonic() < self._due:
+        if not self._has_notice(max(0.0, min(self._due - time.monotonic(), _SLICE_S))) and time.monotonic() < self._due:
             return
         try:
             self._refresh()
@@ -135,17 +166,17 @@ class Watch:
             log.warning("changes not read: %s", error.message, extra={"action": "refresh_failed"})
         self._due = time.monotonic() + self._every_s
 
-    def _is_told(self, wait_s: float) -> bool:
-        """Whether a notice came within so long."""
+    def _has_notice(self, wait_s: float) -> bool:
+        """Whether a notice came within `wait_s`."""
         try:
-            is_told = self._notices.wait(wait_s)
+            has_notice = self._notices.wait(wait_s)
         except StoreUnavailable as error:
             if not self._is_deaf:
-                log.warning("not told of changes: %s", error.message, extra={"action": "notices_lost"})
+                log.warning("no notices of changes: %s", error.message, extra={"action": "notices_lost"})
             self._is_deaf = True
             time.sleep(wait_s)
             return False
         if self._is_deaf:
-            log.info("told of changes again", extra={"action": "notices_back"})
+            log.info("notices of changes come again", extra={"action": "notices_back"})
         self._is_deaf = False
-        return is_told
+        return has_notice

@@ -39,11 +39,13 @@ from worker.metrics import WorkerMetrics
 from worker.sending import ChunkSender, KafkaMessage, deliver, final_message
 
 if TYPE_CHECKING:
+    from worker.foundation import Foundation
     from worker.tracing import JobTrace
 
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE: Final = 1024
+MOST_QUEUED: Final = 8192  #: publications that wait before the recorder waits
 RELAY_LIMIT: Final = 4  #: groups of results recorded earlier that are published in one go
 _IDLE_WAIT_S: Final = 0.2
 #: Between two looks for the acknowledgements of chunks, because the outcome of their job waits for these.
@@ -110,12 +112,12 @@ class Publisher:
         """Publish what waits, then clear the outbox and finish deliveries; returns how many publications."""
         self._relay_overdue()
         publications = self._take(timeout_s)
-        self._chunks.send([one for one in publications if isinstance(one, KafkaMessage)])
-        if awaited := [one for one in publications if isinstance(one, RecordedGroup)]:
+        self._chunks.send([chunk for chunk in publications if isinstance(chunk, KafkaMessage)])
+        if awaited := [group for group in publications if isinstance(group, RecordedGroup)]:
             results = [
-                Outgoing(message, OnRefusal.LEAVE if one.is_repeated else OnRefusal.REPLACE)
-                for one in awaited
-                for message in one.messages
+                Outgoing(message, OnRefusal.LEAVE if group.is_repeated else OnRefusal.REPLACE)
+                for group in awaited
+                for message in group.messages
             ]
             self._settle(awaited, self._publish(results))
         return len(publications)
@@ -172,18 +174,18 @@ class Publisher:
 
         A failed job's delivery is finished by the forwarder, with its dead letter.
         """
-        ids = {message.id for one in groups if not one.is_repeated for message in one.messages}
+        ids = {message.id for group in groups if not group.is_repeated for message in group.messages}
         self.retry.until_done("clear outbox", lambda: self.outbox.delete(ids))
-        self.metrics.answered_again.inc(sum(one.is_repeated for one in groups))
-        for one in groups:
-            for trace in one.traces:
+        self.metrics.answered_again.inc(sum(group.is_repeated for group in groups))
+        for group in groups:
+            for trace in group.traces:
                 trace.published()
-            jobs = zip(one.job_ids, one.deliveries, strict=False)
+            jobs = zip(group.job_ids, group.deliveries, strict=False)
             instead = [(delivery, replaced[job_id]) for job_id, delivery in jobs if job_id in replaced]
-            found = [failed_job(delivery, result, one.intake) for delivery, result in instead]
-            failed = [*one.failed, *filter(None, found)]
-            dead = {id(its.delivery) for its in failed}
-            one.intake.finish([delivery for delivery in one.deliveries if id(delivery) not in dead])
+            letters = [failed_job(delivery, result, group.intake) for delivery, result in instead]
+            failed = [*group.failed, *filter(None, letters)]
+            dead = {id(letter.delivery) for letter in failed}
+            group.intake.finish([delivery for delivery in group.deliveries if id(delivery) not in dead])
             self.forwarder.put(*failed)
 
     def _relay_overdue(self) -> None:
@@ -208,11 +210,34 @@ class Publisher:
         self.metrics.set_aside.set(self.retry.until_done("relay", self.outbox.num_set_aside))
 
 
+def open_publisher(
+    base: Foundation, producer: Producer, forwarder: Forwarder, contents: ContentStore | None
+) -> Publisher:
+    """What publishes this worker's results, and texts that are streamed."""
+    queue: BoundedQueue[Publication] = BoundedQueue(
+        max_items=MOST_QUEUED,
+        max_bytes=base.max_bytes,
+        num_bytes_of=lambda publication: publication.num_bytes,
+        give_up=base.retry.gives_up,
+    )
+    return Publisher(
+        queue,
+        producer,
+        Outbox(base.database),
+        RefusedResults(RefusedResultStore(base.database), base.metrics.result_refused, contents),
+        forwarder,
+        base.metrics,
+        model=base.engine.identity.target,
+        retry=base.retry,
+        relay_after_s=2 * base.settings.worker.lease_s,
+    )
+
+
 class OnRefusal(StrEnum):
     """What is done with a result if Kafka refuses it."""
 
-    REPLACE = "replaced"  #: nobody has seen it: a failure is recorded and published in its place
-    SET_ASIDE = "set_aside"  #: somebody may have seen it, or it is such a failure itself: a person has to decide
+    REPLACE = "replaced"  #: never published before: a failure is recorded and published in its place
+    SET_ASIDE = "set_aside"  #: perhaps published before, or such a failure itself: an operator decides
     LEAVE = "not_repeated"  #: a repeated answer: the first one was published, or its row in the outbox is dealt with
 
 
@@ -231,7 +256,7 @@ def _message(result: OutboxMessage) -> KafkaMessage:
 
 @dataclass(eq=False)
 class RefusedResults:
-    """Settles refused results; `count` is told the code and what was done, of each.
+    """Settles refused results; `count` is called for each, with its code and what was done.
 
     With `contents`, the texts of a result that is too large lie there, and the result refers to them. While that store
     is away the result waits in the outbox, and the others go on.
@@ -247,7 +272,7 @@ class RefusedResults:
         May be called again for the same results after an error.
         """
         settled = [self._settle(outgoing, error) for outgoing, error in refused]
-        return [one for one in settled if one is not None]
+        return [outgoing for outgoing in settled if outgoing is not None]
 
     def _settle(self, outgoing: Outgoing, error: MessageRefused) -> Outgoing | None:
         message = outgoing.message
@@ -300,8 +325,8 @@ class RefusedResults:
     def _tell(self, job_id: str, error: MessageRefused, done: OnRefusal) -> None:
         code = _code(error)
         self.count(code, done.value)
-        told = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
-        log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=told)
+        extra = {"action": f"result_{done.value}", "job_id": job_id, "code": code, "hint": error.hint or ""}
+        log.error("a result was refused and %s: %s", done.value.replace("_", " "), error.message, extra=extra)
 
 
 def _code(error: MessageRefused) -> str:

@@ -1,7 +1,7 @@
 """From a job's end to its record: what is recorded of it, and the thread that records it.
 
 What is recorded is a Result, a row, and evidence of every drafter. A row names the drafter that most rounds belong to.
-Where a server told what was drafted and accepted, but not in which rounds, the sums are the evidence.
+Where a server reported what was drafted and accepted, but not in which rounds, the sums are the evidence.
 
 All outcomes that wait share one Postgres transaction (group commit). While one group is being committed the next one
 gathers, so a slow disk makes groups larger and not the device slower. Where jobs are short, groups also gather for a
@@ -26,23 +26,25 @@ from pydantic_core import to_jsonable_python
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
 from alphaloop.deciding.decision import Decision, Reason, reason_said
 from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
-from alphaloop.errors import AlphaloopError, StoreValueRefused
+from alphaloop.errors import AlphaloopError, StoreValueRefused, package_missing
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import choices_to_write, encode_fields
 from alphaloop.probes import ProbeText
+from alphaloop.settings import Settings
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outcomes import OutboxMessage, Outcome
 from alphaloop.store.task_memory import ResultToRemember
 from alphaloop.wording import named, words
 from worker.background import BoundedQueue, Retry
 from worker.claims import ClaimedJob, LeaseKeeper
-from worker.dead_letters import failed_job
+from worker.dead_letters import FailedTry, failed_job
 from worker.intake.polling import Intake
 from worker.metrics import WorkerMetrics
 from worker.publishing import Publication, RecordedGroup
 
 if TYPE_CHECKING:
+    from worker.foundation import Foundation
     from worker.tracing import Tracing
 
 OUTCOME_REFUSED: Final = "outcome_refused"
@@ -85,7 +87,7 @@ class Recorder:
     the relay of any worker may end the stream. If this worker then dies with chunks that no broker has, they are lost,
     because the job is not decoded again. Then the final chunk has to have the whole text, which costs a reader the wait
     for the end; so an outcome waits for its chunks, but not for long: it goes on nevertheless after `MOST_HELD_S`, when
-    the worker is told to hurry, and if it is among the oldest when too much is held. Its result then tells of the
+    the worker has to hurry, and if it is among the oldest when too much is held. Its result then names the
     chunks that may be missing.
 
     `record` writes outcomes as this worker's and returns what is to be published, as OutcomeStore does.
@@ -108,7 +110,7 @@ class Recorder:
         self._waiting: BoundedQueue[EndedJob] = BoundedQueue(
             max_items=MOST_WAITING,
             max_bytes=self.max_bytes,
-            num_bytes_of=lambda one: len(one.outcome.result),
+            num_bytes_of=lambda job: len(job.outcome.result),
             give_up=self.retry.gives_up,
         )
         self._held: list[tuple[float, EndedJob]] = []  # until when each waits for its stream, the oldest first
@@ -123,8 +125,12 @@ class Recorder:
         return self._waiting.num_unsettled + len(self._held) + self._num_let_go
 
     def put(self, ended: Sequence[EndedJob]) -> None:
-        """Hand over outcomes; waits for room unless the worker is told to hurry."""
+        """Hand over outcomes; waits for room unless the worker is in a hurry."""
         self._waiting.put(ended)
+
+    def fail(self, failed: FailedTry) -> None:
+        """Hand over the outcome of a job that cannot be tried again."""
+        self.put([ended(failed.claimed, Status.FAILED, failed.failure, now=failed.failed_at)])
 
     def turn(self, timeout_s: float = _IDLE_WAIT_S) -> int:
         """Record what waits as one group and hand its messages on; returns how many outcomes won their record."""
@@ -134,17 +140,17 @@ class Recorder:
             return 0
         self._gathered_at = self.clock()
         group, messages = self._record(group)
-        self.leases.let_go(one.claimed.job_id for one in group)
+        self.leases.let_go(job.claimed.job_id for job in group)
         won = {(message.key or b"").decode(): message.value for message in messages}
-        winners = [one for one in group if won.get(one.claimed.job_id) == one.outcome.result]
+        winners = [job for job in group if won.get(job.claimed.job_id) == job.outcome.result]
         # Before the results are published, so that a job sent because of a result is decided with this evidence.
-        self._recorded.extend(one.outcome for one in winners)
-        failed = [failed_job(one.claimed.ready.delivery, one.outcome.result, self.intake) for one in winners]
+        self._recorded.extend(job.outcome for job in winners)
+        failed = [failed_job(job.claimed.ready.delivery, job.outcome.result, self.intake) for job in winners]
         recorded = RecordedGroup(
             tuple(messages),
-            tuple(one.claimed.ready.delivery for one in group),
+            tuple(job.claimed.ready.delivery for job in group),
             self.intake,
-            tuple(one.claimed.job_id for one in group),
+            tuple(job.claimed.job_id for job in group),
             tuple(filter(None, failed)),
             tuple(self.tracing.recorded(winners)) if self.tracing else (),
         )
@@ -156,14 +162,14 @@ class Recorder:
     def _take(self, timeout_s: float) -> list[EndedJob]:
         """A group that may be recorded now: what waits, and what is no longer held."""
         wait_s = min(timeout_s, _LOOK_S) if self._held else timeout_s
-        max_bytes = MOST_BYTES_AT_ONCE - sum(len(one.outcome.result) for _, one in self._held)
+        max_bytes = MOST_BYTES_AT_ONCE - sum(len(job.outcome.result) for _, job in self._held)
         taken = self._waiting.take(MOST_AT_ONCE - len(self._held), wait_s, max_bytes=max_bytes)
-        ready = [one for one in taken if one.claimed.stream is None]
+        ready = [job for job in taken if job.claimed.stream is None]
         until = self.clock() + MOST_HELD_S
-        streamed = [*self._held, *((until, one) for one in taken if one.claimed.stream is not None)]
+        streamed = [*self._held, *((until, job) for job in taken if job.claimed.stream is not None)]
         held = self._to_hold(streamed)
-        kept = {id(one) for _, one in held}
-        let_go = [_told(one) for _, one in streamed if id(one) not in kept]
+        kept = {id(job) for _, job in held}
+        let_go = [_with_missing_chunks(job) for _, job in streamed if id(job) not in kept]
         self._num_let_go = len(let_go)  # first, because another thread may ask for the length
         self._held = held
         return ready + let_go
@@ -172,11 +178,11 @@ class Recorder:
         """Those whose streams are not settled, as far as there is room for them, the newest before older ones."""
         held: list[tuple[float, EndedJob]] = []
         num_bytes, now = 0, self.clock()
-        for until, one in reversed(streamed):
-            size, stream = len(one.outcome.result), one.claimed.stream
+        for until, job in reversed(streamed):
+            size, stream = len(job.outcome.result), job.claimed.stream
             has_room = not held or (len(held) < MOST_HELD and num_bytes + size <= MOST_HELD_BYTES)
             if has_room and now < until and stream and not stream.is_settled and not self.retry.gives_up():
-                held.append((until, one))
+                held.append((until, job))
                 num_bytes += size
         return held[::-1]
 
@@ -187,13 +193,13 @@ class Recorder:
         scored with, a probe's text, what is to be remembered. If that is refused too, a failure that says so replaces
         it: the job must not stop the others, nor be decoded again and again.
         """
-        outcomes = [one.outcome for one in group]
+        outcomes = [job.outcome for job in group]
         try:
             return group, self.retry.until_done("record", lambda: self.record(outcomes))
         except StoreValueRefused as error:
             if len(group) > 1:
-                parts = [self._record([one]) for one in group]
-                return [one for jobs, _ in parts for one in jobs], [message for _, sent in parts for message in sent]
+                parts = [self._record([job]) for job in group]
+                return [job for jobs, _ in parts for job in jobs], [message for _, sent in parts for message in sent]
             if (bare := replace(outcomes[0], shadows=(), probe_text=None, remembered=None)) != outcomes[0]:
                 log.error("the evidence of a job is not taken: %s", error.message, extra={"action": "evidence_refused"})
                 return self._record([replace(group[0], outcome=bare)])
@@ -205,15 +211,53 @@ class Recorder:
 
     def _count(self, winners: Sequence[EndedJob]) -> None:
         by_label: dict[tuple[str, str], list[Outcome]] = {}
-        for one in winners:
-            lane = one.claimed.ready.lane
-            by_label.setdefault((lane.task, lane.purpose), []).append(one.outcome)
+        for job in winners:
+            lane = job.claimed.ready.lane
+            by_label.setdefault((lane.task, lane.purpose), []).append(job.outcome)
         for (task, purpose), outcomes in by_label.items():
             self.metrics.recorded(task, purpose, outcomes)
 
     def take_recorded(self) -> list[Outcome]:
         """Outcomes that were recorded since the last call: evidence for the next decision. Called by the loop."""
         return [self._recorded.popleft() for _ in range(len(self._recorded))]
+
+
+def open_recorder(
+    base: Foundation,
+    record: Callable[[Sequence[Outcome]], list[OutboxMessage]],
+    intake: Intake,
+    leases: LeaseKeeper,
+    publishing: BoundedQueue[Publication],
+) -> Recorder:
+    """What records this worker's outcomes with `record`, traced where the settings want traces."""
+    return Recorder(
+        record,
+        intake,
+        leases,
+        publishing,
+        base.metrics,
+        retry=base.retry,
+        max_bytes=base.max_bytes,
+        now=base.now,
+        tracing=open_tracing(base.settings, base.engine.identity, owner=base.owner, now=base.now),
+    )
+
+
+def open_tracing(
+    settings: Settings, identity: EngineIdentity, *, owner: str, now: Callable[[], datetime]
+) -> Tracing | None:
+    """What takes the traces of jobs; None for no traces, the default.
+
+    Raises ConfigError when traces are wanted and OpenTelemetry is not installed.
+    """
+    if settings.tracing.endpoint is None:
+        return None
+    try:
+        from worker.tracing import Tracing
+    except ImportError as error:
+        raise package_missing(error, "tracing.endpoint") from None
+    group_id = settings.kafka.named(settings.kafka.group_id)
+    return Tracing(settings.tracing, identity, owner=owner, group_id=group_id, now=now)
 
 
 def succeeded(
@@ -438,7 +482,7 @@ def _explained(decision: Decision, mode: str) -> str:
 def _drafted_most(generation: Generation) -> DrafterCounts | Served | None:
     """The drafter that most rounds belong to; of several the first, and None where nothing drafted."""
     if generation.drafted:
-        return max(generation.drafted, key=lambda one: one.counts.rounds)
+        return max(generation.drafted, key=lambda drafter: drafter.counts.rounds)
     return generation.served if generation.served and generation.served.drafter is not None else None
 
 
@@ -453,15 +497,15 @@ def _probe_text(claimed: ClaimedJob, generation: Generation, identity: EngineIde
     sampling = claimed.ready.prepared.sampling
     if claimed.ready.job.purpose is Purpose.TRAFFIC or sampling.temperature > 0 or sampling.is_adjusted:
         return None
-    if not generation.token_ids:  # the server does not tell them
+    if not generation.token_ids:  # the server does not report them
         return None
     return ProbeText(
         token_ids=generation.token_ids,
         finish_reason=generation.finish_reason,
         max_tokens=sampling.max_tokens,
         near_tie=tolerance_of(identity.dtype),
-        second_ids=tuple(one.token_id for one in generation.second_choices),
-        gaps=tuple(one.gap for one in generation.second_choices),
+        second_ids=tuple(choice.token_id for choice in generation.second_choices),
+        gaps=tuple(choice.gap for choice in generation.second_choices),
     )
 
 
@@ -490,12 +534,12 @@ def _shadow(run: DecodeRun, shadow: ShadowCounts) -> ShadowRun:
 def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     """Evidence of the job's own drafters, each of its rounds alone, where the run's counts are of other rounds too.
 
-    If one drafter had every round behind the prefill, the run itself is the evidence; so is a vanilla run. Otherwise
+    If one drafter had every round after the prefill, the run itself is the evidence; so is a vanilla run. Otherwise
     each drafter's rounds are counted under its own key, with their own chances and one round for the prefill, which
     evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
     ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
     choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
-    Where a server told only sums, they are the evidence.
+    Where a server reported only sums, they are the evidence.
     """
     if not generation.is_counted:
         return _evidence_of_sums(run, generation)
@@ -508,31 +552,37 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
         replace(
             _shadow(
                 run,
-                ShadowCounts(one.drafter, one.draft_revision, one.num_draft_tokens, PREFILL + one.counts, one.chances),
+                ShadowCounts(
+                    drafter.drafter,
+                    drafter.draft_revision,
+                    drafter.num_draft_tokens,
+                    PREFILL + drafter.counts,
+                    drafter.chances,
+                ),
             ),
             is_drafted=True,
             is_whole=False,
         )
-        for one in drafted
-        if one.drafter not in scored
+        for drafter in drafted
+        if drafter.drafter not in scored
     ]
 
 
 def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
-    """One row under the drafter's key, none where the server told nothing; the run's own counts are no evidence.
+    """One row under the drafter's key, none where the server reported nothing; the run's own counts are no evidence.
 
     A slice of several requests is one row of the job that ended it, and counts as one job: jobs of a slice cannot be
-    told apart, so their variance is taken from slice to slice. Its lengths are the mean of its jobs.
+    distinguished, so their variance is taken from slice to slice. Its lengths are the mean of its jobs.
     """
     if (served := generation.served) is None or not served.drafter or run.purpose == Purpose.CONTROL:
         return []
-    k, found = served.num_draft_tokens, served.slice_counts
+    k, slice_counts = served.num_draft_tokens, served.slice_counts
     counts: AcceptanceCounts | None = None
     num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
-    if found is not None:
-        counts = found.counts
-        num_prompt_tokens = round(found.num_prompt_tokens / found.num_requests)
-        num_tokens = round(found.num_tokens / found.num_requests)
+    if slice_counts is not None:
+        counts = slice_counts.counts
+        num_prompt_tokens = round(slice_counts.num_prompt_tokens / slice_counts.num_requests)
+        num_tokens = round(slice_counts.num_tokens / slice_counts.num_requests)
     elif served.num_proposed > 0:
         counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k)
     if counts is None:
@@ -541,10 +591,10 @@ def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]
     return [replace(row, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_tokens, is_drafted=True)]
 
 
-def _told(one: EndedJob) -> EndedJob:
+def _with_missing_chunks(job: EndedJob) -> EndedJob:
     """The ended job; its result says if chunks of its stream may be missing, so that the final one has the text."""
-    num_chunks = one.claimed.stream.num_unacknowledged if one.claimed.stream else 0
+    num_chunks = job.claimed.stream.num_unacknowledged if job.claimed.stream else 0
     if not num_chunks:
-        return one
-    result = Result.decode(one.outcome.result).model_copy(update={"num_unacknowledged_chunks": num_chunks})
-    return replace(one, outcome=replace(one.outcome, result=result.encode()))
+        return job
+    result = Result.decode(job.outcome.result).model_copy(update={"num_unacknowledged_chunks": num_chunks})
+    return replace(job, outcome=replace(job.outcome, result=result.encode()))

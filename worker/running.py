@@ -71,12 +71,12 @@ class RunningJob:
 
     @property
     def is_streamed(self) -> bool:
-        """Whether somebody reads its text while it is written."""
+        """Whether its text is read while it is written."""
         return self.claimed.ready.job.body.stream
 
     @property
     def admitted(self) -> Decision:
-        """What the engine is told at its start: the decision, unless the job starts as control of the experiment."""
+        """The decision that the engine gets: the job's own, unless the job starts as control of the experiment."""
         if self.setting == self.decision.setting:
             return self.decision
         return replace(
@@ -92,8 +92,8 @@ class RunningJob:
         """What its row and its result say: the decision; of a control request, that it is one and what was decided."""
         if not self.is_control:
             return self.decision
-        told = "decoded vanilla as a control request, to measure what speculation gains; decided was: "
-        return replace(self.decision, reason=Reason.CONTROL, explanation=told + self.decision.explanation)
+        preface = "decoded vanilla as a control request, to measure what speculation gains; decided was: "
+        return replace(self.decision, reason=Reason.CONTROL, explanation=preface + self.decision.explanation)
 
     @property
     def queue_s(self) -> float:
@@ -273,12 +273,12 @@ def _decode_failed(doing: str, error: Exception) -> DecodeFailed:
     return DecodeFailed(f"{doing} failed: {reason_of(error)}")
 
 
-#: So many failed jobs in a row, each followed by a failed test, and the engine is sick.
+#: This number of failed jobs in a row, each followed by a failed test, and the engine is sick.
 MOST_IN_A_ROW: Final = 3
 #: Output of a test: enough rounds that a drafter drafts too.
 NUM_TOKENS: Final = 16
-#: A worker has lived so long before it takes a job with which one died alone, and twice as long for each further death.
-#: Long enough that other workers answer what waits behind it, short beside the time a lease takes to end.
+#: A worker lives this long before it takes a job with which one died alone, twice as long for each further death.
+#: Long enough that other workers answer what waits after it, short beside the time a lease takes to end.
 SUSPECT_DELAY_S: Final = 5.0
 _NAME: Final = "self-test"
 _PROMPT: Final = "one two three four one two three four one two"
@@ -383,7 +383,7 @@ class Blame:
     def failed_for_good(self, failed: Sequence[tuple[RunningJob, DecodeFailed]]) -> list[tuple[RunningJob, Failure]]:
         """The jobs that failed alone, by their own fault and for good.
 
-        Of the others, those that have a try left wait for it in Kafka. Where the engine was at fault, they run again.
+        Others that have a try left wait for it in Kafka. Where the engine was at fault, they run again.
         """
         blamed = []
         for job, error in failed:

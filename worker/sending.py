@@ -1,6 +1,6 @@
-"""Sends messages and tells of each one what became of it, by its own delivery report; knows topics that are away.
+"""Sends messages and reports what became of each, by its own delivery report; knows topics that are away.
 
-Of a text that is streamed while it is decoded, messages are chunks on the `tokens` topic: what a chunk is,
+The messages of a text that is streamed while it is decoded are chunks on the `tokens` topic: what a chunk is,
 alphaloop.messages.stream says. The loop makes them (`JobStream.add`), and the thread of the publisher sends them
 (`ChunkSender`), so that no result waits for a text that is still growing. A recorded result ends its stream
 (`final_message`).
@@ -75,7 +75,7 @@ def deliver(
 
 
 def _once(producer: Producer, messages: Sequence[KafkaMessage], is_hurried: Callable[[], bool]) -> list[DeliveryReport]:
-    told: dict[int, DeliveryReport] = {}
+    arrived: dict[int, DeliveryReport] = {}
     for number, message in enumerate(messages):
         try:
             producer.send(
@@ -83,22 +83,22 @@ def _once(producer: Producer, messages: Sequence[KafkaMessage], is_hurried: Call
                 key=message.key,
                 value=message.value,
                 headers=message.headers,
-                on_delivery=partial(told.__setitem__, number),
+                on_delivery=partial(arrived.__setitem__, number),
             )
         except FatalBrokerError:
             raise
         except DeliveryFailed as error:
             # The client's buffer is full: what follows would wait as long and find it full, too.
-            told.update(dict.fromkeys(range(number, len(messages)), error))
+            arrived.update(dict.fromkeys(range(number, len(messages)), error))
             break
         except BrokerError as error:
-            told[number] = error
+            arrived[number] = error
     begun = time.monotonic()
-    while len(told) < len(messages) and not (is_hurried() and time.monotonic() - begun >= HURRIED_S):
+    while len(arrived) < len(messages) and not (is_hurried() and time.monotonic() - begun >= HURRIED_S):
         beat()  # a broker that is away may be away for long
         producer.serve(_SERVE_S)
     # A message that is still under way may yet be stored; what is sent again is the same, byte for byte.
-    reports = [told.get(number, DeliveryFailed("not acknowledged in time")) for number in range(len(messages))]
+    reports = [arrived.get(number, DeliveryFailed("not acknowledged in time")) for number in range(len(messages))]
     for report in reports:
         if isinstance(report, FatalBrokerError):
             raise report
@@ -131,8 +131,8 @@ class UnavailableTopics:
             self._failed[topic] = error.message
         if is_new:
             self._show(topic, True)
-            told = {"action": "topic_unavailable", "topic": topic, "hint": error.hint or ""}
-            log.error("no message reaches the topic %s: %s; trying again", topic, error.message, extra=told)
+            extra = {"action": "topic_unavailable", "topic": topic, "hint": error.hint or ""}
+            log.error("no message reaches the topic %s: %s; trying again", topic, error.message, extra=extra)
 
     def works(self, topic: str) -> None:
         """A message reached the topic."""
@@ -183,8 +183,8 @@ class JobStream:
         """The chunk with the text that one step added; `created` in seconds since 1970."""
         is_first = delta.choice not in self._begun
         self._begun.add(delta.choice)
-        its = delta.text, delta.choice, delta.part, delta.tool_call, delta.logprobs
-        chunk = Chunk(self._job_id, self._attempt, self.num_chunks, *its)
+        piece = delta.text, delta.choice, delta.part, delta.tool_call, delta.logprobs
+        chunk = Chunk(self._job_id, self._attempt, self.num_chunks, *piece)
         self.num_chunks += 1
         value = text_chunk(chunk, created=created, model=model, is_first=is_first)
         return _chunk_message(chunk, value, self._carried, self)
@@ -212,7 +212,7 @@ class ChunkSender:
     """Chunks with text are not waited for; the final ones are, together with every chunk that has to be sent again.
 
     A chunk that was not acknowledged in time is sent again, later than its successors: readers put chunks in order. A
-    chunk that Kafka refuses, or whose topic is unavailable, is dropped. Each chunk is told once when it is settled.
+    chunk that Kafka refuses, or whose topic is unavailable, is dropped. Each chunk is settled once.
     """
 
     def __init__(self, producer: Producer, *, count_dropped: Callable[[str], None], retry: Retry) -> None:
@@ -232,11 +232,16 @@ class ChunkSender:
         kept = list(self._again)
         self._again.clear()
         for chunk in (*kept, *chunks):
-            told = partial(self._reported, chunk)
+            on_delivery = partial(self._reported, chunk)
             self._num_under_way += 1
             try:
                 self._producer.send(
-                    chunk.topic, key=chunk.key, value=chunk.value, headers=chunk.headers, on_delivery=told, wait_s=0.0
+                    chunk.topic,
+                    key=chunk.key,
+                    value=chunk.value,
+                    headers=chunk.headers,
+                    on_delivery=on_delivery,
+                    wait_s=0.0,
                 )
             except FatalBrokerError:
                 raise
@@ -253,14 +258,14 @@ class ChunkSender:
         def once() -> None:
             reports = deliver(self._producer, waiting, is_hurried=self._retry.hurry.is_set)
             late: list[tuple[KafkaMessage, BrokerError]] = []
-            for chunk, told in zip(waiting, reports, strict=True):
-                if self._may_arrive(told):
-                    late.append((chunk, told))
+            for chunk, report in zip(waiting, reports, strict=True):
+                if self._may_arrive(report):
+                    late.append((chunk, report))
                 else:
-                    chunk.settle(is_acknowledged=told is None)
+                    chunk.settle(is_acknowledged=report is None)
             waiting[:] = [chunk for chunk, _ in late]
-            for _, told in late:
-                raise told
+            for _, report in late:
+                raise report
 
         self._retry.until_done("end streams", once)
 

@@ -1,7 +1,7 @@
 """Sharing a device by weight: who of several goes next. Tasks share a worker so, and segments their task. Pure.
 
 Start-time fair queueing (Goyal, Vin and Cheng, 1996): who has the least expected virtual time, which is device time
-over weight, is served. Who was idle begins at the least virtual time of those who wait, so nobody saves up device time.
+over weight, is served. Who was idle begins at the least virtual time of those who wait: idleness earns no device time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FairShares:
     """The shares of those who share a device, by name.
 
     Who is idle is forgotten when the others have caught up with its virtual time: then it comes back as one that is
-    new. Of those that are still ahead, the ones that are furthest ahead are remembered.
+    new. The `MOST_IDLE` that are furthest ahead stay remembered.
     """
 
     def __init__(self, weight_of: Callable[[str], float], unknown_job_s: Callable[[], float]) -> None:
@@ -57,7 +57,7 @@ class FairShares:
     def admit(self, name: str) -> None:
         """A job of this one begins to run."""
         share = self._of(name)
-        share.admit(self.expected_job_s(name))
+        share.admit(self._expected_s(share))
         self._finish_s[name] = share.finish_s
         self._running.add(name)
 
@@ -81,7 +81,10 @@ class FairShares:
 
     def expected_job_s(self, name: str) -> float:
         """Device seconds that a job of this one is expected to need."""
-        mean_s = self._of(name).mean_job_s
+        return self._expected_s(self._of(name))
+
+    def _expected_s(self, share: DeviceShare) -> float:
+        mean_s = share.mean_job_s
         return self._unknown_job_s() if mean_s is None else max(SHORTEST_JOB_S, mean_s)
 
     def known_job_s(self) -> list[float]:

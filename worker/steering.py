@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.deciding.policy import Decision, DraftSetting, Reason
-from alphaloop.engine import EngineIdentity, Generation, Served, Step
-from alphaloop.experiment.assign import Arm, RequestSchedule, RoundSchedule
+from alphaloop.engine import AsksServers, EngineIdentity, Generation, Served, Step
+from alphaloop.experiment.assign import Arm, RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
 from alphaloop.experiment.observe import (
     Expected,
@@ -38,6 +38,11 @@ from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from worker.admission import LaneKey
 from worker.running import RunningJob, RunningJobs
 
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+    from worker.intake.validation import Validation
+    from worker.presence import Presence
+
 log = logging.getLogger(__name__)
 
 #: A speed-up is computed anew at most so often: it reads a day of slices.
@@ -50,7 +55,7 @@ class RoundSteering:
     """Sets drafters and k before each round and counts the round afterwards.
 
     `num_vanilla_tokens`: of a task, the first tokens of a streamed answer that are decoded vanilla, so that no draft
-    model reads a prompt while somebody waits for them. Until then the sequence takes no part in the experiment.
+    model reads a prompt while a reader waits for them. Until then the sequence takes no part in the experiment.
     """
 
     def __init__(
@@ -146,13 +151,15 @@ class RoundSteering:
             if subject in votes and setting.drafter == self._treatments[subject].drafter
         }
         # Jobs that were decided together share a decision.
-        promised = {name: one.expected for name, one in {id(job.decision): job.decision for job, *_ in free}.items()}
-        found: dict[str, list[Expected]] = {subject: [] for subject in votes}
+        promised = {
+            name: decision.expected for name, decision in {id(job.decision): job.decision for job, *_ in free}.items()
+        }
+        by_subject: dict[str, list[Expected]] = {subject: [] for subject in votes}
         for job, subject, _ in free:
             expected = promised[id(job.decision)]
             if job.job_id in self._on_trial and expected and job.decision.drafter == self._treatments[subject].drafter:
-                found[subject].append(expected)
-        self._expected = {subject: mean_expected(one) for subject, one in found.items()}
+                by_subject[subject].append(expected)
+        self._expected = {subject: mean_expected(expected) for subject, expected in by_subject.items()}
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
@@ -185,7 +192,7 @@ class RequestSteering:
 
     def __post_init__(self) -> None:
         self._assigned: dict[str, _Assigned] = {}
-        self._tells_rounds: set[str] = set()  # endpoints that told of a request's rounds once
+        self._reports_rounds: set[str] = set()  # endpoints that reported a request's rounds once
         self._seen_at = self.now()
         self._is_blind = False
 
@@ -227,15 +234,17 @@ class RequestSteering:
         self._seen_at = max(self.now(), self._seen_at)
 
     def _lacks_load(self) -> bool:
-        """Whether others send requests to the servers, and nobody says how many."""
+        """Whether others send requests to the servers, and no server shows how many."""
         is_blind = self.num_peers() > 0 and not self.is_whole_load_known()
         if is_blind != self._is_blind:
             self._is_blind = is_blind
             if is_blind:
-                told = "no request is on trial: other workers ask the same servers, and not every server tells its load"
+                state = "paused: other workers ask the same servers, and not every server shows its load"
             else:
-                told = "requests are on trial again"
-            log.info(told, extra={"action": "trial_paused" if is_blind else "trial_goes_on"})
+                state = "on again"
+            log.info(
+                "the trial of requests is %s", state, extra={"action": "trial_paused" if is_blind else "trial_goes_on"}
+            )
         return is_blind
 
     def _leave(self, job_id: str) -> None:
@@ -256,7 +265,7 @@ class RequestSteering:
         if decode_s is not None:
             num_rounds, num_tokens = num_rounds - 1, num_tokens - 1
         else:
-            # Where the server tells no more than the text, everything from its sending to its end is decoding.
+            # Where the server reports no more than the text, everything from its sending to its end is decoding.
             decode_s = generation.device_s * max(1.0, served.num_beside) - (served.queue_s or 0.0)
             prompt_s = None
         if (num_rounds and decode_s <= 0) or (not num_rounds and prompt_s is None):
@@ -275,16 +284,39 @@ class RequestSteering:
         )
 
     def _num_rounds(self, served: Served, num_tokens: int) -> int | None:
-        """Passes of the target; tokens stand for them at endpoints that never tell. None: not known of this request."""
+        """Passes of the target, or tokens at endpoints that never report passes; None: not known of this request."""
         if served.drafter is None:
             return num_tokens
         if served.num_rounds is not None:
-            self._tells_rounds.add(served.endpoint)
+            self._reports_rounds.add(served.endpoint)
             return served.num_rounds
-        return None if served.endpoint in self._tells_rounds else num_tokens
+        return None if served.endpoint in self._reports_rounds else num_tokens
 
 
 Steering: TypeAlias = RoundSteering | RequestSteering
+
+
+def open_steering(
+    base: Foundation,
+    lengths: LengthsTogether,
+    presence: Presence,
+    validation: Validation,
+) -> Steering:
+    """What assigns the arms of the experiment.
+
+    It draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+    """
+    engine, share = base.engine, base.settings.policy.control_share
+    if engine.can_redraft:
+        schedule = RoundSchedule(RoundDesign(control_share=share), base.rng)
+        return RoundSteering(schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens)
+    endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
+    return RequestSteering(
+        RequestSchedule(RequestDesign(control_share=share), base.rng),
+        base.now,
+        lambda: presence.num_peers,
+        lambda: all(endpoint.is_whole_load_known for endpoint in endpoints()),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +359,7 @@ class SliceRecorder:
 
     def store(self, slices: Sequence[Slice]) -> None:
         """Store these, and refresh the speed-ups where that is due."""
-        rows = [self._row(one) for one in slices]
+        rows = [self._row(slice_) for slice_ in slices]
         self.speedups.add(rows)
         self._tasks |= {row.subject.task for row in rows}
         if self._tasks and self.clock() >= self._due:
@@ -335,9 +367,9 @@ class SliceRecorder:
             self._tasks = set()
             self._due = self.clock() + REFRESH_EVERY_S
 
-    def _row(self, one: Slice) -> SliceRow:
-        drafter, identity = one.treatment.drafter, self.identity
-        task, _, sampling_bucket = one.task.partition(" ")  # see _subject_of
+    def _row(self, counted: Slice) -> SliceRow:
+        drafter, identity = counted.treatment.drafter, self.identity
+        task, _, sampling_bucket = counted.task.partition(" ")  # see _subject_of
         subject = SpeedupSubject(
             task=task,
             sampling_bucket=sampling_bucket,
@@ -348,4 +380,11 @@ class SliceRecorder:
             drafter=drafter,
             draft_revision=self.revisions[drafter],
         )
-        return SliceRow(subject, replace(one, task=task), self.owner)
+        return SliceRow(subject, replace(counted, task=task), self.owner)
+
+
+def open_slice_recorder(base: Foundation) -> SliceRecorder:
+    """What stores the slices of this worker."""
+    engine = base.engine
+    revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+    return SliceRecorder(SwitchbackStore(base.database), engine.identity, revisions, owner=base.owner, now=base.now)

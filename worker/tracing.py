@@ -199,7 +199,7 @@ class JobTrace:
 
 def _finish_reasons(result: Mapping[str, Any]) -> list[str]:
     """By text."""
-    return [one["finish_reason"] for one in result.get("choices") or [result] if one.get("finish_reason")]
+    return [choice["finish_reason"] for choice in result.get("choices") or [result] if choice.get("finish_reason")]
 
 
 def _ns(moment: datetime) -> int:

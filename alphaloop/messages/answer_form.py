@@ -52,11 +52,11 @@ ConstraintKind = Literal["json_schema", "json_object", "regex", "choice", "gramm
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """What a text has to match, as the engines are told it."""
+    """What a text has to match, as the engines get it."""
 
     kind: ConstraintKind
-    #: The schema as JSON, the expression, the choices as a JSON array, the grammar; empty of json_object. Of `tools`,
-    #: which has to become a grammar in the target's form of a call: {"functions": […], "parallel": …}, as JSON.
+    #: The schema as JSON, the expression, the choices as a JSON array, the grammar; empty for json_object. For
+    #: `tools`, which become a grammar in the target's form of a call, it is {"functions": […], "parallel": …}, as JSON.
     source: str
     field: str  #: where its sender wrote it, from the message's top: `body.response_format.json_schema.schema`
 
@@ -131,7 +131,7 @@ def read_response_format(value: object) -> dict[str, Any] | None:
 
 
 def _check_labels(given: Mapping[str, Any]) -> None:
-    name, description, strict = (given.get(one) for one in ("name", "description", "strict"))
+    name, description, strict = (given.get(key) for key in ("name", "description", "strict"))
     if name is not None and not (isinstance(name, str) and _FORMAT_NAME.fullmatch(name)):
         raise wrong_within("json_schema.name", "expected 1 to 64 letters, digits, _ . or -, found another value")
     if description is not None:
@@ -144,18 +144,18 @@ def read_structured_outputs(value: object) -> dict[str, Any] | None:
     """vLLM's structured_outputs: one constraint; None where it says nothing. Raises ValueError, or `wrong_within`."""
     if not isinstance(value, dict):
         raise ValueError('expected {"json": {…}}, or regex, choice or grammar, found another value')
-    found = {
+    constraints = {
         name: item
         for name, item in value.items()
-        if item is not None and not any(item is one for one in _NEUTRAL.get(name, ()))
+        if item is not None and not any(item is neutral for neutral in _NEUTRAL.get(name, ()))
     }
-    if not found:
+    if not constraints:
         return None
-    refuse_other_keys(found, _READERS)
-    if len(found) > 1:
-        first, second, *_ = found
+    refuse_other_keys(constraints, _READERS)
+    if len(constraints) > 1:
+        first, second, *_ = constraints
         raise wrong_within(second, f"expected one constraint, found {first} and {second}")
-    ((name, item),) = found.items()
+    ((name, item),) = constraints.items()
     return {name: _at(name, _READERS[name], item)}
 
 
@@ -203,8 +203,8 @@ def _function_of(value: Mapping[str, Any], field: str) -> dict[str, Any]:
 
 def _read_name(field: str, name: object) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        found = nothing_or_other(name)
-        raise wrong_within(field, f"expected a name of 1 to 128 letters, digits, _ . or -, found {found}")
+        other = nothing_or_other(name)
+        raise wrong_within(field, f"expected a name of 1 to 128 letters, digits, _ . or -, found {other}")
     return name
 
 
@@ -250,10 +250,10 @@ def chosen_tools(
     else:
         names = {tool["function"]["name"] for tool in choice["allowed_tools"]["tools"]}
         is_forced, field = choice["allowed_tools"]["mode"] == "required", "allowed_tools.tools"
-    found = [tool for tool in tools if tool["function"]["name"] in names]
-    if len(found) < len(names):
+    chosen = [tool for tool in tools if tool["function"]["name"] in names]
+    if len(chosen) < len(names):
         raise wrong_within(f"tool_choice.{field}", "expected the name of one of the tools, found another")
-    return found, is_forced
+    return chosen, is_forced
 
 
 def _at(field: str, read: Callable[[object], Any], value: object) -> Any:
@@ -284,8 +284,8 @@ def _schema(value: object) -> dict[str, Any]:
 def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("expected a text that is not empty, found another value")
-    if (found := len(encodable(value).encode())) > MAX_CONSTRAINT_BYTES:
-        raise ValueError(f"expected at most {MAX_CONSTRAINT_BYTES} bytes, found {found}")
+    if (num_bytes := len(encodable(value).encode())) > MAX_CONSTRAINT_BYTES:
+        raise ValueError(f"expected at most {MAX_CONSTRAINT_BYTES} bytes, found {num_bytes}")
     return value
 
 

@@ -208,7 +208,7 @@ class Body(BaseModel):
         (), max_length=MAX_STOP_TOKENS, description="Tokens that end the text as its end token does.", strict=False
     )
     stream: bool = Field(False, description="Also emit tokens on the `tokens` topic while decoding.")
-    n: int = Field(1, ge=1, le=MAX_TEXTS, description="Texts of the job; seeds of those behind the first are seed + i.")
+    n: int = Field(1, ge=1, le=MAX_TEXTS, description="Texts of the job; text i has the seed `seed + i`.")
     tools: Annotated[tuple[dict[str, Any], ...], BeforeValidator(read_tools), WithJsonSchema(TOOLS_SCHEMA)] | None = (
         None
     )
@@ -237,13 +237,15 @@ class Body(BaseModel):
         | None
     ) = Field(
         None,
-        description="Tell each token's log-probability; of a prompt: with so many of the likeliest ones beside it.",
+        description="Report each token's log-probability; for a prompt: the number of likeliest tokens beside it.",
     )
     top_logprobs: int | None = Field(
-        None, ge=0, le=MAX_LOGPROBS, description="Of a conversation: how many of the likeliest tokens are told."
+        None, ge=0, le=MAX_LOGPROBS, description="For a conversation: how many of the likeliest tokens are reported."
     )
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    min_tokens: int = Field(0, ge=0, le=1_000_000, description="Before so many tokens nothing ends the text.")
+    min_tokens: int = Field(
+        0, ge=0, le=1_000_000, description="Nothing ends the text before it has this number of tokens."
+    )
     ignore_eos: bool = Field(False, description="The model's end tokens are text.")
     bad_words: tuple[Annotated[PlainText, Field(min_length=1, max_length=256)], ...] = Field(
         (), max_length=MAX_BAD_WORDS, description="Never written.", strict=False
@@ -299,16 +301,16 @@ class Body(BaseModel):
     def _check_prompt(self, is_elsewhere: bool) -> None:
         if is_elsewhere:
             if self.messages is not None or self.prompt is not None:
-                found = "prompt" if self.messages is None else "messages"
-                raise wrong_within(found, "expected neither messages nor prompt beside body_ref")
+                field = "prompt" if self.messages is None else "messages"
+                raise wrong_within(field, "expected neither messages nor prompt beside body_ref")
             return
         if (self.messages is None) == (self.prompt is None):
-            found = "neither" if self.messages is None else "both"
-            raise wrong_within("prompt", f"expected either messages or prompt, found {found}")
+            which = "neither" if self.messages is None else "both"
+            raise wrong_within("prompt", f"expected either messages or prompt, found {which}")
         if self.prompt is not None:
             if _is_blank(self.prompt):
                 raise wrong_within("prompt", "expected a prompt with text, found only white space")
-        elif all(_is_blank(one.text) and not one.num_images and not one.tool_calls for one in self.messages or ()):
+        elif all(_is_blank(said.text) and not said.num_images and not said.tool_calls for said in self.messages or ()):
             raise wrong_within("messages", "expected at least one message with text, found only empty ones")
 
     @property
@@ -332,7 +334,7 @@ class Body(BaseModel):
 
     @property
     def num_logprobs(self) -> int | None:
-        """Likeliest tokens to tell at each place; 0: the chosen one's probability alone; None: nothing."""
+        """Likeliest tokens to report at each place; 0: the chosen one's probability alone; None: nothing."""
         if self.logprobs is None or self.logprobs is False:
             return None
         return (self.top_logprobs or 0) if self.logprobs is True else self.logprobs
@@ -340,28 +342,29 @@ class Body(BaseModel):
     @property
     def num_images(self) -> int:
         """Images of all messages."""
-        return sum(message.num_images for message in self.messages or ())
+        parts = [said for said in self.messages or () if isinstance(said.content, tuple)]
+        return sum(said.num_images for said in parts) if parts else 0
 
 
 def _without_neutral(value: dict[str, Any]) -> dict[str, Any]:
     """The body without what says nothing, and with vLLM's older names of constraints as its newer one."""
-    found = {name: item for name, item in value.items() if item not in _NEUTRAL.get(name, ())}
-    for name in sorted(GUIDED.keys() & found.keys()):
-        if "structured_outputs" in found:
+    kept = {name: item for name, item in value.items() if item not in _NEUTRAL.get(name, ())}
+    for name in sorted(GUIDED.keys() & kept.keys()):
+        if "structured_outputs" in kept:
             raise wrong_within(name, "expected one constraint, found another beside it")
-        found["structured_outputs"] = _guided(name, found.pop(name))
-    if "tools" not in found:  # what OpenAI's clients send beside tools says nothing without any
-        if found.get("tool_choice") in ("none", "auto"):
-            del found["tool_choice"]
-        if isinstance(found.get("parallel_tool_calls"), bool):
-            del found["parallel_tool_calls"]
-    _drop_no_logprobs(found)
-    if found.get("continue_final_message") is True:
-        if found.get("add_generation_prompt") is True:
+        kept["structured_outputs"] = _guided(name, kept.pop(name))
+    if "tools" not in kept:  # what OpenAI's clients send beside tools says nothing without any
+        if kept.get("tool_choice") in ("none", "auto"):
+            del kept["tool_choice"]
+        if isinstance(kept.get("parallel_tool_calls"), bool):
+            del kept["parallel_tool_calls"]
+    _drop_no_logprobs(kept)
+    if kept.get("continue_final_message") is True:
+        if kept.get("add_generation_prompt") is True:
             message = "expected continue_final_message or add_generation_prompt, found both"
             raise wrong_within("continue_final_message", message)
-        found["add_generation_prompt"] = False
-    return found
+        kept["add_generation_prompt"] = False
+    return kept
 
 
 def _guided(name: str, value: object) -> dict[str, Any] | None:
@@ -373,12 +376,12 @@ def _guided(name: str, value: object) -> dict[str, Any] | None:
         raise wrong_within(f"{name}.{inner}".rstrip("."), within["message"]) from None
 
 
-def _drop_no_logprobs(found: dict[str, Any]) -> None:
-    given = found.get("logprobs")
-    if given is False or (given == 0 and "messages" in found):
-        del found["logprobs"]
-    if not given and found.get("top_logprobs") == 0:
-        del found["top_logprobs"]
+def _drop_no_logprobs(body: dict[str, Any]) -> None:
+    given = body.get("logprobs")
+    if given is False or (given == 0 and "messages" in body):
+        del body["logprobs"]
+    if not given and body.get("top_logprobs") == 0:
+        del body["top_logprobs"]
 
 
 def _check_constraint(body: Body) -> None:
@@ -399,12 +402,12 @@ def _check_constraint(body: Body) -> None:
                 raise wrong_within(f"{field}.{number}", message)
     choices = (body.structured_outputs or {}).get("choice")
     if choices and body.min_tokens > (longest := max(len(choice.encode()) for choice in choices)):
-        found = f"expected at most {longest}, the bytes of the longest choice, found {body.min_tokens}"
-        raise wrong_within("min_tokens", found)
+        message = f"expected at most {longest}, the bytes of the longest choice, found {body.min_tokens}"
+        raise wrong_within("min_tokens", message)
 
 
 def _is_in_all(text: str, body: Body) -> bool:
-    """Whether every text that the constraint allows contains this one, as far as it can be told without a grammar."""
+    """Whether every text that the constraint allows contains this one, as far as that shows without a grammar."""
     structured = body.structured_outputs or {}
     if choices := structured.get("choice"):
         return all(text in choice for choice in choices)

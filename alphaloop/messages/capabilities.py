@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from alphaloop.errors import InvalidField
 from alphaloop.messages.body import Body
 from alphaloop.server_identity import ServerKind
+
+if TYPE_CHECKING:
+    from alphaloop.engine import Sampling
 
 
 class Feature(StrEnum):
@@ -80,7 +83,7 @@ _ROWS: Final[Mapping[EngineKind, frozenset[Feature]]] = {
         }
     ),
 }
-#: What a server cannot do while it drafts. Of vLLM: vllm/sampling_params.py, _validate_spec_decode.
+#: What a server cannot do while it drafts. vLLM: vllm/sampling_params.py, _validate_spec_decode.
 _NOT_WITH_DRAFTS: Final[Mapping[EngineKind, frozenset[Feature]]] = {"vllm": frozenset({F.MIN_P, F.LOGIT_BIAS})}
 _NAMES: Final[Mapping[EngineKind, str]] = {
     "own": "the own engine",
@@ -106,34 +109,24 @@ def served_by(kind: EngineKind, *, drafts: bool = False) -> EngineFeatures:
     return EngineFeatures(f"{_NAMES[kind]} with drafts" if drafts and lacks else _NAMES[kind], _ROWS[kind] - lacks)
 
 
-def features_of(
-    body: Body, *, top_k: int | None = None, min_p: float | None = None, repetition_penalty: float | None = None
-) -> frozenset[Feature]:
-    """What a body asks for. The settings are those that will be used, its task's included; without them, the body's."""
-    top_k = body.top_k if top_k is None else top_k
-    min_p = body.min_p if min_p is None else min_p
-    repetition_penalty = body.repetition_penalty if repetition_penalty is None else repetition_penalty
-    found = {
+def features_of(body: Body, sampling: Sampling) -> frozenset[Feature]:
+    """What a job asks for. `sampling` are the settings that are used, its task's and its model's included."""
+    settings = {feature for feature, neutral in _SETTINGS.items() if getattr(sampling, feature.value) != neutral}
+    others = {
         feature
         for name in body.model_fields_set
         for feature, is_asked_for in _ASKING.get(name, ())
         if is_asked_for(body)
     }
-    if (top_k or 0) > 0:
-        found.add(F.TOP_K)
-    if min_p:
-        found.add(F.MIN_P)
-    if (1 if repetition_penalty is None else repetition_penalty) != 1:
-        found.add(F.REPETITION_PENALTY)
-    return frozenset(found)
+    return frozenset(settings | others)
 
 
 def refusal_of(body: Body, features: Collection[Feature], among: Sequence[EngineFeatures]) -> InvalidField | None:
     """Why none of these engines can serve all that the body asks for; None where one can."""
     asked = frozenset(features)
-    if any(asked <= one.features for one in among):
+    if any(asked <= engine.features for engine in among):
         return None
-    nearest = min(among, key=lambda one: len(asked - one.features))
+    nearest = min(among, key=lambda engine: len(asked - engine.features))
     lacks = next(feature for feature in Feature if feature in asked - nearest.features)
     able = [name for kind, name in _NAMES.items() if asked <= served_by(kind).features] or [
         name for kind, name in _NAMES.items() if lacks in served_by(kind).features
@@ -200,20 +193,26 @@ _OF_CONSTRAINTS: Final[tuple[_Asking, ...]] = (
     (F.PROMPT_CONSTRAINT, lambda body: bool(_form(body)) and body.messages is None),
     (F.TOOLS_OR_FORMAT, lambda body: bool(_form(body) and body.callable_tools)),
 )
-#: By the field of the body: what it may ask for, and whether it does.
+#: Settings of `Sampling` that ask for something, by the value that asks for nothing.
+_SETTINGS: Final[Mapping[Feature, object]] = {
+    F.TOP_K: 0,
+    F.MIN_P: 0,
+    F.REPETITION_PENALTY: 1,
+    F.FREQUENCY_PENALTY: 0,
+    F.PRESENCE_PENALTY: 0,
+    F.LOGIT_BIAS: (),
+    F.STOP_TOKEN_IDS: (),
+    F.MIN_TOKENS: 0,
+    F.IGNORE_EOS: False,
+    F.BAD_WORDS: (),
+    F.ALLOWED_TOKEN_IDS: (),
+    F.INCLUDE_STOP: False,
+    F.SPECIAL_TOKENS: True,
+    F.N: 1,
+}
+#: By the field of the body: what else it may ask for, and whether it does.
 _ASKING: Final[Mapping[str, tuple[_Asking, ...]]] = {
     "messages": (_turns(F.TOOL_TURNS), _turns(F.REASONING_TURNS), _turns(F.IMAGES)),
-    "frequency_penalty": ((F.FREQUENCY_PENALTY, lambda body: bool(body.frequency_penalty)),),
-    "presence_penalty": ((F.PRESENCE_PENALTY, lambda body: bool(body.presence_penalty)),),
-    "logit_bias": ((F.LOGIT_BIAS, lambda body: bool(body.logit_bias)),),
-    "stop_token_ids": ((F.STOP_TOKEN_IDS, lambda body: bool(body.stop_token_ids)),),
-    "min_tokens": ((F.MIN_TOKENS, lambda body: body.min_tokens > 0),),
-    "ignore_eos": ((F.IGNORE_EOS, lambda body: body.ignore_eos),),
-    "bad_words": ((F.BAD_WORDS, lambda body: bool(body.bad_words)),),
-    "allowed_token_ids": ((F.ALLOWED_TOKEN_IDS, lambda body: body.allowed_token_ids is not None),),
-    "include_stop_str_in_output": ((F.INCLUDE_STOP, lambda body: body.include_stop_str_in_output),),
-    "skip_special_tokens": ((F.SPECIAL_TOKENS, lambda body: not body.skip_special_tokens),),
-    "n": ((F.N, lambda body: body.n > 1),),
     "logprobs": ((F.LOGPROBS, lambda body: body.num_logprobs is not None),),
     "response_format": _OF_CONSTRAINTS,
     "structured_outputs": _OF_CONSTRAINTS,

@@ -114,7 +114,7 @@ def _as_named(path: Sequence[str], body: Mapping[str, Any]) -> list[str]:
     is_schema = list(path[:3]) == ["response_format", "json_schema", "schema"]
     if is_schema and isinstance(form, Mapping) and form.get("json_schema") is None and form.get("schema") is not None:
         path = ["response_format", *path[2:]]
-    found: list[str] = []
+    named: list[str] = []
     node: Any = body
     for part in path:
         if isinstance(node, str):  # the model reads it as the only item of an array, or as JSON
@@ -125,8 +125,8 @@ def _as_named(path: Sequence[str], body: Mapping[str, Any]) -> list[str]:
             node = node.get(part)
         else:
             node = node[int(part)] if isinstance(node, list) and part.isdigit() and int(part) < len(node) else None
-        found.append(part)
-    return found
+        named.append(part)
+    return named
 
 
 def fields_of(value: bytes | None) -> dict[str, Any] | None:
@@ -142,7 +142,7 @@ def derived_job_id(origin: Origin, value: bytes) -> str:
     """The job_id of a message without one: the same for every delivery of the same record.
 
     A place alone is not enough, because offsets begin again in a topic that was made anew, and in a broker that keeps
-    nothing. The timestamp tells those records apart. The digest of the value sees to it that another payload always
+    nothing. The timestamp distinguishes those records. The digest of the value sees to it that another payload always
     gets another id, also where a sender sets timestamps itself. A record keeps all of this when its topic is compacted
     or its partition moves to another broker. A copy in another topic or cluster is another job.
     """
@@ -218,9 +218,14 @@ def payload_digest(job: Job) -> bytes:
     Defaults are left out, so that a field added by a later release does not turn old jobs into conflicts. Fields come
     in the order of the model, whatever order the sender wrote them in.
     """
-    left_out = {"job_id": True, "ignored_fields": True} | _elsewhere(job)
-    content = job.model_dump_json(exclude=left_out, exclude_none=True, exclude_defaults=True)
-    return hashlib.sha256(content.encode()).digest()
+    left_out: Any = _NOT_ASKED if job.body_ref is None else {**dict.fromkeys(_NOT_ASKED, True), **_elsewhere(job)}
+    # The model's own method decodes these bytes, only to have them encoded again.
+    content = job.__pydantic_serializer__.to_json(job, exclude=left_out, exclude_none=True, exclude_defaults=True)
+    return hashlib.sha256(content).digest()
+
+
+#: Fields of a job that its sender does not ask anything with.
+_NOT_ASKED: Final = {"job_id", "ignored_fields"}
 
 
 def encode_job(job: Job) -> bytes:
@@ -235,14 +240,14 @@ def encode_prompt(job: Job) -> bytes:
 
 def with_prompt(job: Job, content: bytes) -> Job:
     """A job whose prompt lay elsewhere, with that content. Raises MalformedMessage, InvalidField."""
-    found = _read_object(content, len(content))
-    if others := sorted(found.keys() - {"messages", "prompt"}):
+    prompt = _read_object(content, len(content))
+    if others := sorted(prompt.keys() - {"messages", "prompt"}):
         raise InvalidField(f"expected messages or prompt only, found {others[0][:100]!r}", field="body_ref")
     own = job.body.model_dump(exclude_none=True, exclude_defaults=True)
     try:
-        return job.model_copy(update={"body": Body.model_validate({**own, **found})})
+        return job.model_copy(update={"body": Body.model_validate({**own, **prompt})})
     except ValidationError as error:
-        wrong = _first_invalid_field(error, found)
+        wrong = _first_invalid_field(error, prompt)
         raise InvalidField(
             f"{wrong.field} of the content: {wrong.message}", field="body_ref", hint=wrong.hint
         ) from None
@@ -311,16 +316,16 @@ _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)
 def _first_invalid_field(error: ValidationError, fields: Mapping[str, Any]) -> InvalidField:
     """What is wrong first, with how many other fields are; `fields` are those of the message."""
     errors = error.errors(include_url=False)
-    first, *others = ((_path(one), one) for one in errors if not _is_of_its_items(one, errors))
-    path, found = first
-    message, _, _ = found["msg"].removeprefix("Value error, ").partition(" after validation")
+    first, *others = ((_path(detail), detail) for detail in errors if not _is_of_its_items(detail, errors))
+    path, detail = first
+    message, _, _ = detail["msg"].removeprefix("Value error, ").partition(" after validation")
     message = _SHOULD.sub("expected ", message)
     for python, sent in _SENT_WORDS.items():
         message = message.replace(python, sent)
-    if found["type"] == "missing":
+    if detail["type"] == "missing":
         message = f"expected {'prompt, messages or a body' if path == ('body',) else 'a value'}, found nothing"
-    elif found["type"] not in ("value_error", WRONG_WITHIN):
-        message = f"{message}, found {kind_of(found['input'])}"
+    elif detail["type"] not in ("value_error", WRONG_WITHIN):
+        message = f"{message}, found {kind_of(detail['input'])}"
     num_others = len({_name(other) for other, _ in others} - {_name(path)})
     hint = f"{num_others} more field{'s are' if num_others > 1 else ' is'} wrong too" if num_others else None
     return InvalidField(message, field=field_as_sent(".".join(path) or None, fields), hint=hint)

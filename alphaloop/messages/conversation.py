@@ -12,7 +12,7 @@ MAX_PARTS: Final = 256
 MAX_IMAGES: Final = 64  #: of one turn
 MAX_CALLS: Final = 128
 _IMAGE_ADDRESSES: Final = ("https://", "http://", "data:image/")
-#: Fields of OpenAI's messages that would change what the target reads, and that nobody honours.
+#: Fields of OpenAI's messages that would change what the target reads, and that are not honoured.
 _UNREAD: Final = ("audio", "function_call", "refusal")
 #: Fields of turns of one role.
 _OF_ROLES: Final = (("tool_calls", "assistant"), ("reasoning", "assistant"), ("tool_call_id", "tool"))
@@ -69,8 +69,8 @@ def _content(value: object) -> Content:
     parts = tuple(_part(number, part) for number, part in enumerate(value))
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
-    if (found := sum(part["type"] == "image_url" for part in parts)) > MAX_IMAGES:
-        raise ValueError(f"expected at most {MAX_IMAGES} images, found {found}")
+    if (num_images := sum(part["type"] == "image_url" for part in parts)) > MAX_IMAGES:
+        raise ValueError(f"expected at most {MAX_IMAGES} images, found {num_images}")
     return parts
 
 
@@ -165,12 +165,12 @@ class ChatMessage(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[Content, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)] = None
-    name: PlainText | None = Field(None, max_length=200, description="Of who speaks, among several of that role.")
+    name: PlainText | None = Field(None, max_length=200, description="Who speaks, among several of that role.")
     tool_calls: tuple[PastToolCall, ...] | None = Field(
         None, max_length=MAX_CALLS, strict=False, description="Tools that this turn of the assistant called."
     )
     tool_call_id: PlainText | None = Field(
-        None, min_length=1, max_length=200, description="Of a tool's turn: the call that it answers."
+        None, min_length=1, max_length=200, description="In a tool's turn: the call that it answers."
     )
     reasoning: PlainText | None = Field(
         None, description="What the assistant thought before this turn; reasoning_content is read too."

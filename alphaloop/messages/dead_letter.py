@@ -20,7 +20,7 @@ OUTCOME: Final = "alphaloop-outcome"  #: header with the job's recorded status; 
 MAX_REASON_CHARS: Final = 2000
 MAX_FIELD_CHARS: Final = 200  #: a field's path holds names that the sender chose
 
-#: Of a shortened letter: what of its value, key or headers is not what was sent. Such a letter cannot be sent again.
+#: What of a shortened letter's value, key or headers is not what was sent. Such a letter cannot be sent again.
 SHORTENED: Final = PREFIX + "shortened"
 _KEPT_VALUE_BYTES: Final = 64 << 10
 _KEPT_HEADERS_BYTES: Final = 8 << 10

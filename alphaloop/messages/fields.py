@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 #: The type of `wrong_within`.
 WRONG_WITHIN: Final = "wrong_within"
-#: Of a value of any form, so that its job is written with no more levels than a message may have.
+#: Levels that a value of any form may have, so that its job is written with no more levels than a message may have.
 MAX_LEVELS: Final = 24
 #: A word that may be repeated: another one may be prompt text.
 _WORD: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
@@ -65,17 +65,17 @@ def as_json(value: object, *, max_bytes: float = math.inf, separators: tuple[str
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=separators)
     except (TypeError, ValueError):
         raise ValueError("expected what JSON can write, found a number or a value that it cannot") from None
-    if (found := len(encodable(text).encode())) > max_bytes:
-        raise ValueError(f"expected at most {max_bytes} bytes, found {found}")
+    if (num_bytes := len(encodable(text).encode())) > max_bytes:
+        raise ValueError(f"expected at most {max_bytes} bytes, found {num_bytes}")
     return text
 
 
 def depth_of(value: object, *, most: int) -> int:
     """Objects and arrays inside one another, 0 of a scalar; no more than `most` + 1 are counted."""
     depth, level = 0, [value]
-    while depth <= most and (level := [one for one in level if isinstance(one, dict | list | tuple)]):
+    while depth <= most and (level := [node for node in level if isinstance(node, dict | list | tuple)]):
         depth += 1
-        level = [inner for one in level for inner in (one.values() if isinstance(one, dict) else one)]
+        level = [inner for node in level for inner in (node.values() if isinstance(node, dict) else node)]
     return depth
 
 

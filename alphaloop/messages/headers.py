@@ -28,7 +28,7 @@ _MEMBER: Final = re.compile(r"[a-z0-9][a-z0-9_\-*/@]{0,255}=[ -+\--<>-~]{1,256}"
 def trace_context(headers: Iterable[tuple[str, bytes | None]]) -> dict[str, str]:
     """The valid `traceparent` and `tracestate` of a message, of each the last one.
 
-    Without a valid `traceparent` there is no trace. Of a long `tracestate` the first members are kept, because the
+    Without a valid `traceparent` there is no trace. Only the first members of a long `tracestate` are kept, because the
     newest one stands first.
     """
     given = {name: value or b"" for name, value in headers if name in ("traceparent", "tracestate")}

@@ -189,7 +189,7 @@ _OF_A_JOB: Final = SHORTHAND | frozenset(Job.model_fields)
 _BESIDE_PROMPT: Final = SHORTHAND - {"model", "messages", "prompt", "suffix", "echo", "n"}
 #: A name that may be repeated: another one may be prompt text.
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
-#: Of difflib: `tempreature` and `temperature` have .91, `task_id` and `task` .73.
+#: The ratio of difflib: `tempreature` and `temperature` have .91, `task_id` and `task` .73.
 _ALIKE: Final = 0.8
 #: Columns beside a prompt that are compared: each new name takes 90 µs, and a message may have thousands.
 _MOST_COMPARED: Final = 64
@@ -221,17 +221,17 @@ def _unknown(fields: Mapping[str, Any], known: frozenset[str]) -> Collection[str
 
 @lru_cache(maxsize=4096)  # jobs of a producer have the same names
 def _nearest(name: str, known: frozenset[str]) -> str | None:
-    found = get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)
-    return found[0] if found else None
+    matches = get_close_matches(name.lower(), known, n=1, cutoff=_ALIKE)
+    return matches[0] if matches else None
 
 
 def _refusal(name: str, nearest: str | None, *, within: str) -> InvalidField:
     is_shown = _NAME.fullmatch(name) is not None
-    found = repr(name) if is_shown else "a name of other characters"
+    shown = repr(name) if is_shown else "a name of other characters"
     return InvalidField(
-        f"expected {nearest}, found {found}, which is no field of a job"
+        f"expected {nearest}, found {shown}, which is no field of a job"
         if nearest
-        else f"expected a field of a job, found {found}",
+        else f"expected a field of a job, found {shown}",
         field=f"{within}{name}" if is_shown else within.rstrip(".") or None,
         hint="correct it, leave it out, or name it in worker.ignored_body_fields",
     )

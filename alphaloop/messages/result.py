@@ -51,7 +51,7 @@ class Usage(_Part):
     completion_tokens: int = Field(ge=0)
     total_tokens: int = Field(ge=0)
     completion_tokens_details: CompletionTokensDetails | None = Field(
-        None, description="Where the engine told how many tokens are reasoning."
+        None, description="Where the engine reports how many tokens are reasoning."
     )
 
 
@@ -149,7 +149,7 @@ class DecodingReport(_Part):
     engine: str
     num_draft_tokens: int = Field(ge=0, description="k, the draft length asked for; 0 is vanilla.")
     reason: str = Field(
-        description="Why. Of an expected gain: expected_faster, or not_surely_faster. Where the mode that was decided "
+        description="Why. For an expected gain: expected_faster, or not_surely_faster. Where the mode that was decided "
         "did not stay: decided_otherwise."
     )
     explanation: str = Field("", description="The reason that was decided by, with its figures.")
@@ -163,7 +163,7 @@ class DecodingReport(_Part):
     trials: tuple[int, ...] = ()
     accepts: tuple[int, ...] = ()
     num_cropped: int = Field(
-        0, ge=0, description="Tokens of the last round behind the end: rounds + accepted + forced - tokens."
+        0, ge=0, description="Tokens of the last round after the end: rounds + accepted + forced - tokens."
     )
     num_forced: int = Field(
         0,
@@ -200,15 +200,16 @@ class Result(_Part):
     object: Literal["alphaloop.result"] = "alphaloop.result"
     job_id: str
     status: Status
-    origin: RecordPlace | None = Field(None, description="Of a refused record: where it lies.")
+    origin: RecordPlace | None = Field(None, description="For a refused record: where it lies.")
     claimed_job_id: str | None = Field(
-        None, description="Of a refused record whose job_id is another's: that id. `job_id` is derived from the record."
+        None,
+        description="For a refused record whose job_id is another's: that id. `job_id` is then derived.",
     )
     task: str
     custom_id: str | None = None
     batch_id: str | None = None
     endpoint: Literal["/v1/completions"] | None = Field(
-        None, description="Of a job with body.prompt: the endpoint whose form its answer has. Without it, chat's."
+        None, description="For a job with body.prompt: the endpoint whose form its answer has. Without it, chat's."
     )
     redrive_of: str | None = None
     segment: str | None = None
@@ -234,19 +235,19 @@ class Result(_Part):
         None,
         description="Where text and choices lie, as the JSON array of `choices`, if the result would be too large.",
     )
-    finish_reason: FinishReason | None = Field(None, description="Of the first text.")
+    finish_reason: FinishReason | None = Field(None, description="The first text's.")
     usage: Usage | None = None
     timings: Timings | None = None
     decoding: DecodingReport | None = None
     error: Failure | None = None
     attempt: int = Field(ge=1, description="The claim that ended the job; of a refused record 1.")
     num_chunks: int | None = Field(
-        None, ge=0, description="Of a streamed job: chunks of this attempt on `tokens` before the final one."
+        None, ge=0, description="For a streamed job: chunks of this attempt on `tokens` before the final one."
     )
     num_unacknowledged_chunks: int | None = Field(
         None,
         ge=1,
-        description="Of these, chunks that Kafka had not acknowledged when the outcome was recorded, if any. The final "
+        description="Those of them that Kafka had not acknowledged when the outcome was recorded, if any. The final "
         "chunk then has the whole text.",
     )
     erased_at: AwareDatetime | None = Field(
@@ -285,7 +286,7 @@ class Result(_Part):
             "object": "chat.completion" if is_chat else "text_completion",
             "created": int(self.recorded_at.timestamp()),
             "model": self.target or "",
-            "choices": [_chat_choice(one) if is_chat else _completion_choice(one) for one in choices],
+            "choices": [_chat_choice(choice) if is_chat else _completion_choice(choice) for choice in choices],
             "usage": self.usage.model_dump(exclude_none=True) if self.usage else None,
         }
 
@@ -319,24 +320,24 @@ def encode_fields(fields: Mapping[str, Any]) -> bytes:
 
 def chat_logprobs(tokens: Sequence[ChosenToken]) -> dict[str, Any]:
     """As OpenAI's chats and their chunks have them."""
-    return {"content": [one.model_dump(mode="json") for one in tokens], "refusal": None}
+    return {"content": [token.model_dump(mode="json") for token in tokens], "refusal": None}
 
 
 def _chat_choice(choice: Choice) -> dict[str, Any]:
     said, tokens = choice.said, choice.logprobs
-    told = None if tokens is None else chat_logprobs(tokens)
+    logprobs = None if tokens is None else chat_logprobs(tokens)
     message: dict[str, Any] = {"role": "assistant", "content": said.content, "refusal": None}
     if said.reasoning is not None:
         message["reasoning_content"] = said.reasoning
     if said.tool_calls:
         message["tool_calls"] = [call.model_dump() for call in said.tool_calls]
-    return {"index": choice.index, "logprobs": told, "finish_reason": choice.finish_reason, "message": message}
+    return {"index": choice.index, "logprobs": logprobs, "finish_reason": choice.finish_reason, "message": message}
 
 
 def _completion_choice(choice: Choice) -> dict[str, Any]:
-    told = None if choice.logprobs is None else _completion_logprobs(choice.logprobs)
+    logprobs = None if choice.logprobs is None else _completion_logprobs(choice.logprobs)
     text = choice.said.content or ""
-    return {"index": choice.index, "logprobs": told, "finish_reason": choice.finish_reason, "text": text}
+    return {"index": choice.index, "logprobs": logprobs, "finish_reason": choice.finish_reason, "text": text}
 
 
 def _completion_logprobs(tokens: Sequence[ChosenToken]) -> dict[str, Any]:
@@ -350,8 +351,8 @@ def _completion_logprobs(tokens: Sequence[ChosenToken]) -> dict[str, Any]:
     for token in tokens:
         offsets.append(num_characters)
         num_characters += len(token.token if token.bytes is None else decoder.decode(bytes(token.bytes)))
-        by_logprob = sorted((token, *token.top_logprobs), key=lambda one: one.logprob)
-        ranked.append({one.token: one.logprob for one in by_logprob})
+        by_logprob = sorted((token, *token.top_logprobs), key=lambda candidate: candidate.logprob)
+        ranked.append({candidate.token: candidate.logprob for candidate in by_logprob})
     return {
         "tokens": [token.token for token in tokens],
         "token_logprobs": [token.logprob for token in tokens],

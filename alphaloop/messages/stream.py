@@ -35,7 +35,7 @@ _PLACE: Final = ("job_id", "attempt", "seq", "final")
 Part = Literal["reasoning", "content", "tool_calls"]
 #: In the order in which they are shown.
 _PARTS: Final[tuple[Part, ...]] = ("reasoning", "content", "tool_calls")
-#: Texts of a job that a stream tells apart; OpenAI allows no more.
+#: Texts of a job that a stream distinguishes; OpenAI allows no more.
 _MOST_TEXTS: Final = 128
 
 
@@ -150,7 +150,7 @@ class Chunk:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Of the first text."""
+        """The first text's."""
         return self.finish_reasons[0] if self.finish_reasons else None
 
     @property
@@ -166,7 +166,7 @@ class Chunk:
 
 
 def text_chunk(chunk: Chunk, *, created: int, model: str, is_first: bool = False) -> bytes:
-    """The value of a chunk with text; `is_first` of a text behind the first one, of which seq tells."""
+    """The value of a chunk with text; `is_first`: the first of a later text; `seq` shows the first of all."""
     delta: dict[str, Any] = {"role": "assistant"} if chunk.seq == 0 or is_first else {}
     match chunk.part:
         case "content":
@@ -189,7 +189,7 @@ def final_chunk(result: Result, *, model: str) -> tuple[Chunk, bytes] | None:
     if result.num_chunks is None:
         return None
     failure, is_needed = result.error, bool(result.num_unacknowledged_chunks)
-    reasons = tuple(one.finish_reason for one in result.choices) or (result.finish_reason,)
+    reasons = tuple(choice.finish_reason for choice in result.choices) or (result.finish_reason,)
     chunk = Chunk(
         result.job_id,
         result.attempt,
@@ -250,17 +250,17 @@ def read_chunk(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Chu
         attempt,
         seq,
         text,
-        first.index,
-        part,
-        head,
-        first.logprobs.content if first.logprobs else (),
-        status,
-        tuple(choice.finish_reason for choice in body.choices if choice.finish_reason is not None),
-        body.error,
-        body.text,
-        body.text_ref,
-        body.whole_choices,
-        body.choices_ref,
+        choice=first.index,
+        part=part,
+        tool_call=head,
+        logprobs=first.logprobs.content if first.logprobs else (),
+        status=status,
+        finish_reasons=tuple(choice.finish_reason for choice in body.choices if choice.finish_reason is not None),
+        error=body.error,
+        whole_text=body.text,
+        text_ref=body.text_ref,
+        whole_choices=body.whole_choices,
+        choices_ref=body.choices_ref,
     )
 
 
@@ -342,7 +342,7 @@ class AnswerSoFar:
     @property
     def messages(self) -> tuple[AnswerMessage, ...]:
         """What each text says, in order; empty where none says anything yet."""
-        found: list[AnswerMessage] = []
+        messages: list[AnswerMessage] = []
         for choice in range(1 + max((place.choice for place in self.said), default=-1)):
             reasoning = self.said.get(AnswerPlace(choice, "reasoning"))
             content = self.said.get(AnswerPlace(choice, "content"))
@@ -351,18 +351,20 @@ class AnswerSoFar:
                 for place, said in self.in_order()
                 if place.choice == choice and place.part == "tool_calls"
             ]
-            found.append(
+            messages.append(
                 AnswerMessage(
                     content=content.text if content else None,
                     reasoning=reasoning.text if reasoning else None,
                     tool_calls=tuple(calls),
                 )
             )
-        return tuple(found)
+        return tuple(messages)
 
     def in_order(self) -> list[tuple[AnswerPlace, SaidSoFar]]:
         """By text, and within it reasoning, content, calls."""
-        return sorted(self.said.items(), key=lambda one: (one[0].choice, _PARTS.index(one[0].part), one[0].call))
+        return sorted(
+            self.said.items(), key=lambda placed: (placed[0].choice, _PARTS.index(placed[0].part), placed[0].call)
+        )
 
     def add(self, choice: int, part: Part, text: str, head: ToolCallHead | None = None) -> None:
         """Another piece. A call that goes on keeps its id and its name."""
@@ -400,7 +402,7 @@ class StreamReader:
     def take(self, chunk: Chunk) -> str:
         """What this chunk makes certain of the first text's content: of a new attempt from its start, often empty.
 
-        Of reasoning, calls of tools and other texts `news` tells.
+        `news` also has reasoning, calls of tools and other texts.
         """
         self.news = ()
         if chunk.attempt < self.attempt or self.end is not None:
@@ -421,13 +423,13 @@ class StreamReader:
             else:
                 self.answer.add(following.choice, following.part, following.text, following.tool_call)
         self.news = tuple(certain)
-        return "".join(one.text for one in certain if (one.choice, one.part) == (0, "content"))
+        return "".join(piece.text for piece in certain if (piece.choice, piece.part) == (0, "content"))
 
     def _end_alone(self, chunk: Chunk) -> str:
         self.end, before = chunk, self.text
         self._waiting.clear()
         if chunk.whole_choices:
-            self.answer = AnswerSoFar([one.said for one in chunk.whole_choices])
+            self.answer = AnswerSoFar([choice.said for choice in chunk.whole_choices])
         elif chunk.whole_text is not None:
             self.answer = AnswerSoFar([AnswerMessage(content=chunk.whole_text)])
         return self.text[len(before) :]

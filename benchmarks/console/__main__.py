@@ -45,7 +45,7 @@ from benchmarks.console.filling import RUNNING_JOB, fill, find, list_batches, pl
 from benchmarks.console.pictures import chromium, settle, take
 from benchmarks.reporting import console, parser_of
 
-#: A page of batches far behind the newest.
+#: A page of batches much older than the newest.
 _FAR: Final = f"/batches?behind=batch&at={(datetime.now(UTC) - timedelta(days=5)).isoformat().replace('+', '%2B')}"
 PATHS: Final = (
     *("/", "/tasks", "/tasks?behind=customer-0500", "/tasks/code", "/batches", _FAR, "/dead-letters", "/drift"),

@@ -61,7 +61,7 @@ DRAFTER: Final = "lookup"
 TARGET, DRAFT = (hashlib.sha256(name).hexdigest()[:40] for name in (b"target", b"draft"))
 WORKERS: Final = ("gpu-node-1-4711-9f1c22ab", "gpu-node-2-4712-03be91d0")
 RUNNING: Final = 6
-#: Of one sequence, without speculation.
+#: Milliseconds of one sequence without speculation.
 ROUND_S: Final = 0.02
 #: How long ago the acceptance of a task fell.
 FALLEN_FOR: Final = timedelta(hours=2, minutes=40)
@@ -75,10 +75,10 @@ class TaskPlan:
     alpha: float
     speculates: bool
     tokens_per_round: float
-    alpha_lately: float | None = None  #: since the drift that findings.py tells of
+    alpha_lately: float | None = None  #: since the drift of `findings`
 
     def alpha_at(self, age: timedelta) -> float:
-        """Of jobs that were decoded so long ago."""
+        """Counts of jobs that were decoded that long ago."""
         return self.alpha_lately if self.alpha_lately is not None and age < FALLEN_FOR else self.alpha
 
 

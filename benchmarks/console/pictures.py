@@ -78,7 +78,7 @@ def take(browser: Browser, url: str, folder: Path, pages: Mapping[str, str], pas
         )
         yield found
     for name, path in pages.items():
-        for look, page in opened.items():  # one behind the other, so that the three show the same moment
+        for look, page in opened.items():  # one after the other, so that the three show the same moment
             settle(page, url + path)
             if page.locator("[data-stream]").count():
                 page.wait_for_function("() => document.querySelector('[data-stream]').textContent.length > 100")

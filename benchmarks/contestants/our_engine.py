@@ -44,7 +44,7 @@ class FedRun:
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """Sum over all texts."""
         return sum(len(one.token_ids) for one in self.generations.values())
 
 
@@ -72,12 +72,12 @@ class FedEngine:
 
     @property
     def tokenizer(self) -> Any:
-        """Of the target."""
+        """As the target gives it."""
         return self._engine._target.tokenizer
 
     @property
     def grammars(self) -> Any:
-        """Of the target."""
+        """As the target gives it."""
         return self._engine._target.grammars
 
     @property

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.drift.world import WITHIN_JOB, Condition, Nature, Shift, decoded, draw, nature
-from scheduler.drift.memory import Floats
-from scheduler.drift.phases import Jobs
+from scheduler.drift.memory import Floats, Jobs
 
 Alarms = NDArray[np.int64]  #: the jobs with which alarms are raised
 
@@ -146,7 +145,7 @@ class Counts:
 
 
 def count(detect: Callable[[Floats, float], Alarms], streams: Sequence[Floats], strengths: Sequence[float]) -> Counts:
-    """Of a rival on the rates of steady streams: at the strengths around the wanted run lengths, found by bisection."""
+    """A rival's alarms on steady streams: at the strengths around the wanted run lengths, found by bisection."""
     num_jobs = sum(len(rates) - WARM_UP_JOBS for rates in streams)
     found: dict[int, int] = {}
 

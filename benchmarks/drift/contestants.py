@@ -18,9 +18,7 @@ import numpy as np
 from river import drift
 
 from benchmarks.drift.contest import LONGEST_DELAY, Alarms, Fork
-from scheduler.drift.memory import Floats, JobTally, Memory, empty_memory
-from scheduler.drift.phases import DriftRules, Jobs
-from scheduler.drift.watching import ALPHA_MARGIN, REFERENCE_JOBS
+from scheduler.drift.memory import Floats, Jobs, JobTally, Memory, empty_memory
 
 MIN_INSTANCES: Final = 30
 
@@ -48,7 +46,7 @@ def hddm_w(values: Any, confidence: float, fading: float) -> Any:
     """Two-sided: a moving average since a cut beside the one up to it, by McDiarmid's bound."""
     found = []
     log = math.log(1 / confidence)
-    # Of all values, and for rises and falls up to the cut and since: number, moving average, bound.
+    # For all values, and for rises and falls up to the cut and since: number, moving average, bound.
     total, its = np.zeros(3), np.zeros((2, 2, 3))
     cuts = np.array([math.inf, math.inf])
     total[2] = 1.0
@@ -109,7 +107,7 @@ class Detector(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """The product's test; its strength is the logarithm of the run length that it is told to keep."""
+    """The product's test; its strength is the logarithm of the run length that it has to keep."""
 
     compiled: Callable[..., int]
     name: str = OURS
@@ -128,8 +126,7 @@ class Ours:
 
     def _alarms(self, memory: Memory, stream: Jobs, strength: float, most: int) -> Alarms:
         found = np.zeros(MOST_ALARMS, dtype=np.int64)
-        rules = DriftRules(math.exp(strength), REFERENCE_JOBS, ALPHA_MARGIN)
-        return found[: self.compiled(memory, rules, stream, found, most)]
+        return found[: self.compiled(memory, math.exp(strength), stream, found, most)]
 
 
 def rates_of(stream: Jobs) -> Floats:

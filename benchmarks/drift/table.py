@@ -82,7 +82,7 @@ def shown(result: Result) -> str:
 
 
 def run_lengths(results: list[Result]) -> str:
-    """In Markdown: the run length that alphaloop has to be told for the wanted one, by condition."""
+    """In Markdown: the run length that alphaloop needs for the wanted one, by condition."""
     lines = ["| condition | told | measured | 95 % |", "|---|---|---|---|"]
     told = {(one["condition"], one["wanted"]): one for one in results if one["contestant"] == OURS}
     for (condition, _), one in told.items():

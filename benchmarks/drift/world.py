@@ -10,8 +10,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.drift.memory import POSITIONS, Floats
-from scheduler.drift.phases import Jobs
+from scheduler.drift.memory import POSITIONS, Floats, Jobs
 
 JOBS_A_DAY: Final = 2_000
 DAY_S: Final = 86_400.0
@@ -73,7 +72,7 @@ def draw(
 
 
 def nature(condition: Condition, alpha: float, num_jobs: int, rng: np.random.Generator) -> Nature:
-    """Of a steady stream."""
+    """The nature of a steady stream."""
     own = rng.standard_normal(num_jobs)
     if condition.cluster > 1:
         common = np.repeat(rng.standard_normal(-(-num_jobs // condition.cluster)), condition.cluster)[:num_jobs]

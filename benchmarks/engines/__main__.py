@@ -41,7 +41,7 @@ LOADS: Final = (1, 8, 1)
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Jobs of one task that are sent one behind the other, `load` of them under way at a time."""
+    """Jobs of one task that are sent one after the other, `load` of them under way at a time."""
 
     number: int
     task: str
@@ -78,7 +78,7 @@ POLICIES: Final = (VANILLA, SPECULATIVE, ROUTED)
 
 @dataclass(frozen=True, slots=True)
 class PlayedBlock:
-    """One block, played by every policy, one behind the other."""
+    """One block, played by every policy in turn."""
 
     block: Block
     played: Mapping[str, Sent]
@@ -124,7 +124,7 @@ def summary(blocks: Sequence[PlayedBlock]) -> dict[str, Any]:
 
 
 def by_task(blocks: Sequence[PlayedBlock]) -> dict[str, dict[str, Any]]:
-    """Of each task, tokens a second of each policy and where its jobs were routed."""
+    """By task, tokens a second of each policy and where its jobs were routed."""
     found: dict[str, dict[str, Any]] = {}
     for task in sorted({one.block.task for one in blocks}):
         own = [one for one in blocks if one.block.task == task]

@@ -3,11 +3,11 @@
     python -m benchmarks.engines.answers
     python -m benchmarks.engines.answers --servers vllm-ngram llama-cpp
 
-One server after the other, each behind a worker of its own: a vLLM that drafts with look-up, parses calls of tools and
+One server after the other, each with a worker of its own: a vLLM that drafts with look-up, parses calls of tools and
 has two adapters; such a vLLM that is counted by its page of metrics; a vLLM that parses thoughts; llama.cpp, which
 drafts too. The models say nonsense in the right form. Each result is parsed by OpenAI's types and checked against what
 its job asked for. What Postgres has by task is added up and compared with the server's own totals meanwhile: tokens,
-and what was drafted and accepted. No server tells the drafts of a job of three texts, so there only tokens are
+and what was drafted and accepted. No server reports the drafts of a job of three texts, so there only tokens are
 compared, but for the counted vLLM. Last line: JSON. Exit status 1 where an answer is not what was asked for, or a sum
 differs.
 """
@@ -262,7 +262,7 @@ def _server(
 def _walk(
     server: Server, process: ChildProcess, kafka: Servers, folder: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """All jobs of one server, behind a worker of its own."""
+    """All jobs of one server, with a worker of its own."""
     settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": MODEL_NAME}
     settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
     is_by_counters = server.name == "counters"
@@ -285,7 +285,7 @@ def _walk(
     ):
         answers: dict[str, dict[str, Any]] = {}
         sums: list[dict[str, Any]] = []
-        # Of a slice of one job the counters are the job's; the first reading begins the next slice.
+        # For a slice of one job the counters are the job's; the first reading begins the next slice.
         together = [[case] for case in told] if is_by_counters else [[case for case in told if case.n == n] for n in N]
         if is_by_counters:
             _send(client, [replace(told[0], name="before all")], server, options.timeout_s)
@@ -312,7 +312,7 @@ _EVIDENCE: Final = """
         sum(num_tokens)::int, sum(array_sum(trials))::int, sum(array_sum(accepts))::int
     FROM decode_runs WHERE starts_with(job_id, 'answers-') GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
 """
-#: Evidence stands in the job's own row, or beside it where a server told only sums, or a slice.
+#: Evidence stands in the job's own row, or beside it where a server reported only sums, or a slice.
 _STORED: Final = """
     SELECT task, num_tokens::int, (rounds - num_empty_rounds)::int, array_sum(proposed)::int, accepts,
         array_sum(trials)::int, num_cropped::int
@@ -362,12 +362,12 @@ def _checked(result: Result, case: Case) -> dict[str, Any]:
 def _compare(
     server: Server, told: Sums, database_url: str, some: Sequence[Case], *, is_counted: bool
 ) -> dict[str, Any]:
-    """What the server counted and what is stored of these jobs, by task; where drafts are not told, the tokens."""
+    """What the server counted and what is stored of these jobs, by task; where drafts are not reported, the tokens."""
     with psycopg.connect(database_url) as connection:
         rows = connection.execute(_STORED, {"ids": [_id(server, case) for case in some]}).fetchall()
     tasks = {task: _sums([row[1:5] for row in rows if row[0] == task]) for task in sorted({row[0] for row in rows})}
     stored, num_cut = _sums([row[1:5] for row in rows]), sum(row[6] for row in rows)
-    if server.kind == "llama_cpp":  # it tells of no positions, and rounds are as few as its drafts fit in
+    if server.kind == "llama_cpp":  # it reports no positions, and rounds are as few as its drafts fit in
         stored = Sums(stored.tokens, told.drafts, stored.drafted, (sum(stored.accepted),))
     else:
         stored = replace(stored, accepted=(stored.accepted + (0,) * len(told.accepted))[: len(told.accepted)])

@@ -170,7 +170,7 @@ def _hang(process: ChildProcess, seconds: float) -> None:
 
 
 def _tree(pid: int | None) -> list[int]:
-    """A process and all below it; only Linux tells."""
+    """A process and all below it; only Linux shows them."""
     if pid is None:
         return []
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()

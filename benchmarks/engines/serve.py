@@ -49,7 +49,7 @@ ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",
 }
 #: The model runs in the process of the scheduler, as in vLLM's offline engine. vLLM's CPU platform would replace "uni"
-#: by two processes, which poll for each other all the time and for a second behind the last request.
+#: by two processes, which poll for each other all the time and for a second after the last request.
 EXECUTOR: Final = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 HOST: Final = "127.0.0.1"
 MODEL_NAME: Final = "model"  #: under which every server here serves its model
@@ -87,7 +87,7 @@ class Server:
 
 
 def with_threads(num_threads: int) -> dict[str, str]:
-    """The environment of a server that computes with so many threads."""
+    """The environment of a server that computes with `num_threads` threads."""
     return {**ENVIRONMENT, "OMP_NUM_THREADS": str(num_threads), "NUMBA_NUM_THREADS": str(num_threads)}
 
 
@@ -178,14 +178,6 @@ def is_ready(url: str) -> bool:
             return bool(answer.status == 200)
     except (OSError, urllib.error.URLError):
         return False
-
-
-def read_json(url: str, body: Mapping[str, Any] | None = None, *, timeout_s: float = 60.0) -> Any:
-    """GET, or POST with a body. Raises OSError where the server does not answer, or is silent for so long."""
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-        return json.load(answer)
 
 
 PROPOSER: Final = "alphaloop.inside_vllm.proposer.LookupProposer"

@@ -80,8 +80,8 @@ def set_up(
 ) -> Iterator[Running]:
     """Start everything; it ends with the block. `folder` is emptied first. Raises StartFailed.
 
-    `options` are those of `add_vllm`, `add_pair` and `add_run`. Each server decodes `num_requests` at once, and so many
-    `ahead` may wait in its queue; `endpoint` and `worker` are further settings of both endpoints and of the worker.
+    `options` are those of `add_vllm`, `add_pair` and `add_run`. Each server decodes `num_requests` at once, and `ahead`
+    requests may wait in its queue; `endpoint` and `worker` are further settings of both endpoints and of the worker.
     """
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

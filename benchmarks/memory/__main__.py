@@ -132,7 +132,7 @@ class Decoder:
 
     @property
     def target_revision(self) -> str:
-        """Of the model."""
+        """As the model gives it."""
         return str(self.engine.identity.target_revision)
 
     def search(self, contestant: str, view_of: Callable[[str, str, int, int], Any]) -> None:
@@ -212,7 +212,7 @@ def run_stream(
     prepared: Sequence[PreparedJob],
     batch: int,
 ) -> dict[str, Any]:
-    """Every contestant on the jobs behind `past`, `batch` jobs at once."""
+    """Every contestant on the jobs after `past`, `batch` jobs at once."""
     ResultMemoryStore(database).forget("true", {})
     tallies: dict[str, Tally] = defaultdict(Tally)
     latest, stored = LatestResults(decoder.settings), StoredResults(database, decoder.target_revision)
@@ -280,7 +280,7 @@ class VllmSuffix:
             self.why_not = str(error)[-300:]
 
     def run(self, past: Sequence[PreparedJob], measured: Sequence[PreparedJob]) -> dict[str, Any]:
-        """The measured prompts one at a time behind those before, in the same order."""
+        """The measured prompts one at a time after those before, in the same order."""
         if self.why_not is not None:
             return {"not_run": self.why_not}
         for begin in range(0, len(past), _PAST_AT_ONCE):
@@ -298,7 +298,7 @@ class VllmSuffix:
 
 
 def measure_index(num_tokens: int, seed: int) -> dict[str, Any]:
-    """Bytes a token, and the time of a search with its continuations, in an index of so many tokens.
+    """Bytes a token, and the time of a search with its continuations, in an index of `num_tokens` tokens.
 
     Texts are drawn from templates with words of a long-tailed distribution between them, so that matches of every
     length occur. Once sorted as a whole, and once as it grew, in several runs.

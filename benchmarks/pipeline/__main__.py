@@ -71,7 +71,7 @@ class Track:
         console.print(f"  {contestant.name}: {entry.jobs_per_s[-1]:,.0f} jobs/s")
 
     def run_alone(self, num_slots: int, num_jobs: int, findings: Findings) -> None:
-        """Jobs one at a time; behind all other runs, because the worker reads every jobs topic that there is."""
+        """Jobs one at a time; after all other runs, because the worker reads every jobs topic that there is."""
         self._servers.delete_topics([f"jobs.{BULK}"])
         self._topics.create(f"jobs.{LONE}")
         with self._race(LONE, num_jobs + NUM_WARM_UP, is_migrated=True) as race:

@@ -59,7 +59,7 @@ class Contestant(Protocol):
 
 
 class OurWorker:
-    """A worker process, told to stop when so many results are there."""
+    """A worker process, stopped when all results are there."""
 
     outcomes = "jobs"
     is_migrated = True

@@ -1,4 +1,4 @@
-"""An engine that answers at once: one token a job, in the step behind its admission. No model, no text machinery."""
+"""An engine that answers at once: one token a job, in the step after its admission. No model, no text machinery."""
 
 from __future__ import annotations
 

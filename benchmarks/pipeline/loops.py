@@ -29,7 +29,7 @@ _WAIT_S: Final = 0.05  #: for that many, before fewer are taken
 
 
 def main() -> None:
-    """Take so many messages, answer each, commit the offsets."""
+    """Take `num_jobs` messages, answer each, commit the offsets."""
     servers, topic, results, num_jobs, group = sys.argv[1:]
     url = sys.stdin.readline().strip()
     connection = psycopg.connect(url, autocommit=True) if url else None

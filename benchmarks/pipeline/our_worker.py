@@ -21,14 +21,15 @@ from alphaloop.settings import KafkaSettings, PostgresSettings, Settings, TaskSe
 from alphaloop.store.database import POOL_SIZE, Database
 from benchmarks.contestants.process import open_answers
 from benchmarks.pipeline.instant_engine import InstantEngine
-from worker.assembly import assemble, owner_name
+from worker.assembly import assemble
 from worker.background import set_up_interpreter
+from worker.foundation import lay_foundation
 
 CLOSE_S: Final = 30.0
 
 
 class WorkerOrder(BaseModel):
-    """What the contestant is told."""
+    """What the contestant is to do."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -64,9 +65,8 @@ def main() -> None:
     threading.Thread(target=_stop_at_end_of_input, args=(stop,), name="input", daemon=True).start()
     database = Database(SecretStr(order.database_url), pool_size=POOL_SIZE)
     producer = Producer(settings.kafka)
-    worker = assemble(
-        settings, None, engine, database, producer, owner=owner_name(), stop=stop, hurry=hurry, rng=random.Random(1)
-    )
+    base = lay_foundation(settings, engine, database, stop=stop, hurry=hurry, rng=random.Random(1))
+    worker = assemble(base, None, producer)
     set_up_interpreter()
     try:
         say({"ready": True})

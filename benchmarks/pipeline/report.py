@@ -31,7 +31,7 @@ def jobs_per_s(appended_ms: Sequence[int], *, warm_up: float = WARM_UP) -> float
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Of several rounds."""
+    """The mean over several rounds."""
 
     low: float
     median: float

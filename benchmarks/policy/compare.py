@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.policy.ours import Ours
-from benchmarks.policy.peers import AlphaThresholds, EmaTiers, EpsilonGreedy
-from benchmarks.policy.play import Oracle, Played, RoundRule, Rule, Trace, play
+from benchmarks.policy.play import Oracle, Played, Trace, play
 from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.stream import Floats, draw_stream
 
-#: Of the throughput, what control and exploration may cost without counting against a rule: the stated budget.
+#: Share of the throughput that control and exploration may cost without counting against a rule: the stated budget.
 BUDGET_SHARE = 0.02
 #: Jobs after which a new task's choice is judged, and how near to the best it has to be.
 COLD_JOBS, COLD_WITHIN = 50, 1.03
@@ -34,13 +33,9 @@ class Score:
     jobs_until_back: int | None = None  #: after the scenario's hiccup, before its drafter is chosen again
 
 
-#: Rules that play on batches, beside the single settings.
-RULES = ("ours", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
-
-
 def rule_names(scenario: Scenario) -> list[str]:
     """Every rule that plays in this scenario."""
-    return [*RULES, *(action_name(*action) for action in scenario.actions)]
+    return ["ours", *(action_name(*action) for action in scenario.actions)]
 
 
 def action_name(drafter: str | None, k: int) -> str:
@@ -62,25 +57,9 @@ def compare(scenario: Scenario, device: Device, oracle: Oracle, seed: int, rules
             number = scenario.actions.index(actions[name])
             trace = Trace(ms, np.zeros(len(ms), np.int64), np.full(len(ms), number))
         else:
-            trace = play(played, _rule(name, played, seed))
+            trace = play(played, Ours(scenario, device.points(scenario.inferred), seed))
         scores[name] = judge.score(trace)
     return scores
-
-
-def _rule(name: str, played: Played, seed: int) -> Rule | RoundRule:
-    scenario = played.stream.scenario
-    if name == "ours":
-        return Ours(scenario, played.stream.device.points(scenario.inferred), seed)
-    if name == "epsilon_greedy":
-        return EpsilonGreedy(scenario.actions, seed)
-    # Both are given the drafter that is best in this very stream, unless there is a draft model for the tiers.
-    drafting = [action for action in scenario.actions if action[0] is not None]
-    drafter, k = min(drafting, key=lambda action: float(played.fixed_ms(*action).sum()))
-    assert drafter is not None
-    if name == "alpha_thresholds":
-        return AlphaThresholds(drafter, k)
-    model = "draft" if "draft" in scenario.draft_tokens else drafter
-    return EmaTiers(model, scenario.draft_tokens[model])
 
 
 class _Judge:
@@ -111,13 +90,11 @@ class _Judge:
             self._cold(trace),
         )
 
-    def _cold(self, trace: Trace) -> float | None:
+    def _cold(self, trace: Trace) -> float:
         """By expected time, the first choice outside the budget after a new task's first jobs.
 
         At its beginning a stream's tasks are all new; where the scenario names a new task, that one is judged alone.
         """
-        if trace.actions[0] < 0:
-            return None
         new = self._scenario.new_task
         judged = []
         for task in np.unique(self._tasks) if new is None else [new]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,17 +10,14 @@ from alphaloop.deciding.decision import DraftSetting, Reason
 from alphaloop.experiment.estimate import measured_speedup
 from benchmarks.policy.compare import BUDGET_SHARE, Score, action_name
 from benchmarks.policy.ours_on_slots import OursOnSlots
-from benchmarks.policy.peers import AlphaThresholds, ByJob, EmaTiers, EpsilonGreedy, Tiers
 from benchmarks.policy.scenario import Device, Scenario
 from benchmarks.policy.slot_oracle import Known, SlotOracle, StaticSetting
-from benchmarks.policy.slots import SlotRule, SlotStream, SlotTrace, draw_slot_stream, play_slots
+from benchmarks.policy.slots import SlotStream, SlotTrace, draw_slot_stream, play_slots
 
 #: Rules that play on slots, beside the single settings.
-RULES = ("ours", "blind_oracle", "epsilon_greedy", "alpha_thresholds", "ema_tiers")
+RULES = ("ours", "blind_oracle")
 #: Draft lengths that play as single settings: all of them would take most of the time.
 STATIC_LENGTHS = (1, 2, 3, 4, 6, 8, 12)
-
-_Static: TypeAlias = Callable[[str], SlotTrace]
 
 
 def slot_rule_names(scenario: Scenario) -> list[str]:
@@ -48,8 +44,8 @@ def compare_on_slots(
     for name in rules:
         if name == "ours":
             scores[name] = _ours(stream, known, oracle, vanilla, seed)
-        elif name in RULES:
-            trace = play_slots(stream, known.table, _peer(name, known, seed, static))
+        elif name == "blind_oracle":
+            trace = play_slots(stream, known.table, SlotOracle(known, is_blind=True))
             scores[name] = _score(trace, oracle, vanilla, stream)
         else:
             scores[name] = _score(static(name), oracle, vanilla, stream)
@@ -58,21 +54,6 @@ def compare_on_slots(
 
 def _static(scenario: Scenario) -> list[tuple[str | None, int]]:
     return [(drafter, k) for drafter, k in scenario.actions if drafter is None or k in STATIC_LENGTHS]
-
-
-def _peer(name: str, known: Known, seed: int, static: _Static) -> SlotRule:
-    scenario = known.scenario
-    if name == "blind_oracle":
-        return SlotOracle(known, is_blind=True)
-    if name == "epsilon_greedy":
-        return ByJob(EpsilonGreedy(scenario.actions, seed))
-    if name == "ema_tiers":
-        model = "draft" if "draft" in scenario.draft_tokens else next(iter(scenario.draft_tokens))
-        return Tiers(EmaTiers(model, scenario.draft_tokens[model]))
-    drafting = [action for action in _static(scenario) if action[0] is not None]
-    drafter, k = min(drafting, key=lambda action: static(action_name(*action)).ms)
-    assert drafter is not None
-    return ByJob(AlphaThresholds(drafter, k))
 
 
 def _ours(stream: SlotStream, known: Known, oracle: SlotTrace, vanilla: SlotTrace, seed: int) -> Score:

@@ -17,7 +17,7 @@ from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import JobFacts, PolicyLimits, Subject, TaskRules
 from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Step
-from benchmarks.policy.play import Batch, Choice, Decoded, Why
+from benchmarks.policy.play import Batch, Choice, Decoded
 from benchmarks.policy.scenario import Scenario
 from benchmarks.policy.stream import Cell
 from worker.costs.learning import LiveCosts
@@ -33,8 +33,8 @@ ENGINE: Final = "simulated"
 #: How long posteriors stay without new evidence: a worker's minute would take most of the simulator's time.
 POSTERIOR_LASTS: Final = timedelta(hours=6)
 PAIR_LASTS: Final = timedelta(hours=3)
-#: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most so many. A worker adds
-#: after every job.
+#: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most MAX_WAITING. A worker
+#: adds after every job.
 WAITING_SHARE: Final = 0.05
 MAX_WAITING: Final = 8.0
 
@@ -131,8 +131,7 @@ class Ours:
     def choose(self, batch: Batch) -> Choice:
         """The session's decision."""
         decision = self.decide(batch)
-        why = Why.EXPLORING if decision.reason is Reason.EXPLORING else Why.CHOSEN
-        return Choice(decision.drafter, decision.num_draft_tokens, why)
+        return Choice(decision.drafter, decision.num_draft_tokens, decision.reason is Reason.EXPLORING)
 
     def decide(self, batch: Batch) -> Decision:
         """The session's decision for a whole batch, whose jobs are all of one cell."""

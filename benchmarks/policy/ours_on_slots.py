@@ -45,11 +45,6 @@ class Truth:
     vanilla_ms: float = 0.0
     treatment_ms: float = 0.0
 
-    def add(self, other: Truth) -> None:
-        """Of other rounds too."""
-        self.vanilla_ms += other.vanilla_ms
-        self.treatment_ms += other.treatment_ms
-
     @property
     def speedup(self) -> float:
         """What the experiment is to find."""
@@ -57,7 +52,7 @@ class Truth:
 
 
 def step_of(done: SlotRound) -> Step:
-    """The round as an engine tells it. Prompts are told of, so the costs leave the round out as a worker's do."""
+    """The round as an engine reports it. Prompts are reported, so the costs leave the round out as a worker's do."""
     num_running, draft_ms = len(done.running), done.draft_ms + done.draft_read_ms
     widest = max(one.setting.num_draft_tokens for one in done.running)
     return Step(
@@ -100,31 +95,18 @@ class _Drafted(NamedTuple):
         return SpeedupSubject(task, sampling, TARGET, ENGINE, "host", "device", self.drafter, FIRST_DRAFT)
 
 
-@dataclass(slots=True)
-class _OpenPair:
-    """What has come in since the last pair was closed."""
-
-    slices: list[Slice] = field(default_factory=list)
-    truth: Truth = field(default_factory=Truth)
-
-
 class MeasuredBesideTruth:
-    """Slices, true speed-ups by subject, and pairs of an expected and a measured speed-up.
-
-    Pairs are closed as alphaloop/store/switchback.py closes them.
-    """
+    """Slices and true speed-ups by subject. Pairs are closed as alphaloop/store/switchback.py closes them."""
 
     def __init__(self) -> None:
         self.slices: list[Slice] = []
         self.truth: dict[str, Truth] = {}
-        #: Pairs, and the true speed-up of their rounds.
-        self.pairs: list[tuple[ExpectationPair, float]] = []
-        self._open: dict[_Drafted, _OpenPair] = {}
+        self._unpaired: dict[_Drafted, list[Slice]] = {}
 
-    def note_round(self, done: SlotRound, on_trial: Mapping[int, str], treatments: Mapping[str, Treatment]) -> None:
+    def note_round(self, done: SlotRound, on_trial: Mapping[int, str]) -> None:
         """A round outside control: its time, and what that would be with all that is on trial in vanilla.
 
-        `on_trial` has the subject by job, `treatments` are by subject.
+        `on_trial` has the subject by job.
         """
         if not on_trial:
             return
@@ -132,23 +114,19 @@ class MeasuredBesideTruth:
         for subject in set(on_trial.values()):
             places = [i for i, one in enumerate(done.running) if on_trial.get(one.job.number) == subject]
             read_ms = len(places) * (done.read_ms + done.draft_read_ms)
-            its = Truth(sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms, len(places) * done.ms)
-            drafted = _Drafted(subject, treatments[subject].drafter)
-            self.truth.setdefault(subject, Truth()).add(its)
-            self._open.setdefault(drafted, _OpenPair()).truth.add(its)
+            truth = self.truth.setdefault(subject, Truth())
+            truth.vanilla_ms += sum(done.num_tokens[i] for i in places) * vanilla_ms + read_ms
+            truth.treatment_ms += len(places) * done.ms
 
     def note_slices(self, ended: Sequence[Slice], now: datetime) -> list[ExpectationPair]:
         """Slices that ended with a round; returns the pairs that they closed."""
         self.slices += ended
-        for one in ended:
-            self._open.setdefault(_Drafted(one.task, one.treatment.drafter), _OpenPair()).slices.append(one)
+        for part in ended:
+            self._unpaired.setdefault(_Drafted(part.task, part.treatment.drafter), []).append(part)
         closed: list[ExpectationPair] = []
-        for drafted in sorted({_Drafted(one.task, one.treatment.drafter) for one in ended}):
-            its = self._open[drafted]
-            pair = expectation_pair(drafted.as_stored, its.slices, now)
-            if pair is not None:
-                self.pairs.append((pair, its.truth.speedup))
-                self._open[drafted] = _OpenPair()
+        for drafted in sorted({_Drafted(part.task, part.treatment.drafter) for part in ended}):
+            if pair := expectation_pair(drafted.as_stored, self._unpaired[drafted], now):
+                self._unpaired[drafted] = []
                 closed.append(pair)
         return closed
 
@@ -167,17 +145,9 @@ class _Decided:
 
 
 class OursOnSlots:
-    """A worker's decisions with default limits. With `learns`, measured speed-ups correct later expectations."""
+    """A worker's decisions with default limits; measured speed-ups correct later expectations."""
 
-    def __init__(
-        self,
-        scenario: Scenario,
-        points: Sequence[CostPoint],
-        seed: int,
-        *,
-        design: RoundDesign | None = None,
-        learns: bool = True,
-    ) -> None:
+    def __init__(self, scenario: Scenario, points: Sequence[CostPoint], seed: int) -> None:
         assert scenario.slots is not None
         self._now_ms = 0.0
         self._draft_tokens = scenario.draft_tokens
@@ -192,7 +162,7 @@ class OursOnSlots:
             clock=lambda: self._now_ms / 1000,
         )
         self._errors = ExpectationErrors(HALF_LIFE)
-        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE, errors=self._errors if learns else None)
+        limits, self._evidence = PolicyLimits(), EvidenceSnapshot(HALF_LIFE, errors=self._errors)
         self._session = DecisionSession(
             TARGET,
             ENGINE,
@@ -204,7 +174,7 @@ class OursOnSlots:
             num_slots=scenario.slots.num_slots,
         )
         self._lengths = self._session.lengths
-        self._schedule = RoundSchedule(design or RoundDesign(), random.Random(seed))
+        self._schedule = RoundSchedule(RoundDesign(), random.Random(seed))
         self._decided: dict[int, _Decided] = {}
         self._running: list[Running] = []
         self._arms: Mapping[str, Arm] = {}
@@ -213,7 +183,7 @@ class OursOnSlots:
         self._control: frozenset[int] = frozenset()
         self.measured = MeasuredBesideTruth()
         self._expected: dict[str, Expected | None] = {}  # by subject
-        #: Of every job in order of its start: the setting at the number running then, and why.
+        #: By job in order of its start: the setting at the number running then, and why.
         self.choices: list[tuple[int, DraftSetting, Reason]] = []
 
     def start(self, jobs: Sequence[Running], num_running: int, now_ms: float) -> None:
@@ -278,7 +248,7 @@ class OursOnSlots:
         self._expected = {subject: mean_expected(each) for subject, each in found.items()}
 
     def decision_of(self, one: Running) -> Decision:
-        """Of a running job."""
+        """The decision of a running job."""
         return self._decided[one.job.number].decision
 
     def is_control(self) -> frozenset[int]:
@@ -291,7 +261,7 @@ class OursOnSlots:
         self._costs.observe(step_of(done))
         ended = self._schedule.observe(self._facts(done))
         if not self._schedule.is_charged:
-            self.measured.note_round(done, self._on_trial, self._treatments)
+            self.measured.note_round(done, self._on_trial)
         self._errors.add(self.measured.note_slices(ended, BEGINNING + timedelta(milliseconds=self._now_ms)))
         for place, one in enumerate(done.running):
             its, drafter, k = self._decided[one.job.number], one.setting.drafter, one.setting.num_draft_tokens

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from enum import StrEnum
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +18,6 @@ from benchmarks.policy.scenario import Device, Phase, Scenario, Task
 from benchmarks.policy.stream import (
     Block,
     Cell,
-    Costs,
     Counts,
     Floats,
     Ints,
@@ -28,10 +26,11 @@ from benchmarks.policy.stream import (
     cells_of,
     conditions,
     draw_rounds,
-    read_ms,
-    real_costs,
     replay,
 )
+
+if TYPE_CHECKING:
+    from benchmarks.policy.ours import Ours
 
 #: Jobs that an expected time rests on. All alternatives decode the same ones, so differences are known far better.
 NUM_JOBS = 960
@@ -45,7 +44,7 @@ class Oracle:
     expected_ms: tuple[Floats, ...]  #: a block each: [cells, actions]
 
     def best(self, step: int) -> Ints:
-        """Of each cell in this block, the number of the best action."""
+        """By cell of this block, the number of the best action."""
         return np.asarray(self.expected_ms[step].argmin(axis=1), dtype=np.int64)
 
     def over_best(self, step: int) -> Floats:
@@ -134,21 +133,13 @@ class BlockEvidence:
         )
 
     def batch(self, index: int, now: datetime) -> EvidenceSums:
-        """Of one batch, decoded now."""
+        """The evidence of one batch, decoded now."""
         sums: dict[str, Any] = {name: values[index] for name, values in self.numbers.items()}
         sums |= {name: tuple(values[index]) for name, values in self.by_position.items()}
         return EvidenceSums(now, jobs=float(self.num_jobs), jobs_w2=float(self.num_jobs), **sums)
 
 
 BEGINNING = datetime(2026, 1, 5, tzinfo=UTC)
-
-
-class Why(StrEnum):
-    """What a batch was decoded for; all but `chosen` is the stated budget."""
-
-    CHOSEN = "chosen"
-    CONTROL = "control"
-    EXPLORING = "exploring"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,12 +149,6 @@ class Batch:
     cell: Cell
     num_jobs: int
     now: datetime
-    num_sharing: int = 0  #: sequences that share a round with them, these included; 0: these alone
-
-    @property
-    def num_running(self) -> int:
-        """Sequences in a round."""
-        return self.num_sharing or self.num_jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +157,7 @@ class Choice:
 
     drafter: str | None = None
     num_draft_tokens: int = 0
-    why: Why = Why.CHOSEN
+    is_budget: bool = False  #: explored, which is the stated budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,39 +194,6 @@ class Decoded:
         for rounds, empty, cropped, *positions in zip(*(row[self.index].tolist() for row in rows), strict=True):
             proposed, trials, accepts = map(tuple, positions)
             yield AcceptanceCounts(rounds + 1, empty + 1, cropped, proposed, trials, accepts)
-
-
-class Rule(Protocol):
-    """Decides batch by batch."""
-
-    def choose(self, batch: Batch) -> Choice:
-        """How to decode it."""
-
-    def observe(self, batch: Batch, choice: Choice, decoded: Decoded) -> None:
-        """What came of it."""
-
-    def restart(self) -> None:
-        """The process ends and begins anew: what it held in memory is lost."""
-
-
-@runtime_checkable
-class RoundRule(Protocol):
-    """Decides round by round, with one drafter and one length for all that run."""
-
-    drafter: str
-
-    def at_load(self, num_running: int) -> None:
-        """A batch of so many begins."""
-
-    @property
-    def steps(self) -> int:
-        """Tokens to draft in the next round."""
-
-    def accepted(self, mean: float) -> None:
-        """The round's mean of accepted tokens a sequence."""
-
-    def restart(self) -> None:
-        """As `Rule.restart`."""
 
 
 class Played:
@@ -296,14 +248,12 @@ class Trace:
     """What a rule did, batch by batch."""
 
     ms: Floats
-    is_budget: Ints  #: 1 where control or exploration
-    actions: Ints  #: number of the scenario's action; -1 where lengths changed from round to round
+    is_budget: Ints  #: 1 where exploring
+    actions: Ints  #: number of the scenario's action
 
 
-def play(played: Played, rule: Rule | RoundRule) -> Trace:
+def play(played: Played, rule: Ours) -> Trace:
     """The rule decides the stream's batches in order."""
-    if isinstance(rule, RoundRule):
-        return _play_rounds(played, rule)
     numbers = {action: number for number, action in enumerate(played.stream.scenario.actions)}
     ms: list[float] = []
     budget: list[int] = []
@@ -313,58 +263,12 @@ def play(played: Played, rule: Rule | RoundRule) -> Trace:
         decoded = played.decoded(block, index, choice)
         rule.observe(batch, choice, decoded)
         ms.append(decoded.ms)
-        budget.append(choice.why is not Why.CHOSEN)
+        budget.append(choice.is_budget)
         actions.append(numbers[choice.drafter, choice.num_draft_tokens])
     return Trace(np.array(ms), np.array(budget, dtype=np.int64), np.array(actions, dtype=np.int64))
 
 
-def _play_rounds(played: Played, rule: RoundRule) -> Trace:
-    ms = []
-    stream = played.stream
-    read: dict[int, Floats] = {}
-    costs: dict[int, Costs] = {}
-    for block, index, batch in _batches(stream, rule):
-        if block.step not in read:
-            table, costs[block.step] = real_costs(stream.device, block, stream.scenario.draft_tokens)
-            read[block.step] = read_ms(block, table, rule.drafter)
-        rule.at_load(batch.num_jobs)
-        took = play_rounds(block, costs[block.step], index, rule)
-        ms.append(took + float(read[block.step][index]))
-    none = np.zeros(len(ms), dtype=np.int64)
-    return Trace(np.array(ms), none, none - 1)
-
-
-def play_rounds(block: Block, costs: Costs, index: int, rule: RoundRule) -> float:
-    """Decode one batch round by round; milliseconds without its prompts."""
-    num_jobs = block.shape[1]
-    drafts = block.drafts[rule.drafter]
-    accepted, offered = drafts.accepted[index].tolist(), drafts.offered[index].tolist()
-    noise = block.noise[index].tolist()
-    left = [n - 1 for n in block.needed[index].tolist()]
-    numbers = [0] * num_jobs
-    running = [j for j in range(num_jobs) if left[j] > 0]
-    total, step = 0.0, 0
-    passes, draft_ms = costs.passes[num_jobs].tolist(), costs.drafts[rule.drafter][num_jobs].tolist()
-    while running:
-        steps, num_running = rule.steps, len(running)
-        verified = [min(steps, offered[j][numbers[j]]) for j in running]
-        got = [min(v, accepted[j][numbers[j]]) for j, v in zip(running, verified, strict=True)]
-        mean = sum(verified) / num_running
-        below = int(mean)
-        ms = passes[below]
-        if mean > below:
-            ms += (mean - below) * (passes[below + 1] - passes[below])
-        total += (ms + draft_ms[steps]) * noise[step] * num_running / num_jobs
-        step += 1
-        rule.accepted(sum(got) / num_running)
-        for j, a in zip(running, got, strict=True):
-            left[j] -= a + 1
-            numbers[j] += 1
-        running = [j for j in running if left[j] > 0]
-    return total
-
-
-def _batches(stream: Stream, rule: Rule | RoundRule) -> Iterator[tuple[Block, int, Batch]]:
+def _batches(stream: Stream, rule: Ours) -> Iterator[tuple[Block, int, Batch]]:
     for block in stream.blocks:
         if block.is_start and block.phase.restart:
             rule.restart()

@@ -21,20 +21,12 @@ GRID: Final = "#e3e8ed"
 #: Colours that remain apart for most colour-blind readers; ours is the only dark one.
 COLOURS: Final = {
     "ours": "#1b3a8c",
-    "epsilon_greedy": "#e08a1e",
-    "alpha_thresholds": "#b0457b",
-    "ema_tiers": "#2a9d8f",
     "blind_oracle": "#8a8a2b",
     "best static": "#8a97a5",
     "vanilla": "#c9d1d9",
 }
-LABELS: Final = {
-    "epsilon_greedy": "ε-greedy",
-    "alpha_thresholds": "α thresholds",
-    "ema_tiers": "moving-average tiers",
-    "blind_oracle": "blind oracle",
-}
-MARKERS: Final = dict(zip(COLOURS, "oDs^XP|", strict=True))
+LABELS: Final = {"blind_oracle": "blind oracle"}
+MARKERS: Final = dict(zip(COLOURS, "oXP|", strict=True))
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "path",
     "svg.hashsalt": "policy",

@@ -19,8 +19,6 @@ from benchmarks.reporting import table_of
 #: Rule → score.
 Seed: TypeAlias = dict[str, Score]
 Scores: TypeAlias = Sequence[Seed]
-
-
 #: The least goodput over the oracle's, less the stated budget, by kind of scenario; and the least of vanilla's.
 BARS: Final = {"stationary": 0.98, "changing": 0.95}
 BAR_OF_VANILLA: Final = 0.97
@@ -43,11 +41,6 @@ class Mean(Interval):
 def over_seeds(scores: Scores, rule: str, of: Callable[[Score], float]) -> Mean:
     """One figure of one rule, over the seeds that it played."""
     return Mean.of([of(seed[rule]) for seed in scores if rule in seed])
-
-
-def has(scores: Scores, rule: str) -> bool:
-    """Whether a rule played in the scenario."""
-    return any(rule in seed for seed in scores)
 
 
 def is_static(rule: str) -> bool:
@@ -87,7 +80,10 @@ def print_tables(console: Console, scenarios: Sequence[Scenario], scores: Mappin
     for scenario in scenarios:
         found = scores[scenario.name]
         row = [str(over_seeds(found, "ours", lambda s: s.of_oracle_net))] if "ours" in rules else []
-        row += [str(over_seeds(found, rule, lambda s: s.of_oracle)) if has(found, rule) else "" for rule in rules]
+        row += [
+            str(over_seeds(found, rule, lambda s: s.of_oracle)) if any(rule in seed for seed in found) else ""
+            for rule in rules
+        ]
         row.append(str(over_seeds(found, "vanilla", lambda s: s.of_oracle)) if "vanilla" in found[0] else "")
         best = best_static(found)
         row.append(f"{over_seeds(found, best, lambda s: s.of_oracle).mean:.3f}\n{best}" if best else "")
@@ -140,7 +136,7 @@ class Measured:
 
     @classmethod
     def of(cls, scores: Scores) -> Measured:
-        """Of all seeds that ours played."""
+        """Over all seeds that ours played."""
         ours = [seed["ours"] for seed in scores if "ours" in seed]
         found = [one for score in ours for one in score.speedups]
         back = [score.jobs_until_back for score in ours if score.jobs_until_back is not None]

@@ -78,12 +78,12 @@ class Stretches:
     of: tuple[Stretch, ...]
 
     def at(self, num_tokens: int) -> Stretch:
-        """The one in which the stream is after so many tokens."""
+        """The one in which the stream is after `num_tokens` tokens."""
         return self.of[bisect_right(self.begins, num_tokens) - 1]
 
 
 def draw_stretches(slots: Slots, num_tokens: int, rng: np.random.Generator) -> Stretches:
-    """For a stream of so many tokens."""
+    """For a stream of `num_tokens` tokens."""
     loads = list(_loads(slots, num_tokens, rng))
     spells = [(spell.part, list(_spells(spell, num_tokens, rng))) for spell in slots.spells]
     edges = sorted({begin for begin, _ in loads} | {edge for _, its in spells for b, e, _ in its for edge in (b, e)})
@@ -233,7 +233,7 @@ class Phase(Part):
     batch: int = Field(default=1, gt=0)
     hours: Positive = 24.0
     tasks: dict[str, Change] = Field(default_factory=dict)
-    steps: int = Field(default=1, gt=0)  #: more than 1: the changes come gradually, in so many steps
+    steps: int = Field(default=1, gt=0)  #: more than 1: the number of steps in which the changes come
     slower: dict[str, float] = Field(default_factory=dict)  #: the device's real times, times these
     restart: bool = False  #: the process is started anew at the phase's beginning
 

@@ -47,7 +47,7 @@ class Yield:
 
     num_rounds: float
     mean_offered: float  #: tokens a round
-    num_tokens: float  #: behind the prefill's
+    num_tokens: float  #: after the prefill's
     num_prompt_tokens: float
 
 
@@ -135,7 +135,7 @@ def _yield_of(jobs: Sequence[SlotJob], setting: DraftSetting) -> Yield:
 
 
 def _mean(yields: Sequence[Yield], num_jobs: Sequence[int]) -> Yield:
-    """Of kinds with so many jobs each."""
+    """Mean over kinds with these numbers of jobs."""
     rounds = [its.num_rounds * num for its, num in zip(yields, num_jobs, strict=True)]
     offered = sum(its.mean_offered * num for its, num in zip(yields, rounds, strict=True))
     tokens = sum(its.num_tokens * num for its, num in zip(yields, num_jobs, strict=True))

@@ -23,13 +23,13 @@ from benchmarks.policy.scenario import (
 )
 from benchmarks.policy.stream import ROUND_NOISE, Cell, Costs, Floats, Ints, cells_of, logit
 
-#: Tokens that a job with an uncut output may have: what the rule is told, far beyond what is drawn.
+#: Tokens that a job with an uncut output may have: what the rule sees, far beyond what is drawn.
 MOST_TOKENS: Final = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class SlotJob:
-    """A job. Of its rounds: what would be accepted and offered by drafter, as in `Drafts`."""
+    """A job, and by round what would be accepted and offered by drafter, as in `Drafts`."""
 
     number: int
     cell: Cell  #: what can be known
@@ -60,7 +60,7 @@ class Counter:
     def add(self, offered: int, accepted: int, left: int, *, k: int | None = None) -> int:
         """A round at k that came before the last `left` tokens; returns the tokens that it put out."""
         accepted = min(accepted, offered)
-        # A text that ends inside its accepted tokens censors what came behind.
+        # A text that ends inside its accepted tokens censors what came after.
         if left <= accepted:
             offered = accepted = left
             self._cropped += 1
@@ -98,7 +98,7 @@ class SlotStream:
 
     @property
     def num_tokens(self) -> int:
-        """Of all outputs."""
+        """Tokens of all outputs."""
         return sum(job.needed for job in self.jobs)
 
 
@@ -206,7 +206,6 @@ class Running:
     left: int = 0  #: tokens
     num_rounds: int = 0
     has_read: set[str] = field(default_factory=set)  #: drafters that know its text
-    device_ms: float = 0.0  #: its share: each round's time over the sequences in it
     is_budget: bool = False  #: decoded for exploration
 
 
@@ -223,7 +222,7 @@ class SlotRound:
     num_draft_read: int
     running: Sequence[Running]
     num_offered: Sequence[int]
-    num_accepted: Sequence[int]  #: that the target accepted, those behind the text's end too
+    num_accepted: Sequence[int]  #: that the target accepted, those after the text's end too
     num_tokens: Sequence[int]  #: put out
     drafters: frozenset[str]  #: that proposed
     #: Milliseconds of the same round, reading apart, with these jobs (by their place) decoding vanilla.
@@ -265,7 +264,7 @@ class SlotTable:
         return row[below] + (mean_proposed - below) * (row[above] - row[below])
 
     def draft_ms(self, drafter: str, num_drafting: int, k: int) -> float:
-        """Proposing k tokens for so many sequences."""
+        """Proposing k tokens for `num_drafting` sequences."""
         return self._drafts[drafter][num_drafting][k]
 
     def read_ms(self, part: str | None, num_tokens: int) -> float:
@@ -289,7 +288,7 @@ class SlotTrace:
 def play_slots(
     stream: SlotStream, table: SlotTable, rule: SlotRule, *, is_control: _IsControl | None = None
 ) -> SlotTrace:
-    """The rule decides all of the stream. `is_control` tells which running jobs a round spent on control."""
+    """The rule decides all of the stream. `is_control` returns which running jobs a round spent on control."""
     return _Play(stream, table, rule, is_control or (lambda: frozenset())).run()
 
 

@@ -38,7 +38,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Drafts:
-    """Of one drafter and block: tokens that would be accepted and offered, [batches, jobs, rounds]."""
+    """For one drafter and block: tokens that would be accepted and offered, [batches, jobs, rounds]."""
 
     accepted: NDArray[np.int8]
     offered: NDArray[np.int8]
@@ -162,7 +162,7 @@ def _draw_block(
 def _logits(
     cells: tuple[tuple[Cell, float, float], ...], tasks: dict[str, Task], drafter: str, most: int
 ) -> tuple[Floats, Floats]:
-    """Of α_i and reach_i, [cells, positions]. A certainty stays one under any shift."""
+    """Logits of α_i and reach_i, [cells, positions]. A certainty stays one under any shift."""
     rows = [(tasks[cell.task].drafters[drafter].at(most), shift) for cell, _, shift in cells]
     with np.errstate(divide="ignore"):
         alpha = np.array([[logit(a) + shift for a in at[0]] for at, shift in rows])
@@ -253,7 +253,7 @@ class Costs:
 
     @classmethod
     def of(cls, table: CostTable, most_sequences: int, draft_tokens: dict[str, int]) -> Costs:
-        """Up to so many sequences and draft tokens. A table without these parts is refused."""
+        """Up to `most_sequences` sequences and these draft tokens. A table without these parts is refused."""
         widest = max(draft_tokens.values(), default=0) + 1
         drafts = {d: _grid(table, d, most_sequences, k + 1) for d, k in draft_tokens.items()}
         for grid in drafts.values():
@@ -326,7 +326,7 @@ class _Lengths:
     accepted: NDArray[np.int8]
     before: NDArray[np.int32]  #: tokens out before the round
     used: NDArray[np.bool_]  #: whether the job is still running
-    wanted: Ints  #: [batches, jobs], tokens behind the prefill's
+    wanted: Ints  #: [batches, jobs], tokens after the prefill's
 
     @classmethod
     def of(cls, block: Block, drafter: str | None, k: int, rows: Ints) -> _Lengths:

@@ -3,7 +3,7 @@
     python -m benchmarks.structured --prompts FOLDER
 
 FOLDER holds extraction.jsonl and function_calling.jsonl with a `prompt` a line. Every mode decodes the same groups of
-prompts, one mode behind the other in turn, greedy, in bf16; a figure is the median of paired ratios of tokens a second,
+prompts, one mode after the other in turn, greedy, in bf16; a figure is the median of paired ratios of tokens a second,
 with its 95 % bounds. Times are whole: prompts, passes, masks, texts. Modes: `masked` is vanilla with masks and nothing
 else; `forced` takes tokens that must follow without a pass; `lookup` drafts by look-up without forced tokens;
 `speculative` has look-up, forced tokens, and what must follow as drafts. With --vllm-python, the interpreter of an

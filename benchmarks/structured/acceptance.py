@@ -2,7 +2,7 @@
 
     python -m benchmarks.structured.acceptance --schemas FILE.jsonl
 
-FILE has a schema a line: {"name", "schema", "tests": [{"data", "valid"}, …]}. Of each schema: it compiles, or is
+FILE has a schema a line: {"name", "schema", "tests": [{"data", "valid"}, …]}. For each schema: it compiles, or is
 refused with the path of a place in it; the masks take its valid instances, written as one line of JSON, and refuse the
 others. Then the target is asked for a valid record of each schema that compiled, greedily and with --temperature, eight
 texts together, by look-up: how many end by themselves, and whether each of these validates (jsonschema). Instances and
@@ -34,7 +34,7 @@ from benchmarks.reporting import console, machine, parser_of, print_found
 from benchmarks.structured.running import MaskShares, TimedMasks
 
 FIELD = "body.response_format.json_schema.schema"
-#: Of the texts that could be written, how many have to end by themselves.
+#: Share of the texts that could be written that have to end by themselves.
 LEAST_ENDED = 0.8
 _SCHEMA_CHARACTERS = 1500  #: of a schema in its prompt
 

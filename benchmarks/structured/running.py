@@ -17,7 +17,7 @@ _DELAYING = ("begin_masks", "best", "restrict")
 
 @dataclass(slots=True)
 class MaskShares:
-    """Of each round of a full batch with masks, the shares of its time that they took."""
+    """For each round of a full batch with masks, the shares of its time that they took."""
 
     #: Computing masks, on whatever thread: beside a pass they wait for a processor too.
     computing: list[float] = field(default_factory=list)

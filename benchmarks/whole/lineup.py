@@ -27,7 +27,7 @@ CONTESTANTS = (WORKER, ENGINE, ENGINE_VANILLA, BASELINE, VLLM)
 
 
 def draw_order(contestants: Collection[str], rng: random.Random) -> list[str]:
-    """A random order. The engine needs the worker's decisions of the same round, so that it plays behind the worker."""
+    """A random order. The engine needs the worker's decisions of the same round, so that it plays after the worker."""
     order = sorted(contestants)
     rng.shuffle(order)
     if WORKER in order and ENGINE in order:

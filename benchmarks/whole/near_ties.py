@@ -24,7 +24,7 @@ class Target(Protocol):
     end_tokens: frozenset[int]
 
     def logits(self, token_ids: Sequence[int]) -> list[float]:
-        """Of every token that may follow."""
+        """Logits of every token that may follow."""
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text without special tokens."""
@@ -76,8 +76,8 @@ def num_shared(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int],
 def explain(job_id: str, target: Target, prompt: Sequence[int], token_ids: Sequence[int], text: str) -> Difference:
     """The engine wrote `token_ids` and the worker `text`, which is another text: where they part, and the gap there.
 
-    A place explains the worker's text if a token other than the engine's goes on as that text does. Of the last places
-    before the texts show a difference, the latest one with a near-tie is taken, else the latest one.
+    A place explains the worker's text if a token other than the engine's goes on as that text does. The latest place
+    with a near-tie before the texts show a difference is taken, else the latest place.
     """
     shown = num_shared(target.decode, token_ids, text)
     # Where all of the engine's tokens are in the worker's text, the engine's last token ended its text.

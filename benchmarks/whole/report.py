@@ -84,7 +84,7 @@ class SlotsReport:
         return statistics.median(shares) if shares else None
 
     def differences(self) -> list[Difference]:
-        """Of all rounds in which the worker and its engine played."""
+        """Over all rounds in which the worker and its engine played."""
         return [difference for one in self.rounds for difference in one.differences or ()]
 
     def num_compared(self) -> int:

@@ -1,7 +1,8 @@
 """The memory of a stream's test, and the mathematics of the test; docs/concepts/drift.md explains them.
 
-A memory is arrays of fixed size, so no history of jobs makes it larger. The functions of this room that read and change
-one are plain loops over arrays. The benchmark compiles these same functions.
+A memory is arrays of fixed size, so no history of jobs makes it larger. The functions that read and change it are loops
+over arrays and call each other alone, because `benchmarks.drift` compiles them as they stand: to measure one false
+alarm in 50,000 jobs takes tens of millions of jobs.
 
 The test: evidence for a fall and for a rise, of several sizes at once (Shiryaev-Roberts, a mixture over sizes). For a
 size Δ, R says how much likelier a change is than none, summed over all jobs with which it may have begun (Shiryaev
@@ -47,14 +48,16 @@ from numpy.typing import NDArray
 #: Stored memories of another version are not read: the stream is learned anew.
 VERSION: Final = 2
 
-ROWS: Final = 16  # draft lengths told apart; all further ones share the last row
+ROWS: Final = 16  # draft lengths with a row of their own; all further ones share the last row
 POSITIONS: Final = 16  # draft positions counted; few rounds reach deeper ones
-SEGMENTS: Final = 32  # segments told apart; all further ones share the last row
+SEGMENTS: Final = 32  # likewise
 SCALES: Final = 13  # blocks of 1, 2, 4 … 4096 jobs
 LEVELS: Final = 10  # windows of 5 to 4096 jobs: those of level j are 4·2ʲ to 8·2ʲ jobs long
-SIZES: Final = 4  # changes looked for: the margin and 2, 4 and 8 times as much
+SIZES: Final = 4  # changes looked for: ALPHA_MARGIN and 2, 4 and 8 times as much
 RING: Final = 9  # marks kept a level: a window of level j begins at most 8 marks ago
 FEATURES: Final = 4  # cosine and sine of a day and of half a day
+#: Change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it.
+ALPHA_MARGIN: Final = 0.05
 
 Floats = NDArray[np.float64]
 
@@ -66,6 +69,17 @@ LEARNING, WATCHING = 0, 1
 JOBS, TRIALS, ACCEPTS, RESIDUALS, SQUARES = 0, 1, 2, 3, 4
 # Indices into Memory.alarm
 DIRECTION, RAISED_AT, CHANGED_AFTER, CHANGED_BEFORE, MOVED_AFTER, MOVED_BEFORE = 0, 1, 2, 3, 4, 5
+
+
+class Jobs(NamedTuple):
+    """A page of a stream's jobs in their order, a row a job."""
+
+    rows: NDArray[np.int64]  #: draft length, as a row of the tables
+    trials: Floats  #: [num_jobs, POSITIONS]
+    accepts: Floats  #: [num_jobs, POSITIONS]
+    tokens: Floats
+    at: Floats  #: seconds since 1970, UTC
+    segments: NDArray[np.int64]  #: segment, as a row of the tallies
 
 
 class JobTally(NamedTuple):
@@ -144,11 +158,11 @@ def from_document(document: Any) -> Memory:
     )
 
 
-def _array(found: Any, like: NDArray[Any]) -> NDArray[Any]:
-    made = np.array(found, dtype=like.dtype)
-    if made.shape != like.shape or not np.isfinite(made).all():
-        raise ValueError(f"expected {like.shape} finite numbers, found {made.shape}")
-    return made
+def _array(numbers: Any, like: NDArray[Any]) -> NDArray[Any]:
+    array = np.array(numbers, dtype=like.dtype)
+    if array.shape != like.shape or not np.isfinite(array).all():
+        raise ValueError(f"expected {like.shape} finite numbers, found {array.shape}")
+    return array
 
 
 # The test
@@ -156,13 +170,12 @@ def _array(found: Any, like: NDArray[Any]) -> NDArray[Any]:
 STEEPEST: Final = 1.5  # standard deviations of a job: residuals are skewed, and a steeper test would follow single jobs
 
 
-def weigh(memory: Memory, run_length: float, margin: float, residual: float, information: float, error: float) -> bool:
+def weigh(memory: Memory, run_length: float, residual: float, information: float, error: float) -> bool:
     """Add a job to the evidence. Whether that is an alarm.
 
     Args:
         memory: changed.
         run_length: jobs between two false alarms.
-        margin: the smallest size, in α.
         residual: of the job, times its weight.
         information: of the job.
         error: standard error of the α that is expected of the job.
@@ -170,7 +183,7 @@ def weigh(memory: Memory, run_length: float, margin: float, residual: float, inf
     mean = 0.0
     deviation = math.sqrt(memory.variance[0] * information)
     for step in range(SIZES):
-        size = margin * 2.0**step
+        size = ALPHA_MARGIN * 2.0**step
         # The error of the reference is the same in all jobs since the change: it counts most where a size takes long.
         doubt = 2 * math.log(run_length) * (error / size) ** 2
         if doubt < 1:  # otherwise this reference cannot show the size
@@ -189,7 +202,7 @@ def share(step: int) -> float:
     return 0.5 * 2.0 ** (SIZES - 1 - step) / (2**SIZES - 1)
 
 
-def find_noise(memory: Memory, run_length: float, margin: float) -> None:
+def find_noise(memory: Memory, run_length: float) -> None:
     """Take for each size the variance with which no stretch of jobs raises more false alarms than wanted.
 
     Sums over m jobs with information S have the variance S · V_m. They reach an alarm, the log likelihood ratio
@@ -199,14 +212,11 @@ def find_noise(memory: Memory, run_length: float, margin: float) -> None:
     """
     information = memory.reference.mass[:, 1].sum() / memory.reference.first[JOBS]
     limit = math.log(run_length)
+    stretches = information * 2.0 ** np.arange(SCALES)
+    needed = math.sqrt(2 * limit) * np.sqrt(stretches * memory.variance)
     for step in range(SIZES):
-        size = margin * 2.0**step
-        least = 0.0
-        for scale in range(SCALES):
-            stretch = information * 2.0**scale
-            deviation = math.sqrt(stretch * memory.variance[scale])
-            least = max(least, size / limit * (math.sqrt(2 * limit) * deviation - size * stretch / 2))
-        memory.noise[step] = max(least, memory.variance[0] / 2)
+        size = ALPHA_MARGIN * 2.0**step
+        memory.noise[step] = max((size / limit * (needed - size * stretches / 2)).max(), memory.variance[0] / 2)
 
 
 # Scales
@@ -255,10 +265,9 @@ def measure_block(memory: Memory, scale: int, begin: int) -> None:
 
 def join_blocks(memory: Memory) -> None:
     """End a period: the blocks of the period before it join those of the reference."""
+    memory.spread[:] += memory.pending_spread
     for scale in range(SCALES):
-        memory.spread[scale] += memory.pending_spread[scale]
-        fading = min(1.0, MOST_BLOCKS / max(memory.spread[scale, 0], 1.0))
-        memory.spread[scale] *= fading
+        memory.spread[scale] *= min(1.0, MOST_BLOCKS / max(memory.spread[scale, 0], 1.0))
     memory.pending_spread[:] = memory.current_spread
     memory.current_spread[:] = 0.0
     estimate_variances(memory)
@@ -358,28 +367,23 @@ def weight(trials: float) -> float:
     return 1 / (1 + WITHIN * trials)
 
 
-def count(
-    tally: JobTally, row: int, trials: Floats, accepts: Floats, tokens: float, information: float, waves: Floats
-) -> None:
-    """Add a job's counts."""
+def count(tally: JobTally, jobs: Jobs, index: int, information: float, waves: Floats, residual: float) -> None:
+    """Add a job: all its counts by draft length, and those of position 1 with the `residual` there."""
+    row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     tally.trials[row, :] += trials
     tally.accepts[row, :] += accepts
-    tally.mass[row, 0] += tokens
+    tally.mass[row, 0] += jobs.tokens[index]
     tally.mass[row, 1] += information
     tally.features[:] += information * waves
-
-
-def count_first(tally: JobTally, segment: int, trials: float, accepts: float, residual: float) -> None:
-    """Add a job's position 1."""
     first = tally.first
     first[JOBS] += 1
-    first[TRIALS] += trials
-    first[ACCEPTS] += accepts
+    first[TRIALS] += trials[0]
+    first[ACCEPTS] += accepts[0]
     first[RESIDUALS] += residual
     first[SQUARES] += residual * residual
-    counts = tally.segments[segment]
+    counts = tally.segments[jobs.segments[index]]
     counts[0] += 1
-    counts[1] += trials
+    counts[1] += trials[0]
     counts[2] += residual
 
 
@@ -484,21 +488,21 @@ CLOSING: Final = 3.0  # standard errors within which a level is taken to be know
 LONGEST_PERIOD: Final = 8192  # jobs
 
 
-def is_fine(memory: Memory, tally: JobTally, margin: float) -> bool:
+def is_fine(memory: Memory, tally: JobTally) -> bool:
     """Whether a tally's level is known far better than the margin, or never will be."""
-    is_sure = CLOSING * standard_error(memory, tally) <= margin / 2
+    is_sure = CLOSING * standard_error(memory, tally) <= ALPHA_MARGIN / 2
     return bool(is_sure or tally.first[JOBS] >= LONGEST_PERIOD)
 
 
 def standard_error(memory: Memory, tally: JobTally) -> float:
-    """Of the mean residual of position 1 over a tally's jobs, in α."""
+    """Standard error of the mean residual of position 1 over a tally's jobs, in α."""
     first = tally.first
     scale = min(SCALES - 1, int(math.log2(first[JOBS])))
     return math.sqrt(first[SQUARES] * inflation(memory, scale)) / float(first[TRIALS])
 
 
 def reference_error(memory: Memory, before: JobTally, tally: JobTally) -> float:
-    """Of the α_1 of the jobs `before`, from the variance of the tally's jobs."""
+    """Standard error of the α_1 of the jobs `before`, from the variance of the tally's jobs."""
     first = tally.first
     own = first[SQUARES] * inflation(memory, SCALES - 1) / first[TRIALS] ** 2
     return math.sqrt(own * first[JOBS] / before.first[JOBS])

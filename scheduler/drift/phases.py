@@ -12,13 +12,11 @@ The jobs of an open event are compared with the norm, which is the level before 
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
-
-from numpy import int64
-from numpy.typing import NDArray
+from typing import Final
 
 from scheduler.drift.memory import (
     ACCEPTS,
+    ALPHA_MARGIN,
     CLOSING,
     DIRECTION,
     JOBS,
@@ -28,7 +26,7 @@ from scheduler.drift.memory import (
     RESIDUALS,
     TRIALS,
     WATCHING,
-    Floats,
+    Jobs,
     JobTally,
     Memory,
     advance,
@@ -36,7 +34,6 @@ from scheduler.drift.memory import (
     clear,
     clear_windows,
     count,
-    count_first,
     estimate_variances,
     features,
     find_noise,
@@ -56,39 +53,27 @@ from scheduler.drift.memory import (
     weight,
 )
 
+REFERENCE_JOBS: Final = 64  # first jobs of a stream, with which later ones are compared
 WINSOR: Final = 3.5  # residuals of short jobs are skewed; one job alone must not raise an alarm
 BETWEEN_LOOKS: Final = 32  # jobs between two fits of the rhythm, and two looks at a period
 SHORTEST_PERIOD: Final = 64  # jobs
 LEAST_TRIALS: Final = 1.0
 
 
-class Jobs(NamedTuple):
-    """A page of a stream's jobs in their order, a row a job."""
+def fold(memory: Memory, run_length: float, jobs: Jobs) -> None:
+    """Add jobs to the memory, one after the other. Jobs without a trial say nothing and are passed over.
 
-    rows: NDArray[int64]  #: draft length, as a row of the tables
-    trials: Floats  #: [num_jobs, POSITIONS]
-    accepts: Floats  #: [num_jobs, POSITIONS]
-    tokens: Floats
-    at: Floats  #: seconds since 1970, UTC
-    segments: NDArray[int64]  #: segment, as a row of the tallies
-
-
-class DriftRules(NamedTuple):
-    """The settings of the test."""
-
-    run_length: float  #: jobs between two false alarms
-    reference_jobs: int
-    margin: float  #: in α: the smallest change that matters
-
-
-def fold(memory: Memory, rules: DriftRules, jobs: Jobs) -> None:
-    """Add jobs to the memory, one after the other. Jobs without a trial say nothing and are passed over."""
+    Args:
+        memory: changed.
+        run_length: jobs between two false alarms.
+        jobs: in the order in which they were decoded.
+    """
     for index in range(len(jobs.tokens)):
         if jobs.trials[index, 0] >= LEAST_TRIALS:
-            follow(memory, rules, jobs, index)
+            follow(memory, run_length, jobs, index)
 
 
-def follow(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> None:
+def follow(memory: Memory, run_length: float, jobs: Jobs, index: int) -> None:
     """Add one job."""
     memory.clock[NUM_JOBS] += 1
     if is_open(memory):
@@ -96,38 +81,36 @@ def follow(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> None:
         study(memory.latest, jobs, index, memory.norm_alpha[jobs.rows[index]] + shift)
     if memory.clock[PHASE] == LEARNING:
         study(memory.current, jobs, index, 0.0)
-        if memory.current.first[JOBS] >= rules.reference_jobs:
-            begin(memory, rules, jobs.at[index])
+        if memory.current.first[JOBS] >= REFERENCE_JOBS:
+            begin(memory, run_length, jobs.at[index])
         return
-    if compare(memory, rules, jobs, index):
+    if compare(memory, run_length, jobs, index):
         raise_alarm(memory, jobs.at[index])
         learn_anew(memory)
     elif memory.current.first[JOBS] % BETWEEN_LOOKS == 0:
-        look_back(memory, rules, jobs.at[index])
+        look_back(memory, run_length, jobs.at[index])
 
 
-def look_back(memory: Memory, rules: DriftRules, at: float) -> None:
+def look_back(memory: Memory, run_length: float, at: float) -> None:
     """Look at the running period as a whole."""
     solve(memory)
-    if is_open(memory) and judge(memory, rules.margin):
+    if is_open(memory) and judge(memory):
         clear(memory.pending)
         clear(memory.current)
         forget_blocks(memory)
-        watch(memory, rules, at)
-    elif memory.current.first[JOBS] >= SHORTEST_PERIOD and is_over(memory, rules):
-        turn(memory, rules)
+        watch(memory, run_length, at)
+    elif memory.current.first[JOBS] >= SHORTEST_PERIOD and is_over(memory):
+        turn(memory, run_length)
 
 
 def study(tally: JobTally, jobs: Jobs, index: int, expected: float) -> None:
     """Count a job beside the α_1 that is expected of it: 0 in the first reference, in an event that of the norm."""
-    row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
-    tested = trials.sum()
-    information = tested * weight(tested)
-    count(tally, row, trials, accepts, jobs.tokens[index], information, features(jobs.at[index]))
-    count_first(tally, jobs.segments[index], trials[0], accepts[0], accepts[0] - trials[0] * expected)
+    tested = jobs.trials[index].sum()
+    residual = jobs.accepts[index, 0] - jobs.trials[index, 0] * expected
+    count(tally, jobs, index, tested * weight(tested), features(jobs.at[index]), residual)
 
 
-def begin(memory: Memory, rules: DriftRules, at: float) -> None:
+def begin(memory: Memory, run_length: float, at: float) -> None:
     """Make the studied jobs the reference, and begin to watch."""
     level = memory.current.accepts.sum() / memory.current.trials.sum()
     base = max(level * (1 - level), 0.01)
@@ -143,15 +126,15 @@ def begin(memory: Memory, rules: DriftRules, at: float) -> None:
     # After a false alarm all that was known is known at once again. After a small change there will be another alarm.
     merge(memory.reference, memory.norm if is_open(memory) and is_like_norm(memory) else memory.current)
     clear(memory.current)
-    watch(memory, rules, at)
+    watch(memory, run_length, at)
     if is_open(memory):
         turn_round(memory)
 
 
-def watch(memory: Memory, rules: DriftRules, at: float) -> None:
+def watch(memory: Memory, run_length: float, at: float) -> None:
     """Watch from here on, beside the reference as it is."""
     settle(memory)
-    find_noise(memory, rules.run_length, rules.margin)
+    find_noise(memory, run_length)
     solve(memory)
     clear_windows(memory, at)
     memory.clock[PHASE] = WATCHING
@@ -165,7 +148,7 @@ def learn_anew(memory: Memory) -> None:
     memory.clock[PHASE] = LEARNING
 
 
-def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
+def compare(memory: Memory, run_length: float, jobs: Jobs, index: int) -> bool:
     """Count a job beside what the reference expects, and test. Whether that is an alarm."""
     row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
     mass = jobs.tokens[index] * memory.shape[row, 0]
@@ -175,17 +158,16 @@ def compare(memory: Memory, rules: DriftRules, jobs: Jobs, index: int) -> bool:
     shift, doubt = wave(memory, off)
     residual = (accepts - trials * memory.alpha[row]).sum() * weight(mass)
     first = accepts[0] - trials[0] * (memory.alpha[row, 0] + shift)
-    count(memory.current, row, trials, accepts, jobs.tokens[index], information, waves)
-    count_first(memory.current, jobs.segments[index], trials[0], accepts[0], first)
+    count(memory.current, jobs, index, information, waves, first)
     limit = WINSOR * math.sqrt(memory.variance[0] * information)
     rest = min(max(residual - information * shift, -limit), limit)
     learn(memory, off, rest + information * shift, information)
     error = math.sqrt(memory.shape[row, 1] + doubt)
     advance(memory, rest, information, information * error, jobs.at[index])
-    return weigh(memory, rules.run_length, rules.margin, rest, information, error)
+    return weigh(memory, run_length, rest, information, error)
 
 
-def turn(memory: Memory, rules: DriftRules) -> None:
+def turn(memory: Memory, run_length: float) -> None:
     """End a period: the period before it joins the reference."""
     merge(memory.reference, memory.pending)
     clear(memory.pending)
@@ -193,16 +175,16 @@ def turn(memory: Memory, rules: DriftRules) -> None:
     clear(memory.current)
     join_blocks(memory)
     settle(memory)
-    find_noise(memory, rules.run_length, rules.margin)
+    find_noise(memory, run_length)
 
 
-def is_over(memory: Memory, rules: DriftRules) -> bool:
+def is_over(memory: Memory) -> bool:
     """Whether the running period is over.
 
     It is as long as a short reference, which has to keep up with the day, or long enough for the margin.
     """
     num_jobs = memory.current.first[JOBS]
-    return bool(num_jobs >= memory.reference.first[JOBS] or is_fine(memory, memory.current, rules.margin))
+    return bool(num_jobs >= memory.reference.first[JOBS] or is_fine(memory, memory.current))
 
 
 FEWEST_JUDGED: Final = 64  # jobs
@@ -236,7 +218,7 @@ def turn_round(memory: Memory) -> None:
         begin_event(memory, -memory.alarm[DIRECTION])
 
 
-def judge(memory: Memory, margin: float) -> bool:
+def judge(memory: Memory) -> bool:
     """End the event if its latest jobs show the level of the norm; begin a new period if they show another.
 
     Whether the norm is the reference again: where it is longer than what was learned since, and not really different.
@@ -249,9 +231,9 @@ def judge(memory: Memory, margin: float) -> bool:
         clear(memory.reference)
         merge(memory.reference, memory.norm)
     change, error = abs(latest.first[RESIDUALS] / latest.first[TRIALS]), standard_error(memory, latest)
-    if change + CLOSING * error <= max(margin, CLOSING * reference_error(memory, memory.norm, latest)):
+    if change + CLOSING * error <= max(ALPHA_MARGIN, CLOSING * reference_error(memory, memory.norm, latest)):
         memory.alarm[DIRECTION] = 0.0
-    elif change - CLOSING * error > margin or is_fine(memory, latest, margin):
+    elif change - CLOSING * error > ALPHA_MARGIN or is_fine(memory, latest):
         merge(memory.earlier, latest)
         clear(latest)
     return bool(returns)

@@ -32,6 +32,7 @@ from alphaloop.store.drift import DriftMemoryStore, Position, StoredMemory
 from scheduler.counts import subject_of
 from scheduler.drift.memory import (
     ACCEPTS,
+    ALPHA_MARGIN,
     CHANGED_AFTER,
     CHANGED_BEFORE,
     DIRECTION,
@@ -48,6 +49,7 @@ from scheduler.drift.memory import (
     TRIALS,
     VERSION,
     Floats,
+    Jobs,
     JobTally,
     Memory,
     empty_memory,
@@ -60,13 +62,10 @@ from scheduler.drift.memory import (
     standard_error,
     to_document,
 )
-from scheduler.drift.phases import DriftRules, Jobs, fold
+from scheduler.drift.phases import fold
 
 log = logging.getLogger(__name__)
 MONTH: Final = timedelta(days=30)
-#: Change of α_1 that does not matter: steady is an interval within it, moved an estimate beyond it.
-ALPHA_MARGIN: Final = 0.05
-REFERENCE_JOBS: Final = 64  #: first jobs of a stream, with which later ones are compared
 PAGE_JOBS: Final = 5_000  # read at once: some 5 MB
 MOST_JOBS: Final = 100_000  # of a task in one run; the next run goes on from there
 LEAST_RUN_LENGTH: Final = 1_000.0  # jobs: a stated rate is not used up where there are hardly any jobs
@@ -89,14 +88,14 @@ class State(StrEnum):
 _MOVED: Final = (State.FELL, State.ROSE)
 
 
-def state_of(change: Interval | None, margin: float) -> State:
+def state_of(change: Interval | None) -> State:
     """What an estimate of a change of α_1 shows."""
     if change is not None:
-        if change.is_within(margin):
+        if change.is_within(ALPHA_MARGIN):
             return State.STEADY
-        if change.high < 0 and change.mean < -margin:
+        if change.high < 0 and change.mean < -ALPHA_MARGIN:
             return State.FELL
-        if change.low > 0 and change.mean > margin:
+        if change.low > 0 and change.mean > ALPHA_MARGIN:
             return State.ROSE
     return State.TOO_LITTLE
 
@@ -135,13 +134,12 @@ def watch_traffic(
     until = now - timedelta(seconds=settings.drift_settle_s)
     oldest = now - WINDOW
     false_alarm_jobs = run_length(store.jobs_a_month(now, MONTH), settings.drift_false_alarms_per_month)
-    rules = DriftRules(false_alarm_jobs, REFERENCE_JOBS, ALPHA_MARGIN)
     store.forget(oldest)
-    found: list[TrafficVerdict] = []
+    current: list[TrafficVerdict] = []
     for task in store.tasks(oldest, until):
         norms = {drafter: level.at for (name, drafter), level in (accepted or {}).items() if name == task}
-        found += _of_current(_follow(store, task, oldest, until, rules, norms), ALPHA_MARGIN)
-    return sorted(found, key=lambda verdict: (verdict.subject, verdict.segment))
+        current += _of_current(_follow(store, task, oldest, until, false_alarm_jobs, norms))
+    return sorted(current, key=lambda verdict: (verdict.subject, verdict.segment))
 
 
 def run_length(jobs_a_month: float, false_alarms_per_month: float) -> float:
@@ -154,7 +152,7 @@ def _follow(
     task: str,
     oldest: datetime,
     until: datetime,
-    rules: DriftRules,
+    run_length: float,
     norms: Mapping[str, datetime],
 ) -> dict[Stream, tuple[SegmentedStream, datetime]]:
     """Every stream of a task after its new jobs, with the time of its last job.
@@ -176,7 +174,7 @@ def _follow(
         for stream, new in by_stream.items():
             watched = streams[stream][0] if stream in streams else SegmentedStream()
             norm_since = norms.get(stream.drafter)
-            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], rules)
+            watched.add([job for job in new if norm_since is None or job.decoded_at > norm_since], run_length)
             streams[stream] = watched, new[-1].decoded_at
         position = Position(jobs[-1].decoded_at, jobs[-1].ledger_id)
         num_read += len(jobs)
@@ -200,7 +198,7 @@ def _restored(stream: Stream, stored: StoredMemory) -> SegmentedStream:
     return SegmentedStream()
 
 
-def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin: float) -> list[TrafficVerdict]:
+def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]]) -> list[TrafficVerdict]:
     """The verdicts of the revisions that decoded last, by drafter; of a subject's streams those of the clearest."""
     seen = sorted((at, subject_of(stream)) for stream, (_, at) in streams.items())
     newest = {subject.drafter: subject for _, subject in seen}
@@ -209,12 +207,12 @@ def _of_current(streams: dict[Stream, tuple[SegmentedStream, datetime]], margin:
         subject = subject_of(stream)
         if newest[stream.drafter] != subject:
             continue
-        found = watched.verdicts(subject, margin)
-        has_moved = any(verdict.state in _MOVED for verdict in found)
-        rank = (has_moved, found[0].state is State.STEADY, watched.num_jobs)
+        of_stream = watched.verdicts(subject)
+        has_moved = any(verdict.state in _MOVED for verdict in of_stream)
+        rank = (has_moved, of_stream[0].state is State.STEADY, watched.num_jobs)
         if subject not in clearest or rank > clearest[subject][0]:
-            clearest[subject] = rank, found
-    return [verdict for _, found in clearest.values() for verdict in found]
+            clearest[subject] = rank, of_stream
+    return [verdict for _, of_stream in clearest.values() for verdict in of_stream]
 
 
 # The memory of a stream
@@ -230,9 +228,9 @@ class WatchedStream:
     draft_lengths: list[int] = field(default_factory=list)  #: k, by row
     segments: list[str] = field(default_factory=list)  #: by row; empty is the jobs without one
 
-    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
+    def add(self, jobs: Sequence[WatchedJob], run_length: float) -> None:
         """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
-        fold(self.memory, rules, self._page(jobs))
+        fold(self.memory, run_length, self._page(jobs))
 
     def document(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -243,12 +241,12 @@ class WatchedStream:
         """The inverse of `document`. Raises StoreError for anything else."""
         try:
             lengths, segments = document["draft_lengths"], document["segments"]
-            found = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
+            stream = cls(from_document(document["memory"]), [int(k) for k in lengths], [str(name) for name in segments])
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"memory of a drift test: expected draft_lengths, segments and memory: {error}") from error
-        if len(found.draft_lengths) > ROWS or len(found.segments) > SEGMENTS:
+        if len(stream.draft_lengths) > ROWS or len(stream.segments) > SEGMENTS:
             raise StoreError(f"memory of a drift test: expected at most {ROWS} draft lengths and {SEGMENTS} segments")
-        return found
+        return stream
 
     def _page(self, jobs: Sequence[WatchedJob]) -> Jobs:
         trials, accepts = np.zeros((len(jobs), POSITIONS)), np.zeros((len(jobs), POSITIONS))
@@ -276,11 +274,6 @@ def _row(names: list[Name], name: Name, most: int) -> int:
     return most - 1
 
 
-def shared(rules: DriftRules) -> DriftRules:
-    """The rules of each of two tests that share their jobs: both together raise as many false alarms as one."""
-    return rules._replace(run_length=2 * rules.run_length)
-
-
 @dataclass(slots=True)
 class SegmentedStream:
     """The memories of a stream."""
@@ -293,36 +286,37 @@ class SegmentedStream:
         """Jobs that were added and tested a draft."""
         return int(self.whole.memory.clock[NUM_JOBS])
 
-    def add(self, jobs: Sequence[WatchedJob], rules: DriftRules) -> None:
+    def add(self, jobs: Sequence[WatchedJob], run_length: float) -> None:
         """Add jobs in the order in which they were decoded. In how many calls they come changes nothing."""
         num_alone = self._num_alone(jobs)
-        self.whole.add(jobs[:num_alone], rules)
-        self.whole.add(jobs[num_alone:], shared(rules))
+        self.whole.add(jobs[:num_alone], run_length)
+        # Two tests share each of these jobs: both together raise as many false alarms as one.
+        self.whole.add(jobs[num_alone:], 2 * run_length)
         by_segment: dict[str, list[WatchedJob]] = {}
         for job in jobs[num_alone:]:
             by_segment.setdefault(job.segment, []).append(job)
         for segment, part in by_segment.items():
             if segment in self.parts or len(self.parts) < MOST_SEGMENTS:
-                self.parts.setdefault(segment, WatchedStream()).add(part, shared(rules))
+                self.parts.setdefault(segment, WatchedStream()).add(part, 2 * run_length)
 
-    def verdicts(self, subject: DriftSubject, margin: float) -> list[TrafficVerdict]:
-        """Of all segments together first; then of each, where there are two or more.
+    def verdicts(self, subject: DriftSubject) -> list[TrafficVerdict]:
+        """The verdict of all segments together first; then of each, where there are two or more.
 
-        A segment whose own test is in alarm is told by that test, the others by what the alarm of all shows of them.
+        A segment whose own test is in alarm has the verdict of that test, the others that of the alarm of all.
         """
-        overall, *segments = verdicts(subject, self.whole, margin)
-        own = {name or WITHOUT_SEGMENT: verdicts(subject, part, margin)[0] for name, part in self.parts.items()}
-        found = [overall]
+        overall, *segments = verdicts(subject, self.whole)
+        own = {name or WITHOUT_SEGMENT: verdicts(subject, part)[0] for name, part in self.parts.items()}
+        by_segment = [overall]
         for verdict in segments:
             alone = own.get(verdict.segment)
             if alone is not None and alone.state in _MOVED:
-                found.append(replace(alone, segment=verdict.segment))
+                by_segment.append(replace(alone, segment=verdict.segment))
             elif {verdict.state, overall.state} == {State.FELL, State.ROSE}:
                 # Alone, an interval of the alarm of all does not show that a segment moved against all.
-                found.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
+                by_segment.append(replace(verdict, state=State.TOO_LITTLE, changed_after=None, changed_before=None))
             else:
-                found.append(verdict)
-        return found
+                by_segment.append(verdict)
+        return by_segment
 
     def document(self) -> dict[str, Any]:
         """As JSON keeps it."""
@@ -344,21 +338,19 @@ class SegmentedStream:
 # What a memory says
 
 
-def verdicts(subject: DriftSubject, stream: WatchedStream, margin: float) -> list[TrafficVerdict]:
-    """Of all segments together first; then of each, where there are two or more.
+def verdicts(subject: DriftSubject, stream: WatchedStream) -> list[TrafficVerdict]:
+    """The verdict of all segments together first; then of each, where there are two or more.
 
     The change is estimated on jobs that were decoded after the alarm. Jobs that raised an alarm look worse than the
     change is, because the alarm chose them.
     """
     memory = stream.memory
     before, later = _sides(memory)
-    found = [_overall(subject, memory, before, later, margin)]
-    if len(stream.segments) > 1:
-        found += [
-            _segment(subject, name or WITHOUT_SEGMENT, memory, before, later, row, margin)
-            for row, name in enumerate(stream.segments)
-        ]
-    return found
+    overall = _overall(subject, memory, before, later)
+    if len(stream.segments) < 2:
+        return [overall]
+    names = enumerate(name or WITHOUT_SEGMENT for name in stream.segments)
+    return [overall, *(_segment(subject, name, memory, row, (before, later)) for row, name in names)]
 
 
 def _sides(memory: Memory) -> tuple[JobTally, JobTally]:
@@ -375,7 +367,7 @@ def _sides(memory: Memory) -> tuple[JobTally, JobTally]:
     return memory.reference, later
 
 
-def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: JobTally, margin: float) -> TrafficVerdict:
+def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: JobTally) -> TrafficVerdict:
     difference = None
     if later.first[JOBS] >= LEAST_JOBS:
         error = math.hypot(standard_error(memory, later), reference_error(memory, before, later))
@@ -383,7 +375,7 @@ def _overall(subject: DriftSubject, memory: Memory, before: JobTally, later: Job
     state = State.TOO_LITTLE
     if is_open(memory):
         state = State.FELL if memory.alarm[DIRECTION] < 0 else State.ROSE
-    elif difference is not None and difference.is_within(margin):
+    elif difference is not None and difference.is_within(ALPHA_MARGIN):
         state = State.STEADY
     counts = [[side.first[i] for i in (JOBS, TRIALS, ACCEPTS)] for side in (before, later)]
     return _verdict(subject, "", state, difference, memory, counts)
@@ -394,8 +386,9 @@ def _bounded(change: float, error: float) -> Interval:
 
 
 def _segment(
-    subject: DriftSubject, name: str, memory: Memory, reference: JobTally, later: JobTally, row: int, margin: float
+    subject: DriftSubject, name: str, memory: Memory, row: int, sides: tuple[JobTally, JobTally]
 ) -> TrafficVerdict:
+    reference, later = sides
     before, after = reference.segments[row], later.segments[row]
     difference = None
     if min(before[0], after[0]) >= LEAST_OF_SEGMENT and later.first[JOBS] >= LEAST_JOBS and later.first[SQUARES]:
@@ -403,7 +396,7 @@ def _segment(
             float(after[2] / after[1] - before[2] / before[1]),
             math.hypot(*(_mean_error(memory, reference, later, side) for side in (after, before))),
         )
-    state = state_of(difference, margin)
+    state = state_of(difference)
     if state in _MOVED and not is_open(memory):
         state = State.TOO_LITTLE
     counts = [_counts(reference, before), _counts(reference, after)]
@@ -411,7 +404,7 @@ def _segment(
 
 
 def _mean_error(memory: Memory, reference: JobTally, later: JobTally, segment: Floats) -> float:
-    """Of a segment's mean residual: a binomial variance, times the dispersion that all segments share."""
+    """Standard error of a segment's mean residual: a binomial variance, times the dispersion of all segments."""
     scale = min(SCALES - 1, int(math.log2(segment[0])))
     sum_of_squares = _dispersion(reference, later) * float(_binomial(reference, segment[None])[0])
     return math.sqrt(sum_of_squares * inflation(memory, scale)) / float(segment[1])

@@ -1,6 +1,6 @@
 """From counts, choices and findings to the report as data. Pure.
 
-Besides the lines of tasks, events, probes and drafts: acceptance over time and when the revisions behind it changed,
+Besides the lines of tasks, events, probes and drafts: acceptance over time and when its revisions changed,
 expected beside measured speed-ups, what speculation saved, what jobs cost, and when nothing was measured.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, groupby, pairwise
 from typing import Final
@@ -48,29 +49,35 @@ MAX_POINTS: Final = 24
 _HOUR_S: Final = 3600.0
 
 
-def build_report(
-    counts: RunCounts,
-    figures: Mapping[str, TaskFigures],
-    choices: Mapping[str, NextJob],
-    drafts: Sequence[DraftRevision],
-    events: Sequence[DriftEvent],
-    sent: SentProbes,
-    measured: Mapping[str, TaskSpeedup],
-    incidents: Sequence[KnownIncident],
-    watched: Watched,
-    flagged: Flagged,
-) -> DriftReport:
-    """The report of one run.
+@dataclass(frozen=True, slots=True)
+class RunFindings:
+    """What a run found and did, of which its report is made."""
 
-    `figures` are those of the last day, which every screen shows; `events` is the drift that is open after the run,
-    `measured` the speed-ups by task.
-    """
-    tasks = tuple(
-        _task_line(counts, figures.get(task) or TaskFigures(task), choices.get(task), measured.get(task))
-        for task in sorted({*counts.tasks, *choices, *figures})
-    )
-    drift = tuple(DriftLine.of(one, one.content, one.subject) for one in events)
-    draft_lines = tuple(map(DraftLine.of, drafts))
+    counts: RunCounts
+    figures: Mapping[str, TaskFigures]  #: of the last day, which every screen shows
+    choices: Mapping[str, NextJob]
+    drafts: Sequence[DraftRevision]
+    events: Sequence[DriftEvent]  #: the drift that is open after the run
+    sent: SentProbes
+    measured: Mapping[str, TaskSpeedup]
+    incidents: Sequence[KnownIncident]
+    watched: Watched
+    flagged: Flagged
+    spent: Mapping[str, TaskSpend]  #: by task, in the last day
+    prices: ReportSettings
+
+    @property
+    def tasks(self) -> list[str]:
+        """Every task that was decoded, probed or chosen for, sorted."""
+        return sorted({*self.counts.tasks, *self.choices, *self.figures})
+
+
+def build_report(run: RunFindings) -> DriftReport:
+    """The report of one run."""
+    counts, plan, incidents = run.counts, run.sent.plan, run.incidents
+    tasks = tuple(_task_line(run, task) for task in run.tasks)
+    drift = tuple(DriftLine.of(event, event.content, event.subject) for event in run.events)
+    draft_lines = tuple(map(DraftLine.of, run.drafts))
     return DriftReport(
         created_at=counts.now,
         covers_from=counts.since,
@@ -78,34 +85,33 @@ def build_report(
         headline=_headline(tasks, drift, draft_lines, incidents),
         tasks=tasks,
         drift=drift,
-        opened=flagged.num_opened,
-        closed=flagged.num_closed,
-        probes=tuple(_probe_line(one) for one in sent.plan.measurements if one.is_sent),
-        probes_waiting=tuple(_probe_line(one) for one in sent.plan.waiting),
-        probe_budget_device_s=round(sent.plan.budget_device_s, 3),
-        num_due=len(sent.plan.measurements),
-        num_probe_sets=sent.plan.num_probe_sets,
-        incidents=tuple(IncidentLine.of(one, one.found, num_jobs=len(one.found.job_ids)) for one in incidents),
-        exactness=watched,
+        opened=run.flagged.num_opened,
+        closed=run.flagged.num_closed,
+        probes=tuple(_probe_line(line) for line in plan.measurements if line.is_sent),
+        probes_waiting=tuple(_probe_line(line) for line in plan.waiting),
+        probe_budget_device_s=round(plan.budget_device_s, 3),
+        num_due=len(plan.measurements),
+        num_probe_sets=plan.num_probe_sets,
+        incidents=tuple(IncidentLine.of(line, line.found, num_jobs=len(line.found.job_ids)) for line in incidents),
+        exactness=run.watched,
         drafts=draft_lines,
         history=_history(counts),
     )
 
 
-def _probe_line(one: Measurement) -> ProbeLine:
+def _probe_line(measurement: Measurement) -> ProbeLine:
     return ProbeLine.of(
-        one.due,
-        num_probes=one.num_decoded,
-        num_scored=one.num_prompts - one.num_decoded,
-        device_s=round(one.device_s, 3),
-        at_stake_device_s=round(one.due.at_stake_device_s, 3),
+        measurement.due,
+        num_probes=measurement.num_decoded,
+        num_scored=measurement.num_prompts - measurement.num_decoded,
+        device_s=round(measurement.device_s, 3),
+        at_stake_device_s=round(measurement.due.at_stake_device_s, 3),
     )
 
 
-def _task_line(
-    counts: RunCounts, figures: TaskFigures, choice: NextJob | None, measured: TaskSpeedup | None
-) -> TaskLine:
-    task = figures.task
+def _task_line(run: RunFindings, task: str) -> TaskLine:
+    counts, figures = run.counts, run.figures.get(task) or TaskFigures(task)
+    choice, measured = run.choices.get(task), run.measured.get(task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
     seen: dict[str, object] = {"num_speculative_jobs": 0, "alpha_num_draft_tokens": ()}
     if figures.alpha_1 is not None:
@@ -128,20 +134,23 @@ def _task_line(
             "next_revisions": choice.revisions,
             "next_expected_low": choice.expected_low,
         }
+    seen["saved_device_s"] = saved = saved_device_s(measured)
+    if (spent := run.spent.get(task)) is not None:
+        seen |= {"num_saved_passes": spent.num_saved_passes, "cost": cost_line(spent, saved, run.prices)}
     return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
 
 def _of_probes(counts: RunCounts, task: str, drafter: str) -> dict[str, object]:
     """Without traffic, what the last probes showed."""
     probes = counts.latest_probes(task, drafter)
-    if (found := alpha_1(probes)) is None:
+    if (first := alpha_1(probes)) is None:
         return {}
     return {
         "num_speculative_jobs": len(probes),
         "acceptance_from": "probes",
         "acceptance_drafter": drafter,
         "sampling_buckets": ("greedy",),
-        "alpha_1": found,
+        "alpha_1": first,
         "alpha": pooled_alpha(probes),
         "alpha_num_draft_tokens": tuple(sorted({probe.num_draft_tokens for probe in probes})),
     }
@@ -185,12 +194,12 @@ def _headline(
 
 
 def _history(counts: RunCounts) -> dict[str, TaskHistory]:
-    found: dict[str, TaskHistory] = {}
+    histories: dict[str, TaskHistory] = {}
     for task in counts.tasks:
         drafter = _most_tried(counts, task)
         if drafter and (history := task_history(counts, task, drafter)):
-            found[task] = history
-    return found
+            histories[task] = history
+    return histories
 
 
 def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | None:
@@ -206,12 +215,15 @@ def task_history(counts: RunCounts, task: str, drafter: str) -> TaskHistory | No
     probed = tuple(_probe_points(probes))
     if not traffic and not probed:
         return None
-    seen: list[tuple[datetime, Stream | ProbeResult]] = [(its[0].decoded_at, stream) for stream, its in streams.items()]
-    seen += [(probe.scheduled_for, probe) for probe in probes]
-    marks = _marks((at, ProbeSetup(it.target_revision, it.draft_revision, it.engine)) for at, it in seen)
+    seen = [(decoded[0].decoded_at, _setup(stream)) for stream, decoded in streams.items()]
+    marks = _marks([*seen, *((probe.scheduled_for, _setup(probe)) for probe in probes)])
     return TaskHistory(
         drafter=drafter, step_s=step.total_seconds(), traffic=traffic, probes=probed, revisions=tuple(marks)
     )
+
+
+def _setup(seen: Stream | ProbeResult) -> ProbeSetup:
+    return ProbeSetup(seen.target_revision, seen.draft_revision, seen.engine)
 
 
 def _step(jobs: Sequence[DecodedJob]) -> timedelta:
@@ -223,8 +235,8 @@ def _probe_points(probes: Sequence[ProbeResult]) -> Iterable[HistoryPoint]:
     """A point for every run whose probes were decoded."""
     for scheduled_for, group in groupby(probes, key=lambda probe: probe.scheduled_for):
         results = list(group)
-        if found := alpha_1(results):
-            yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=found)
+        if first := alpha_1(results):
+            yield HistoryPoint(start=scheduled_for, num_jobs=len(results), alpha_1=first)
 
 
 def _marks(seen: Iterable[tuple[datetime, ProbeSetup]]) -> Iterable[RevisionMark]:
@@ -244,9 +256,9 @@ def alpha_over_time(jobs: Sequence[DecodedJob], step: timedelta) -> Iterable[His
     for job in jobs:
         by_start.setdefault(int(job.decoded_at.timestamp() // step.total_seconds()), []).append(job)
     for index, group in sorted(by_start.items()):
-        if found := alpha_1(group):
+        if first := alpha_1(group):
             start = datetime.fromtimestamp(index * step.total_seconds(), UTC)
-            yield HistoryPoint(start=start, num_jobs=len(group), alpha_1=found)
+            yield HistoryPoint(start=start, num_jobs=len(group), alpha_1=first)
 
 
 def alpha_1(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval | None:
@@ -267,7 +279,7 @@ def pooled_alpha(jobs: Sequence[DecodedJob] | Sequence[ProbeResult]) -> Interval
 
 def expectation_lines(pairs: Iterable[ExpectationPair]) -> tuple[ExpectationLine, ...]:
     """A line for each task and drafter, in order of their names."""
-    return tuple(ExpectationLine.of(reliability(its), points=its) for its in by_drafter(pairs).values())
+    return tuple(ExpectationLine.of(reliability(points), points=points) for points in by_drafter(pairs).values())
 
 
 def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
@@ -278,8 +290,8 @@ def saved_device_s(measured: TaskSpeedup | None) -> Interval | None:
     """
     if measured is None or measured.speedup is None or measured.verdict is Verdict.NO_VERDICT_YET:
         return None
-    spent_s, found = measured.sequence_s / measured.mean_running, measured.speedup
-    return Interval(spent_s * (found.mean - 1), spent_s * (found.low - 1), spent_s * (found.high - 1))
+    spent_s, speedup = measured.sequence_s / measured.mean_running, measured.speedup
+    return Interval(spent_s * (speedup.mean - 1), spent_s * (speedup.low - 1), spent_s * (speedup.high - 1))
 
 
 def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportSettings) -> CostLine:
@@ -287,8 +299,8 @@ def cost_line(spent: TaskSpend, saved_device_s: Interval | None, prices: ReportS
     price_per_s = None if prices.device_cost_per_hour is None else prices.device_cost_per_hour / _HOUR_S
     cost = None if price_per_s is None else spent.device_s * price_per_s
     saved = None
-    if price_per_s is not None and (its := saved_device_s) is not None:
-        saved = Interval(its.mean * price_per_s, its.low * price_per_s, its.high * price_per_s)
+    if price_per_s is not None and (seconds := saved_device_s) is not None:
+        saved = Interval(seconds.mean * price_per_s, seconds.low * price_per_s, seconds.high * price_per_s)
     return CostLine(
         num_jobs=spent.num_jobs,
         num_tokens=spent.num_tokens,

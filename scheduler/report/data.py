@@ -24,8 +24,8 @@ class ReportPart(BaseModel):
     @classmethod
     def of(cls, *parts: object, **more: object) -> Self:
         """Its fields from the attributes of `parts`, of which the first that has one counts, and from `more`."""
-        found = {name: getattr(one, name) for one in parts[::-1] for name in cls.model_fields if hasattr(one, name)}
-        return cls.model_validate(found | more)
+        fields = {name: getattr(part, name) for part in parts[::-1] for name in cls.model_fields if hasattr(part, name)}
+        return cls.model_validate(fields | more)
 
 
 class ExpectationPoint(ReportPart):
@@ -62,7 +62,7 @@ class HistoryPoint(ReportPart):
 
 
 class RevisionMark(ReportPart):
-    """When something behind the acceptance of a task was new."""
+    """When a target, draft or engine that a task is decoded with was new."""
 
     at: AwareDatetime = Field(description="The first job or probe under it.")
     changed: tuple[str, ...] = Field(description="What differs from before: target, draft, engine.")

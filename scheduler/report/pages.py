@@ -25,7 +25,7 @@ from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratio
 from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
 from alphaloop.wording import how_many, minute, share, share_with_interval, words
-from scheduler.report.data import DriftReport, ExpectationLine, TaskLine
+from scheduler.report.data import DraftLine, DriftReport, ExpectationLine, IncidentLine, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
@@ -58,44 +58,51 @@ def render_text(report: DriftReport) -> str:
     """The report as plain text, ending with a newline."""
     parts = [
         f"alphaloop report, {minute(report.created_at)}",
-        *textwrap.wrap(report.headline, WIDTH),
+        *_wrapped([report.headline], ""),
         f"Window: {report.covers_from:%Y-%m-%d %H:%M} to {report.covers_to:%Y-%m-%d %H:%M} UTC.",
-        *(line for told in freshness(report) for line in textwrap.wrap(told, WIDTH)),
-        "",
-        "What changed",
-        *_items([told_changes(report.changes)]),
-        *_items((line.sentence for line in report.changes.lines), "  - "),
-        "",
+        *_wrapped(freshness(report), ""),
     ]
+
+    def chapter(title: str, lines: Iterable[str]) -> None:
+        parts.extend(["", title, *lines])
+
+    changes = (line.sentence for line in report.changes.lines)
+    chapter("What changed", [*_items([told_changes(report.changes)]), *_items(changes, "  - ")])
     if report.tasks:
-        parts += _table([HEADER, *(_row(line) for line in report.tasks)])
-        parts += ["", *textwrap.wrap(" ".join((*_LEGEND, apart_from_traffic(report))), WIDTH), ""]
-        parts += ["Next job, as it would be decided now at the usual load of the last day"]
-        parts += [*_items(map(_next_job, report.tasks)), ""]
-    if report.incidents:
-        told = (
-            f"{words(one.kind)}, since {minute(one.opened_at)}, {how_many(one.num_jobs, 'job')}: {one.sentence}"
-            for one in report.incidents
+        parts += ["", *_table([HEADER, *(_row(line) for line in report.tasks)])]
+        parts += ["", *_wrapped([" ".join((*_LEGEND, apart_from_traffic(report)))], "")]
+        chapter(
+            "Next job, as it would be decided now at the usual load of the last day",
+            _items(map(_next_job, report.tasks)),
         )
-        parts += ["Incidents", *_items(told), ""]
-    measured = _items(f"{one.task}: {sentence(its.drafter, its)}" for one in report.tasks if (its := one.measured))
-    none = _items(["no verdict yet: no slice of the switchback experiment was recorded in the last day"])
-    parts += ["Measured speed-up", *(measured or none), ""]
+    if report.incidents:
+        chapter("Incidents", _items(map(_incident, report.incidents)))
+    measured = [(line.task, line.measured) for line in report.tasks if line.measured]
+    no_verdict = "no verdict yet: no slice of the switchback experiment was recorded in the last day"
+    speedups = [f"{task}: {sentence(speedup.drafter, speedup)}" for task, speedup in measured]
+    chapter("Measured speed-up", _items(speedups or [no_verdict]))
     if report.expectations:
-        told = (f"{one.task}: {expectations(one)}" for one in report.expectations)
-        parts += ["Expected and measured speed-up", *_items(told), ""]
+        pairs = (f"{line.task}: {expectations(line)}" for line in report.expectations)
+        chapter("Expected and measured speed-up", _items(pairs))
     if report.tasks:
-        parts += ["Saved by speculation", *_items(f"{task.task}: {saved(task)}" for task in report.tasks), ""]
+        chapter("Saved by speculation", _items(f"{line.task}: {saved(line)}" for line in report.tasks))
         priced = report.tasks if report.device_cost_per_hour is not None else ()
-        jobs = (f"{task.task}: {cost_of_jobs(task, report.currency)}" for task in priced)
-        parts += ["Cost", *_items([cost_of_all(report), *jobs]), ""]
+        jobs = (f"{line.task}: {cost_of_jobs(line, report.currency)}" for line in priced)
+        chapter("Cost", _items([cost_of_all(report), *jobs]))
     if report.gaps:
-        parts += ["Not measured", *_items(gap_lines(report)), ""]
-    parts += ["Drift", *_drift(report), ""]
-    parts += ["Probes", *_probes(report), ""]
-    told = (f"{it.name}: {it.status}" + (f": {it.status_reason}" if it.status_reason else "") for it in report.drafts)
-    parts += ["Drafts", *(_items(told) or ["  No worker has registered one."])]
+        chapter("Not measured", _items(gap_lines(report)))
+    chapter("Drift", _drift(report))
+    chapter("Probes", _probes(report))
+    chapter("Drafts", _items(map(_draft, report.drafts)) or ["  No worker has registered one."])
     return "\n".join(line.rstrip() for line in parts) + "\n"
+
+
+def _incident(line: IncidentLine) -> str:
+    return f"{words(line.kind)}, since {minute(line.opened_at)}, {how_many(line.num_jobs, 'job')}: {line.sentence}"
+
+
+def _draft(line: DraftLine) -> str:
+    return f"{line.name}: {line.status}{f': {line.status_reason}' if line.status_reason else ''}"
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:
@@ -130,16 +137,24 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _next_job(line: TaskLine) -> str:
     """What the next job of a task would do; where load made a difference, what was done at each."""
-    next_job, found = line.next_job, drafted_by_load(line.done)
-    told = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
+    next_job, loads = line.next_job, drafted_by_load(line.done)
+    text = f"{line.task}{f' on {line.target}' if line.target else ''}: {setting(next_job)}"
     if next_job is not None:
-        told += f" {at_load(next_job)}, {why(next_job)}"
-    told += f"; {line.not_served}" if line.not_served else ""
-    return told + (f". In the last day {', '.join(found)} running drafted." if found else "")
+        text += f" {at_load(next_job)}, {why(next_job)}"
+    text += f"; {line.not_served}" if line.not_served else ""
+    return text + (f". In the last day {', '.join(loads)} running drafted." if loads else "")
 
 
-def _items(told: Iterable[str], indent: str = "  ") -> list[str]:
-    return [line for one in told for line in textwrap.wrap(one, WIDTH, initial_indent=indent, subsequent_indent="    ")]
+def _items(sentences: Iterable[str], indent: str = "  ") -> list[str]:
+    return _wrapped(sentences, indent, "    ")
+
+
+def _wrapped(sentences: Iterable[str], indent: str, later: str = "") -> list[str]:
+    return [
+        line
+        for sentence in sentences
+        for line in textwrap.wrap(sentence, WIDTH, initial_indent=indent, subsequent_indent=later)
+    ]
 
 
 def _drift(report: DriftReport) -> list[str]:
@@ -154,8 +169,8 @@ def _drift(report: DriftReport) -> list[str]:
 
 
 def _probes(report: DriftReport) -> list[str]:
-    told = [] if report.probes else [none_sent(report)]
-    told += [
+    sentences = [] if report.probes else [none_sent(report)]
+    sentences += [
         f"{line.task}, {line.drafter} at k={line.num_draft_tokens}: {line.num_probes} sent"
         + (f" and {line.num_scored} scored" if line.num_scored else "")
         + f" for {_WHY[line.why]}, "
@@ -165,8 +180,8 @@ def _probes(report: DriftReport) -> list[str]:
     if report.probes_waiting:
         waiting = ", ".join(f"{line.task} {line.drafter}" for line in report.probes_waiting)
         budget = f"of {report.probe_budget_device_s:.0f} device seconds"
-        told.append(f"Held back by the budget {budget}: {waiting}.")
-    return _items([*told, probe_spend(report)])
+        sentences.append(f"Held back by the budget {budget}: {waiting}.")
+    return _items([*sentences, probe_spend(report)])
 
 
 #: What the page says with.
@@ -182,10 +197,10 @@ STEM: Final = "drift-report-%Y%m%dT%H%M%SZ"
 def render_page(report: DriftReport) -> str:
     """The report as HTML."""
     plots = {
-        "history": alpha_of_tasks({task: one.model_dump(mode="json") for task, one in report.history.items()}),
+        "history": alpha_of_tasks({task: history.model_dump(mode="json") for task, history in report.history.items()}),
         "expectations": _reliability_plot(report.expectations),
     }
-    sayings = {its.__name__: its for its in _SAYINGS}
+    sayings = {saying.__name__: saying for saying in _SAYINGS}
     return environment("scheduler.report").get_template("page.html.j2").render(report=report, plots=plots, **sayings)
 
 
@@ -202,12 +217,12 @@ def _reliability_plot(lines: Sequence[ExpectationLine]) -> Markup | None:
         )
         for name, line in zip(names, lines, strict=True)
     ]
-    told = "; ".join(
+    figures = "; ".join(
         f"{name} {line.ratio:.2f}, {line.num_held} of {line.num_pairs} held"
         for name, line in zip(names, lines, strict=True)
     )
     axis = "measured over expected speed-up"
-    return ratios_by_task(bars, axis, f"Measured over expected speed-up by task: {told}")
+    return ratios_by_task(bars, axis, f"Measured over expected speed-up by task: {figures}")
 
 
 def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> str:
@@ -216,8 +231,8 @@ def render_index(headings: Sequence[ReportHeading], pages: Collection[str]) -> s
     It lists at most MAX_ENTRIES and counts the other pages.
     """
     present = frozenset(pages)
-    by_name = {page_name(one.created_at): one for one in reversed(headings)}
-    entries = [(name, one) for name, one in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
+    by_name = {page_name(heading.created_at): heading for heading in reversed(headings)}
+    entries = [(name, heading) for name, heading in reversed(by_name.items()) if name in present][:MAX_ENTRIES]
     page = environment("scheduler.report").get_template("index.html.j2")
     return page.render(entries=entries, num_others=len(present) - len(entries), minute=minute)
 
@@ -261,7 +276,7 @@ def drop_reports(folder: Path, before: datetime) -> int:
     num_files = 0
     with _written(folder):
         for path in sorted(folder.glob("drift-report-*")):
-            if (made := _made_at(path)) is not None and made < before:
+            if (made_at := _made_at(path)) is not None and made_at < before:
                 path.unlink(missing_ok=True)
                 num_files += 1
     return num_files

@@ -22,7 +22,7 @@ MAX_GAPS: Final = 10
 
 
 def measured_with(line: TaskLine) -> str:
-    """The k behind a line's acceptance, the drafter where another one is in force, and whether probes showed it."""
+    """The k of a line's acceptance, the drafter where another one is in force, and whether probes showed it."""
     source = "probes, " if line.acceptance_from == "probes" else ""
     lengths = draft_lengths(line.alpha_num_draft_tokens)
     return source + acceptance_of(line.acceptance_drafter, line.drafter, lengths, line.form_bucket)
@@ -97,12 +97,16 @@ def none_sent(report: DriftReport) -> str:
 
 def probe_spend(report: DriftReport) -> str:
     """What probes took of the device."""
-    told = f"In the last day probes took {report.probe_spent_device_s:,.0f} of {report.device_s:,.0f} device seconds"
-    return f"{told} ({report.probe_spent_device_s / report.device_s:.1%})." if report.device_s > 0 else f"{told}."
+    sentence = (
+        f"In the last day probes took {report.probe_spent_device_s:,.0f} of {report.device_s:,.0f} device seconds"
+    )
+    return (
+        f"{sentence} ({report.probe_spent_device_s / report.device_s:.1%})." if report.device_s > 0 else f"{sentence}."
+    )
 
 
 def gap_lines(report: DriftReport) -> tuple[str, ...]:
-    """When nobody measured: the newest gaps, the newest first."""
+    """When nothing was measured: the newest gaps, the newest first."""
     return tuple(f"{minute(gap.begins)} to {minute(gap.ends)}" for gap in report.gaps[: -MAX_GAPS - 1 : -1])
 
 
@@ -110,15 +114,15 @@ def freshness(report: DriftReport) -> tuple[str, ...]:
     """How old the newest job is, and until when the report is the newest one."""
     last = report.last_decoded_at
     if last is None:
-        told = ["No job of traffic was ever decoded."]
+        sentences = ["No job of traffic was ever decoded."]
     elif report.created_at - last > IDLE:
         silence = span((report.created_at - last).total_seconds())
-        told = [f"No job was decoded for {silence}: the last one at {minute(last)}."]
+        sentences = [f"No job was decoded for {silence}: the last one at {minute(last)}."]
     else:
-        told = [f"The last job was decoded at {minute(last)}."]
+        sentences = [f"The last job was decoded at {minute(last)}."]
     if report.next_due is not None:
-        told.append(f"The next run is due at {minute(report.next_due)}: from then on this report is old.")
-    return tuple(told)
+        sentences.append(f"The next run is due at {minute(report.next_due)}: from then on this report is old.")
+    return tuple(sentences)
 
 
 def changes_between(
@@ -147,12 +151,14 @@ def changes_between(
 def _incidents(since: datetime, now: DriftReport, closed: Sequence[KnownIncident]) -> Iterable[ChangeLine]:
     for line in now.incidents:
         if line.opened_at > since:
-            told = f"{line.task}: incident opened, {words(line.kind)}: {line.sentence}"
-            yield ChangeLine(kind=ChangeKind.INCIDENT, about=line.task, sentence=told)
-    for one in closed:
-        what = "opened and closed" if one.opened_at > since else "closed"
-        told = f"{one.found.task}: incident {what}, {words(one.found.kind)}, because later probes were right."
-        yield ChangeLine(kind=ChangeKind.INCIDENT, about=one.found.task, sentence=told)
+            sentence = f"{line.task}: incident opened, {words(line.kind)}: {line.sentence}"
+            yield ChangeLine(kind=ChangeKind.INCIDENT, about=line.task, sentence=sentence)
+    for incident in closed:
+        what = "opened and closed" if incident.opened_at > since else "closed"
+        sentence = (
+            f"{incident.found.task}: incident {what}, {words(incident.found.kind)}, because later probes were right."
+        )
+        yield ChangeLine(kind=ChangeKind.INCIDENT, about=incident.found.task, sentence=sentence)
 
 
 def _flags(states: Sequence[tuple[DriftSubject, PastState]]) -> Iterable[ChangeLine]:
@@ -163,18 +169,18 @@ def _flags(states: Sequence[tuple[DriftSubject, PastState]]) -> Iterable[ChangeL
     for event_id, passed in by_event.items():
         subject, last = passed[-1]
         steps = ", then ".join(dict.fromkeys(state.state.value for _, state in passed))
-        told = f"{subject.task}, {subject.drafter}: flag {event_id} ({words(last.cause)}) was {steps}"
+        sentence = f"{subject.task}, {subject.drafter}: flag {event_id} ({words(last.cause)}) was {steps}"
         if last.state is EventState.CLOSED:
-            told += f": {last.sentence}"
+            sentence += f": {last.sentence}"
         elif last.state is EventState.ACKNOWLEDGED:
-            told += f" by {last.actor}"
-        yield ChangeLine(kind=ChangeKind.FLAG, about=subject.task, sentence=_ended(told))
+            sentence += f" by {last.actor}"
+        yield ChangeLine(kind=ChangeKind.FLAG, about=subject.task, sentence=_ended(sentence))
 
 
 def _servers(lives: Sequence[ServerLife]) -> Iterable[ChangeLine]:
     for life in lives:
-        told = _ended(f"endpoint {life.endpoint}: {life.changed}")
-        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=told)
+        sentence = _ended(f"endpoint {life.endpoint}: {life.changed}")
+        yield ChangeLine(kind=ChangeKind.SERVER, about=life.endpoint, sentence=sentence)
 
 
 def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[ChangeLine]:
@@ -182,10 +188,12 @@ def _drafts(before: Sequence[DraftLine], now: Sequence[DraftLine]) -> Iterable[C
     for line in now:
         if line.status == (earlier := statuses.get(line.name)):
             continue
-        told = f"{line.name} is {line.status}, was {earlier}" if earlier else f"{line.name} is new and {line.status}"
+        sentence = (
+            f"{line.name} is {line.status}, was {earlier}" if earlier else f"{line.name} is new and {line.status}"
+        )
         if line.status_reason:
-            told += f": {line.status_reason}"
-        yield ChangeLine(kind=ChangeKind.DRAFT, about=line.drafter, sentence=_ended(told))
+            sentence += f": {line.status_reason}"
+        yield ChangeLine(kind=ChangeKind.DRAFT, about=line.drafter, sentence=_ended(sentence))
 
 
 def _choices(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[ChangeLine]:
@@ -195,11 +203,11 @@ def _choices(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[Ch
         if past is not None and _setting(past) == _setting(line):
             continue
         if line.next_running is None:
-            told = f"{line.task} was last decided to be decoded {_setting(line)}, "
+            sentence = f"{line.task} was last decided to be decoded {_setting(line)}, "
         else:
-            told = f"The next job of {line.task} would be decoded {_setting(line)} {at_load(line.next_job)}, "
-        told += f"before {_setting(past)}." if past is not None else "and the task was not in the last report."
-        yield ChangeLine(kind=ChangeKind.CHOICE, about=line.task, sentence=told)
+            sentence = f"The next job of {line.task} would be decoded {_setting(line)} {at_load(line.next_job)}, "
+        sentence += f"before {_setting(past)}." if past is not None else "and the task was not in the last report."
+        yield ChangeLine(kind=ChangeKind.CHOICE, about=line.task, sentence=sentence)
 
 
 def _speedups(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[ChangeLine]:
@@ -208,10 +216,10 @@ def _speedups(before: Sequence[TaskLine], now: Sequence[TaskLine]) -> Iterable[C
         past, verdict = earlier.get(line.task, Verdict.NO_VERDICT_YET), _verdict(line)
         if past == verdict:
             continue
-        told = f"{line.task}: measured speed-up {figure(line.measured)}, {words(verdict)}; before {words(past)}."
+        sentence = f"{line.task}: measured speed-up {figure(line.measured)}, {words(verdict)}; before {words(past)}."
         if verdict is Verdict.NO_VERDICT_YET:
-            told = f"{line.task}: the measured speed-up is not known any more; before {words(past)}."
-        yield ChangeLine(kind=ChangeKind.SPEEDUP, about=line.task, sentence=told)
+            sentence = f"{line.task}: the measured speed-up is not known any more; before {words(past)}."
+        yield ChangeLine(kind=ChangeKind.SPEEDUP, about=line.task, sentence=sentence)
 
 
 def _verdict(line: TaskLine) -> Verdict:

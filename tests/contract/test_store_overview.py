@@ -25,7 +25,6 @@ from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
 from alphaloop.tables import metadata
-from benchmarks.stored_runs.questions import ROOT, questions
 from tests.fixtures.drift import content
 from tests.fixtures.postgres import fresh_database
 from tests.fixtures.runs import (
@@ -42,6 +41,7 @@ from tests.fixtures.runs import (
     subject,
     vanilla_counts,
 )
+from tests.fixtures.sql_questions import ROOT, questions
 
 pytestmark = pytest.mark.postgres
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import pytest
 
+from alphaloop.engine import Sampling
 from alphaloop.errors import MessageError
 from alphaloop.kafka.offsets import Record
 from alphaloop.messages import Job, Origin, encode_job, fields_of, parse_job, payload_digest
@@ -33,23 +34,23 @@ def test_no_message_crashes_what_reads_it() -> None:
         record = mutated(chance, offset)
         try:
             job = parse_job(record.value, Origin("c", record.topic, 0, offset), task="code")
-            sampling_of(job, TASK)
+            sampling = sampling_of(job, TASK)
         except MessageError as error:
             met[error.code] += 1
         else:
             met["jobs"] += 1
-            met.update(f"asks for {one.value}" for one in check_job(job, record))
+            met.update(f"asks for {one.value}" for one in check_job(job, sampling, record))
     print(sorted(met.items()))
     assert met["jobs"] > NUM_MESSAGES // 20
     assert NUM_MESSAGES < 2000 or met.keys() >= {f"asks for {one.value}" for one in Feature}, "the fuzzer knows all"
 
 
-def check_job(job: Job, record: Record) -> frozenset[Feature]:
+def check_job(job: Job, sampling: Sampling, record: Record) -> frozenset[Feature]:
     """What the parts behind rely on: it is written and read alike, and what it asks for stands somewhere in it."""
     again = parse_job(encode_job(job), Origin("other", "jobs.other", 0, 0), task=job.task, max_bytes=2**24)
     assert (again.body, payload_digest(again)) == (job.body, payload_digest(job))
-    found = features_of(job.body)
-    assert features_of(again.body) == found
+    found = features_of(job.body, sampling)
+    assert features_of(again.body, sampling_of(again, TASK)) == found
     if found:
         refusal = refusal_of(job.body, found, [NOBODY])
         assert refusal is not None

@@ -32,7 +32,7 @@ def test_a_batch_that_came_first_holds_up_another_segment_by_few_jobs(
 ) -> None:
     """Both lie in one partition, the batch is many times what a worker reads, and it is stopped in the midst."""
     monkeypatch.setattr("worker.feed.AHEAD_S", 0.0)
-    monkeypatch.setattr("worker.assembly.MAX_BUFFERED", 64)
+    monkeypatch.setattr("worker.feed.MAX_BUFFERED", 64)
     settings = worker_settings.model_copy(update={"segments": {"gold": SegmentSettings(weight=2.0)}})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     batch = [f"batch-{number}" for number in range(NUM_BATCH)]

@@ -40,7 +40,7 @@ def consume(worker: RunningWorker, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the process does once everything is loaded."""
     monkeypatch.setattr(worker_main, "set_up_interpreter", lambda: None)
     health = ProcessHealth(StartWait(threading.Event(), 1.0))
-    worker_main._consume(worker.worker, health, worker.settings.worker, owner=worker.owner, metrics_url="")
+    worker_main._consume(worker.worker, health, metrics_url="")
 
 
 def test_a_worker_of_another_target_ends_before_it_loads_a_model(

@@ -96,7 +96,7 @@ def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_is_follo
     process = processes("scheduler", place.environment)
     ready = process.event("scheduler_ready")
     process.event("run_finished")
-    assert place.hook.took_one.wait(WAIT_S)
+    second = processes("scheduler", place.environment, folder="second")
 
     def metrics_now() -> str:
         with urllib.request.urlopen(f"{ready['metrics']}/metrics", timeout=30) as response:
@@ -109,8 +109,8 @@ def test_run_leads_reports_shows_the_lag_of_a_task_without_a_worker_and_is_follo
     assert process.ask("/healthz") == (200, "ok")
     with urllib.request.urlopen(f"{ready['console']}/reports.json", timeout=30) as response:
         assert len(json.load(response)["reports"]) == 1
-    second = processes("scheduler", place.environment, folder="second")
     second.event("scheduler_ready")
+    assert place.hook.took_one.wait(WAIT_S)
     assert process.stop() == 0
     second.event("leader_elected")
     assert second.stop() == 0

@@ -101,7 +101,7 @@ def test_a_fall_opens_one_event_and_recovery_closes_it(make: Make, database: Dat
     assert event.subject.task == "code"
     assert event.cause == "too_little_evidence", "the task has no probe set"
     assert "fell from 0.8" in event.content.verdict
-    assert "alphaloop probes add" in event.content.action
+    assert "alphaloop probes register" in event.content.action
     again = scheduler.run_once(lower + MINUTE)
     assert (again.num_events_opened, again.num_events_open) == (0, 1)
     recovered = history.traffic("code", 0.85, 200, lower + 2 * MINUTE, 5 * MINUTE)

@@ -28,7 +28,7 @@ SETTINGS = SchedulerSettings()
 @pytest.fixture(autouse=True)
 def short_references(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream has its reference soon."""
-    monkeypatch.setattr("scheduler.drift.watching.REFERENCE_JOBS", 32)
+    monkeypatch.setattr("scheduler.drift.phases.REFERENCE_JOBS", 32)
 
 
 class Dies(DriftMemoryStore):

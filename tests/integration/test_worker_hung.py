@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import pytest
 from sqlalchemy import text
@@ -68,22 +68,22 @@ def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
 
 
 def test_a_thread_that_hangs_is_named(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One after the other stops in a call that it makes in every turn, as in a server's answer that never comes."""
+    """All stop in a call that they make in every turn, as in a server's answer that never comes; then each goes on."""
     monkeypatch.setattr("worker.background.MAX_SILENCE_S", 1.0)
     running = RunningWorker(worker_settings, FakeEngine(num_slots=2), seed=1)
     parts = running.worker
     calls: dict[str, tuple[object, str]] = {
+        "control": (parts.threads.intakes[1], "take"),
         "feed": (parts.intake, "take"),
         "recording": (parts.recorder._waiting, "take"),
         "publishing": (parts.publisher.queue, "take"),
-        "control": (parts.threads.intakes[1], "take"),
         "background": (parts.background._queue, "take"),
         "leases": (parts.leases, "check_cancelled"),
         "watch": (Listener, "wait"),
     }
 
     @contextmanager
-    def hung(owner: object, method: str) -> Iterator[None]:
+    def hung(owner: object, method: str) -> Iterator[threading.Event]:
         may_go_on, call = threading.Event(), getattr(owner, method)
 
         def hang(*args: object, **options: object) -> object:
@@ -93,17 +93,19 @@ def test_a_thread_that_hangs_is_named(worker_settings: Settings, monkeypatch: py
         with monkeypatch.context() as patched:
             patched.setattr(owner, method, hang)
             try:
-                yield
+                yield may_go_on
             finally:
                 may_go_on.set()
 
     running.start()
     try:
-        for name, (owner, method) in calls.items():
-            with hung(owner, method):
+        with ExitStack() as stack:
+            hangs = {name: stack.enter_context(hung(*call)) for name, call in calls.items()}
+            for name, may_go_on in hangs.items():
                 said = f"the thread {name} has not moved"
                 until(lambda said=said: said in (parts.threads.unhealthy() or ""), said)  # type: ignore[misc]
-            until(lambda: parts.threads.unhealthy() is None, f"{name} moves again")
+                may_go_on.set()
+            until(lambda: parts.threads.unhealthy() is None, "all move again")
     finally:
         running.close()
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.engine import Step
-from alphaloop.errors import BrokerError, DecodeFailed
+from alphaloop.errors import DecodeFailed
 from alphaloop.kafka.topics import RESULTS, cluster_id, ensure_topics
 from alphaloop.messages import Origin, Status, derived_job_id
 from alphaloop.messages.headers import RetryHeaders
@@ -21,7 +21,6 @@ from tests.fixtures.doomed_worker import DIED, doomed_worker
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import (
     Client,
-    RunningWorker,
     by_id,
     changed,
     everything,
@@ -121,25 +120,6 @@ def test_after_its_last_try_a_job_has_failed_and_is_a_dead_letter(
     assert headers["__dlq.errors.topic"] == high_topic("code"), "where it was sent, not where it waited"
     assert (headers["__dlq.errors.exception"], headers["alphaloop-job-id"]) == ("decode_failed", "bad")
     assert not [name for name in headers if name.startswith("alphaloop-retry-")]
-
-
-def test_where_no_retry_topic_can_be_made_a_failure_is_final(worker_settings: Settings) -> None:
-    settings = changed(worker_settings, kafka={"retry_delays_s": (1,)})
-    client = Client(settings)
-    running = RunningWorker(settings, UnluckyEngine({"bad": 99}), seed=1)
-
-    def refuse(task: str) -> None:
-        raise BrokerError("creating topics: not authorized")
-
-    running.worker.retries.ensure_topics = refuse
-    running.start()
-    try:
-        client.send("code", [asking("bad one", job_id="bad"), *GOOD])
-        results = by_id(client.read([RESULTS], lambda found: len(by_id(found)) == 7))
-    finally:
-        running.close()
-    assert results.pop("bad").status is Status.FAILED
-    assert {result.status for result in results.values()} == {Status.SUCCEEDED}
 
 
 NUM_JOBS = 24

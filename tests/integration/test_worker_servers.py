@@ -194,7 +194,7 @@ def test_only_probes_controls_and_forced_jobs_wait_for_a_full_route(reason: Reas
     servers = pair(round_s=0.05)
     servers["speculative"].engine = FakeEngine(num_slots=1)
     decision = Decision(Mode.SPECULATIVE, "lookup", "vllm-0.32.0", 4, reason, "test")
-    sampling = Sampling(max_tokens=60, temperature=0.0)
+    sampling = Sampling(max_tokens=8, temperature=0.0)
     with engine_over(servers) as engine:
         before = {name: server.num_texts for name, server in servers.items()}
         servers["speculative"].is_held = True  # else the first may end before the second comes

@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
 #: A publisher that looked for acknowledgements only when its idle wait of 200 ms is over would be later.
 SOON_MS = 100
-NUM_TRIES = 20
+NUM_TRIES = 8
 TRACE = {"traceparent": f"00-{7:032x}-{8:016x}-01", "tracestate": "vendor=opaque,other=1"}
 
 
@@ -119,7 +119,7 @@ def test_a_job_that_is_decoded_again_after_a_split_has_a_higher_attempt(worker_s
 
 
 def test_a_result_comes_soon_after_its_last_chunk_was_acknowledged(worker_settings: Settings) -> None:
-    """Its outcome is recorded only then. The quickest of many tells what the worker adds, and not the machine."""
+    """Its outcome is recorded only then. The quickest of many shows what the worker adds, and not the machine."""
 
     def has_decoded(num_steps: int) -> bool:
         return engine.num_steps > num_steps and not engine.load().num_running

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 
@@ -16,8 +16,14 @@ from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages.job import Identifier
 from alphaloop.store.jobs import JobStore
 from worker.background import Retry
+from worker.dead_letters import DeadMessage
 from worker.intake.partitions import Delivery
 from worker.intake.polling import Intake
+
+if TYPE_CHECKING:
+    from worker.claims import LeaseKeeper
+    from worker.dead_letters import Forwarder
+    from worker.foundation import Foundation
 
 _MOST_AT_ONCE: Final = 100
 _IDLE_WAIT_S: Final = 0.2
@@ -67,3 +73,14 @@ def parse_cancellation(value: bytes | None) -> Cancellation:
         if first["type"] == "json_invalid":
             raise MalformedMessage('expected {"action": "cancel", "job_id": "…"}, found no JSON') from None
         raise InvalidField(first["msg"], field=".".join(map(str, first["loc"])) or None) from None
+
+
+def open_control_reader(base: Foundation, intake: Intake, leases: LeaseKeeper, forwarder: Forwarder) -> ControlReader:
+    """What reads `control` for this worker; what is no cancellation becomes a dead letter."""
+    return ControlReader(
+        intake,
+        JobStore(base.database),
+        check_here=leases.check_cancelled,
+        refuse=lambda delivery, error: forwarder.put(DeadMessage(delivery, error, intake)),
+        retry=base.retry,
+    )

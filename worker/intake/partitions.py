@@ -78,7 +78,7 @@ class Watermark:
     def __init__(self) -> None:
         self._unfinished: OrderedDict[int, int] = OrderedDict()  # offsets by number; both rise
         self._num_delivered = 0
-        self._next: int | None = None  # the offset behind what was delivered or passed over
+        self._next: int | None = None  # the offset after what was delivered or passed over
         #: Next offset to read after a restart; None before anything was read. It falls only when the log goes back.
         self.committable: int | None = None
 
@@ -116,13 +116,13 @@ class Watermark:
         self.committable = next(iter(self._unfinished.values()), self._next)
 
 
-#: A retry waits up to so much longer than its topic's delay, by lot, so that jobs that failed together do not come
-#: back together. Within a partition a message waits at most so much for the one before.
+#: A retry waits longer than its topic's delay by up to this share, drawn at random, so that jobs that failed together
+#: do not come back together. Within a partition a message waits at most this share for the one before.
 JITTER: Final = 0.2
 
 
 def as_sent(record: Record, now: datetime) -> tuple[Record, float]:
-    """Of a retry, the message that failed, at its origin, and the seconds until it is due; else the record itself.
+    """The message that failed, at its origin, and the seconds until it is due; a record that is no retry as it is.
 
     It waits no longer than the topic's delay and its jitter, whatever the clock of the worker was that sent it.
     """
@@ -145,7 +145,7 @@ def as_sent(record: Record, now: datetime) -> tuple[Record, float]:
 class AssignedPartition:
     """A partition during one assignment, whose number is `epoch`.
 
-    The messages of a retry topic become due in their order. The first that is not due and all behind it wait in
+    The messages of a retry topic become due in their order. The first that is not due and all after it wait in
     `not_due`, each with its time by the intake's clock.
     """
 

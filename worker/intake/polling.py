@@ -2,7 +2,7 @@
 
 Deliveries go into a bounded queue, one for each lane, so that a backlog of jobs keeps out none of the high lane.
 Completions come back through a queue and move the low watermark. A partition is paused when its lane is full, when its
-watermark lags too far behind, and while the head of a retry topic is not due; it is resumed when there is room again.
+watermark lags too far, and while the head of a retry topic is not due; it is resumed when there is room again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.consumer import Consumer
@@ -22,6 +22,9 @@ from alphaloop.kafka.topics import WORKER_CLIENT, ensure_topics
 from alphaloop.settings import Settings
 from worker.background import BackgroundThread, BoundedQueue
 from worker.intake.partitions import AssignedPartition, Delivery, HandingOver
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +39,8 @@ COMMIT_INTERVAL_S: Final = 1.0
 MAX_WATERMARK_DISTANCE: Final = 10_000
 #: How soon a topic is noticed that was deleted and made again.
 TOPIC_CHECK_S: Final = 30.0
-#: The next list of topics waits so long, at most, for the group to take this member in with the one before, and for
-#: the broker to tell of new topics.
+#: The next list of topics waits at most this long for the group to take this member in with the one before, and for
+#: the broker to know new topics.
 MAX_LIST_S: Final = 60.0
 #: How long a rebalance may wait, of max.poll.interval.ms, after which the broker puts a member out of the group.
 SHARE_OF_POLL_INTERVAL: Final = 0.2
@@ -54,11 +57,10 @@ def make_topics(settings: Settings) -> None:
         log.error("topics are missing: %s", error.message, extra={"action": "topics_missing", "hint": error.hint or ""})
 
 
-def open_intake(
-    settings: Settings, database_id: str, group_id: str, topics: Sequence[str], name: str, now: Callable[[], datetime]
-) -> Intake:
-    """A consumer of that group, with the limits of the settings. `name` is for logs, `now` the time of day."""
-    consumer = Consumer(settings.kafka, group_id=group_id, client_id=WORKER_CLIENT + database_id)
+def open_intake(base: Foundation, group_id: str, topics: Sequence[str], name: str) -> Intake:
+    """A consumer of that group, with the limits of the settings. `name` is for logs."""
+    settings = base.settings
+    consumer = Consumer(settings.kafka, group_id=group_id, client_id=WORKER_CLIENT + base.database_id)
     return Intake(
         consumer,
         topics,
@@ -66,7 +68,7 @@ def open_intake(
         most_message_bytes=settings.kafka.max_message_bytes,
         hand_over_s=SHARE_OF_POLL_INTERVAL * consumer.max_poll_interval_s,
         name=name,
-        now=now,
+        now=base.now,
     )
 
 
@@ -94,8 +96,8 @@ class Intake:
 
     def __post_init__(self) -> None:
         self._partitions: dict[TopicPartition, AssignedPartition] = {}
-        #: Of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in every
-        #: member's assignment, until one joins again.
+        #: Topics of the partitions that are or were ours. Partitions of a topic that was made anew may be missing in
+        #: every member's assignment, until a member joins again.
         self.topics: frozenset[str] = frozenset()
         self._lists: SimpleQueue[frozenset[str]] = SimpleQueue()
         self.listed: frozenset[str] = frozenset()  #: what is subscribed
@@ -209,7 +211,7 @@ class Intake:
 
     @property
     def distance(self) -> int:
-        """The largest distance of a watermark behind its newest delivery."""
+        """The largest distance from a watermark to its newest delivery."""
         return max((held.watermark.distance for held in list(self._partitions.values())), default=0)
 
     def _leave(self) -> None:
@@ -230,7 +232,7 @@ class Intake:
             if self._lists.empty():
                 return
             self._next, self._next_at = self._lists.get_nowait(), self.clock()
-        if any(one.topic in self._dropped for one in self._partitions):
+        if any(partition.topic in self._dropped for partition in self._partitions):
             return
         if self.listed and self.clock() < self._next_at + MAX_LIST_S and not self._may_subscribe(self._next):
             return
@@ -271,19 +273,19 @@ class Intake:
 
     def _hand_out(self, records: Sequence[Record]) -> None:
         """Put those of the messages, and of earlier ones of retry topics, that are due into their lanes."""
-        found, at_s = [], self.clock()
+        due, at_s = [], self.clock()
         for record in records:
             held = self._partitions.get(record.topic_partition)
             if held is not None and (delivery := held.deliver(record, self.now, at_s)) is not None:
-                found.append(delivery)
+                due.append(delivery)
         for held in self._partitions.values():
             if held.not_due:
-                found += held.take_due(at_s)
-        if high := [delivery for delivery in found if delivery.is_high]:
+                due += held.take_due(at_s)
+        if high := [delivery for delivery in due if delivery.is_high]:
             self._lanes[True].put(high)
             self.wake()
-            found = [delivery for delivery in found if not delivery.is_high]
-        self._lanes[False].put(found)
+            due = [delivery for delivery in due if not delivery.is_high]
+        self._lanes[False].put(due)
 
     def _pause_and_resume(self) -> None:
         """Pause each partition whose messages have no room or have to wait, and resume it later.
@@ -346,7 +348,9 @@ class Intake:
         if num_overdue := self.handing_over.wait(self._may_wait):
             log.warning("%d jobs outlast the rebalance", num_overdue, extra={"action": "jobs_overdue"})
         self._drain_finished()
-        self._commit_finished([self._partitions[one] for one in partitions if one in self._partitions])
+        self._commit_finished(
+            [self._partitions[partition] for partition in partitions if partition in self._partitions]
+        )
         self._forget(partitions)
 
     def _may_wait(self) -> bool:
@@ -368,7 +372,7 @@ class Intake:
 
 @dataclass(eq=False)
 class TopicWatch:
-    """Asks the broker for the ids of the topics that intakes read, and tells the intakes. One thread uses it.
+    """Asks the broker for the ids of the topics that intakes read, and passes them on. One thread uses it.
 
     Offsets alone do not always show that a topic was deleted and made again. `ask` gives ids by topic and raises
     BrokerError.

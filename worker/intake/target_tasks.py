@@ -10,11 +10,16 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from alphaloop.errors import BrokerError
+from alphaloop.kafka.topics import topic_lister
 from alphaloop.settings import Bindings, TasksFile
 from worker.background import BackgroundThread
+
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+    from worker.intake.polling import Intake
 
 log = logging.getLogger(__name__)
 
@@ -50,13 +55,13 @@ class TargetTasks:
     def look(self) -> None:
         """Follow the file and the broker's topics. While no broker answers, the topics known stay."""
         try:
-            found = frozenset(self._topics_now())
+            topics = frozenset(self._topics_now())
         except BrokerError as error:
             log.debug("topics: %s", error.message)  # the poll says that the broker is away
-            found = self._found
+            topics = self._found
         with self._lock:
-            # A broker that lags behind the others does not name every topic: one is gone when two looks lack it.
-            self._topics, self._found = found | self._found, found
+            # A broker that lags does not name every topic: one is gone when two looks lack it.
+            self._topics, self._found = topics | self._found, topics
             self._follow()
 
     def reread(self) -> None:
@@ -72,18 +77,36 @@ class TargetTasks:
         bindings = self.bindings if self._file is None else self._file.newest(self.bindings)
         listed = bindings.topics_of(self.target, self._topics)
         if listed != self._listed:
-            self._tell(listed)
+            self._log(listed)
             self._listed = listed
             self._read_topics(listed)
         self.bindings = bindings
 
-    def _tell(self, listed: frozenset[str]) -> None:
+    def _log(self, listed: frozenset[str]) -> None:
         if not listed:
             log.warning("no topic of a task of %s: nothing is read", self.target, extra={"action": "nothing_to_read"})
             return
-        told = "%d topics are read; new: %s; left: %s"
         before = self._listed or frozenset()
-        log.info(told, len(listed), _names(listed - before), _names(before - listed), extra={"action": "topics_listed"})
+        log.info(
+            "%d topics are read; new: %s; left: %s",
+            len(listed),
+            _names(listed - before),
+            _names(before - listed),
+            extra={"action": "topics_listed"},
+        )
+
+
+def open_target_tasks(base: Foundation, file: TasksFile | None, intake: Intake) -> TargetTasks:
+    """The bindings as they are now; `intake` has its first list of topics. Without a `file` they stay."""
+    bound = TargetTasks(
+        base.engine.identity.target,
+        base.settings.bindings,
+        file=file,
+        topics_now=topic_lister(base.settings.kafka),
+        read_topics=intake.read_topics,
+    )
+    bound.look()
+    return bound
 
 
 def _names(topics: Collection[str]) -> str:

@@ -9,10 +9,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from queue import Empty, SimpleQueue
-from typing import Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 from alphaloop.acceptance import form_bucket
 from alphaloop.claim_check.store import ContentStore
@@ -28,6 +28,7 @@ from alphaloop.errors import (
     reason_of,
 )
 from alphaloop.messages import (
+    Body,
     ContentReference,
     Failure,
     Job,
@@ -42,14 +43,17 @@ from alphaloop.messages import (
 from alphaloop.messages.headers import refuse_envelope
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import TaskSettings, WorkerSettings
+from alphaloop.store.probes import ProbeStore
 from worker.admission import LaneKey, Line, lane_of
 from worker.background import Retry
 from worker.intake.partitions import Delivery
 from worker.intake.target_tasks import TargetTasks
 
+if TYPE_CHECKING:
+    from worker.foundation import Foundation
+
 log = logging.getLogger(__name__)
 
-Value = TypeVar("Value", int, float)
 Found = TypeVar("Found")
 Refusal: TypeAlias = tuple[Delivery, MessageError]
 
@@ -207,7 +211,7 @@ class Validation:
             return ""
         given = [body.prompt] if body.prompt is not None else [message.text for message in body.messages or ()]
         texts = [text.casefold() for text in given]
-        return next((one for one in patterns if any(covers(one, text) for text in texts)), "")
+        return next((pattern for pattern in patterns if any(covers(pattern, text) for text in texts)), "")
 
     def _settings_of(self, task: str) -> TaskSettings:
         if task not in self.tasks:
@@ -219,60 +223,67 @@ class Validation:
         return self.tasks[task]
 
 
+#: Settings that a body gives under the name that they have in Sampling, and those of them that its task has too.
+OF_BODY: Final = Body.model_fields.keys() & {setting.name for setting in fields(Sampling)}
+_OF_TASK: Final = OF_BODY & TaskSettings.model_fields.keys()
+
+
+def open_validation(
+    base: Foundation, bound: TargetTasks, contents: ContentStore | None, keeps_apart: Callable[[str, str], bool]
+) -> Validation:
+    """What reads this worker's messages. Whether the scheduler recorded a probe, the database says."""
+    probes = ProbeStore(base.database)
+    return Validation(
+        base.engine,
+        bound,
+        limits=base.settings.worker,
+        cluster=base.cluster,
+        keeps_apart=keeps_apart,
+        is_probe=lambda job_id, digest: base.retry.until_done("probe", partial(probes.is_recorded, job_id, digest)),
+        check_reference=contents.check if contents else no_references,
+    )
+
+
 def sampling_of(job: Job, task: TaskSettings) -> Sampling:
     """The job's own settings, and its task's settings for the others.
 
     Raises InvalidField for a job that contradicts what its task sets.
     """
     body, constraint = job.body, job.body.constraint
-    max_tokens, temperature = _given(body.max_tokens, task.max_tokens), _given(body.temperature, task.temperature)
-    if body.n > 1 and temperature == 0:
+    settings: dict[str, Any] = {name: getattr(task, name) for name in _OF_TASK}
+    for name in body.model_fields_set:
+        if name in OF_BODY and (value := getattr(body, name)) is not None:
+            settings[name] = value
+    if body.n > 1 and settings["temperature"] == 0:
         raise InvalidField(
             f"expected 1 at the temperature 0, where all texts are the same, found {body.n}",
             field="body.n",
             hint="set a temperature above 0",
         )
-    if body.min_tokens > max_tokens:
+    if body.min_tokens > (max_tokens := settings["max_tokens"]):
         raise InvalidField(
             f"expected at most {max_tokens}, the task's max_tokens, found {body.min_tokens}",
             field="body.min_tokens",
             hint="set max_tokens too",
         )
+    if settings["top_k"] < 0:
+        settings["top_k"] = 0
+    if body.logit_bias is not None:
+        settings["logit_bias"] = tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items()))
+    if body.logprobs is not None:
+        settings["num_logprobs"] = body.num_logprobs
     kind = None if constraint is None else constraint.kind
+    form = form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None)
+    if form:
+        settings["form_bucket"] = form
     # A large one is kept no longer than its job.
-    make = Sampling if constraint is not None or body.allowed_token_ids else _sampling
-    return make(
-        max_tokens,
-        temperature,
-        _given(body.top_p, task.top_p),
-        max(0, _given(body.top_k, task.top_k)),
-        _given(body.min_p, task.min_p),
-        _given(body.repetition_penalty, task.repetition_penalty),
-        body.frequency_penalty or 0.0,
-        body.presence_penalty or 0.0,
-        tuple(sorted((int(token), bias) for token, bias in body.logit_bias.items())) if body.logit_bias else (),
-        body.seed,
-        body.stop,
-        body.stop_token_ids,
-        body.n,
-        body.min_tokens,
-        body.ignore_eos,
-        body.bad_words,
-        body.allowed_token_ids or (),
-        body.include_stop_str_in_output,
-        body.skip_special_tokens,
-        body.num_logprobs,
-        constraint,
-        form_bucket(kind, bool(body.tools), body.num_images > 0, is_predicted=body.prediction is not None),
-    )
+    if constraint is not None or body.allowed_token_ids:
+        return Sampling(**settings, constraint=constraint)
+    return _sampling(**settings)
 
 
 #: Most jobs of a task have the same settings, so these are made once.
 _sampling: Final = lru_cache(maxsize=1024)(Sampling)
-
-
-def _given(value: Value | None, default: Value) -> Value:
-    return default if value is None else value
 
 
 def _read(delivery: Delivery, read: Callable[[], Found], refused: list[Refusal]) -> Found | None:
@@ -327,25 +338,25 @@ class Fetching:
         None where its prompt is read later, where another target decodes its task, and where it is no job, and then in
         `refused`.
         """
-        found = _read(delivery, partial(self.validation.read, delivery), refused)
-        if not isinstance(found, PromptElsewhere):
-            return found
-        self._waiting.append(found)
+        job = _read(delivery, partial(self.validation.read, delivery), refused)
+        if not isinstance(job, PromptElsewhere):
+            return job
+        self._waiting.append(job)
         return None
 
     def discard(self, unwanted: Callable[[Delivery], bool]) -> None:
         """Drop the jobs for which `unwanted` holds and whose prompts are not being read yet."""
-        self._waiting = deque(one for one in self._waiting if not unwanted(one.delivery))
+        self._waiting = deque(waiting for waiting in self._waiting if not unwanted(waiting.delivery))
 
     def take(self, room_bytes: int) -> tuple[list[ReadyJob], list[Refusal]]:
         """The jobs whose prompts have come, and what was refused; begins to read the next ones while there is room."""
         ready: list[ReadyJob] = []
         refused: list[Refusal] = []
         for waiting, content in self._arrived():
-            found = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
-            if found is not None:
-                ready.append(found)
-                room_bytes -= found.num_bytes
+            job = _read(waiting.delivery, partial(self.validation.with_prompt, waiting, content), refused)
+            if job is not None:
+                ready.append(job)
+                room_bytes -= job.num_bytes
         while self._waiting and self._num_running < NUM_AT_ONCE and room_bytes > 0:
             waiting = self._waiting.popleft()
             self._num_running += 1
@@ -355,15 +366,15 @@ class Fetching:
         return ready, refused
 
     def _arrived(self) -> list[tuple[PromptElsewhere, bytes | Failure]]:
-        found: list[tuple[PromptElsewhere, bytes | Failure]] = []
+        arrived: list[tuple[PromptElsewhere, bytes | Failure]] = []
         try:
             while True:
                 waiting, content = self._done.get_nowait()
                 self._num_running -= 1
                 if content is not None:
-                    found.append((waiting, content))
+                    arrived.append((waiting, content))
         except Empty:
-            return found
+            return arrived
 
     def _fetch(self, waiting: PromptElsewhere) -> None:
         """Read one prompt; of a worker that ends meanwhile there is none, and Kafka delivers the job again."""
@@ -396,9 +407,9 @@ def covers(pattern: str, folded: str) -> bool:
     place, end = len(first), len(folded) - len(last)
     if place > end or not folded.startswith(first) or not folded.endswith(last):
         return False
-    # The earliest place of each literal leaves the most room for those behind it.
+    # The earliest place of each literal leaves the most room for those after it.
     for literal in between:
-        if (found := folded.find(literal, place, end)) < 0:
+        if (at := folded.find(literal, place, end)) < 0:
             return False
-        place = found + len(literal)
+        place = at + len(literal)
     return True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from typing import Any, Final
 
 from alphaloop.engine import Sampling
@@ -139,23 +140,24 @@ def _tools(kind: ServerKind, given: GivenBody) -> Body:
     return found
 
 
-#: By field of the body: what is sent in its place, and the value that says nothing. Where a server lacks one, the
-#: capabilities say so.
-_UNUSUAL: Final[Mapping[str, tuple[str, Any]]] = {
-    "min_tokens": ("min_tokens", 0),
-    "ignore_eos": ("ignore_eos", False),
-    "bad_words": ("bad_words", ()),
-    "allowed_token_ids": ("allowed_token_ids", ()),
-    "include_stop": ("include_stop_str_in_output", False),
-    "skip_special_tokens": ("skip_special_tokens", True),
-}
+#: Settings that are sent in every request, under a name of the server's own, or not at all.
+_OTHERWISE: Final = frozenset(
+    {
+        *("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "n", "seed", "stop"),
+        *("frequency_penalty", "presence_penalty", "logit_bias", "stop_token_ids"),
+        *("num_logprobs", "constraint", "form_bucket", "predicted", "bucket"),
+    }
+)
+#: All other settings, which are sent as they are named where they are not these defaults. Where a server lacks one,
+#: the capabilities say so.
+_AS_NAMED: Final = {setting.name: setting.default for setting in fields(Sampling) if setting.name not in _OTHERWISE}
 
 
 def _unusual(kind: ServerKind, sampling: Sampling) -> Body:
     found: Body = {}
-    for name, (sent_as, neutral) in _UNUSUAL.items():
+    for name, neutral in _AS_NAMED.items():
         if (value := getattr(sampling, name)) != neutral:
-            found[sent_as] = list(value) if isinstance(value, tuple) else value
+            found[name] = list(value) if isinstance(value, tuple) else value
     if kind == "sglang" and found.pop("include_stop_str_in_output", False):
         found["no_stop_trim"] = True
     return found

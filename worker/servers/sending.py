@@ -356,9 +356,7 @@ def prepare(
     """
     if job.body.prompt == "":
         raise InvalidField("expected a prompt of at least one token, found none", field="body.prompt")
-    features = features_of(
-        job.body, top_k=sampling.top_k, min_p=sampling.min_p, repetition_penalty=sampling.repetition_penalty
-    )
+    features = features_of(job.body, sampling)
     if (refusal := refusal_of(job.body, features, [server.served for server in servers])) is not None:
         raise refusal
     fitting = replace(sampling, max_tokens=min(sampling.max_tokens, limit - 1))

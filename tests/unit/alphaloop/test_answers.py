@@ -18,23 +18,11 @@ from alphaloop.outcomes.reading import as_one_text
 from tests.fixtures.answers import ALL, CHAT, CONTINUED, chosen, continued, message
 from tests.fixtures.messages import described, succeeded
 
-#: As workers before this contract wrote it.
-PLAIN = (
-    b'{"object":"alphaloop.result","job_id":"j","status":"succeeded","task":"code","purpose":"traffic","text":"one ",'
-    b'"finish_reason":"length","usage":{"prompt_tokens":2,"completion_tokens":3,"total_tokens":5},"attempt":1,'
-    b'"recorded_at":"2026-11-01T00:00:00Z"}'
-)
-
 
 def answered(choices: tuple[Choice, ...], **fields: Any) -> Result:
     """A result with these choices."""
     told = {"text": choices[0].said.content, "choices": choices, "finish_reason": choices[0].finish_reason}
     return succeeded("j", "").model_copy(update={**told, **fields})
-
-
-def test_a_result_of_one_text_has_the_bytes_that_it_always_had() -> None:
-    assert succeeded("j", "one ").encode() == PLAIN
-    assert Result.decode(PLAIN).encode() == PLAIN
 
 
 @pytest.mark.parametrize(

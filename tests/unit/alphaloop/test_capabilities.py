@@ -8,9 +8,11 @@ from typing import Any, Final
 import pytest
 
 from alphaloop.acceptance import form_bucket
+from alphaloop.engine import Sampling
 from alphaloop.messages.body import Body
 from alphaloop.messages.capabilities import EngineFeatures, Feature, features_of, place_of, refusal_of, served_by
 from alphaloop.server_identity import ServerKind
+from tests.fixtures.messages import asked_for
 
 TURN: Final = {"role": "user", "content": "x"}
 TOOL: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -115,7 +117,7 @@ def body_of(fields: dict[str, Any]) -> Body:
 @pytest.mark.parametrize(("fields", "asked", "place"), ASKED)
 def test_what_a_body_asks_for(fields: dict[str, Any], asked: set[str], place: str) -> None:
     body = body_of(fields)
-    found = features_of(body)
+    found = asked_for(body)
     assert found == asked
     nothing = EngineFeatures("nobody", frozenset())
     refusal = refusal_of(body, found, [nothing])
@@ -132,14 +134,13 @@ def test_every_feature_is_asked_for_by_some_field() -> None:
 
 @pytest.mark.parametrize("fields", NEUTRAL)
 def test_what_changes_nothing_asks_for_nothing(fields: dict[str, Any]) -> None:
-    assert features_of(body_of(fields)) == frozenset()
+    assert asked_for(body_of(fields)) == frozenset()
 
 
 def test_settings_of_the_task_count_where_the_body_has_none_and_the_workers_are_the_last_word() -> None:
-    assert features_of(body_of({}), top_k=5, min_p=0.1, repetition_penalty=1.1) == {
-        *("top_k", "min_p", "repetition_penalty")
-    }
-    assert features_of(body_of({"top_k": 5}), top_k=0, min_p=0.0, repetition_penalty=1.0) == frozenset()
+    settings = Sampling(5, 1.0, top_k=5, min_p=0.1, repetition_penalty=1.1)
+    assert features_of(body_of({}), settings) == {"top_k", "min_p", "repetition_penalty"}
+    assert features_of(body_of({"top_k": 5}), Sampling(5, 1.0)) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -160,7 +161,7 @@ def test_a_setting_that_a_server_lacks_is_refused_with_who_could(
     kind: ServerKind, drafts: bool, fields: dict[str, Any], field: str, able: str
 ) -> None:
     body = body_of(fields)
-    refusal = refusal_of(body, features_of(body), [served_by(kind, drafts=drafts)])
+    refusal = refusal_of(body, asked_for(body), [served_by(kind, drafts=drafts)])
     assert refusal is not None
     assert refusal.field == field
     assert able in (refusal.hint or "")
@@ -172,7 +173,7 @@ def test_the_engine_that_lacks_least_says_what_is_missing() -> None:
     few = EngineFeatures("few", frozenset({Feature.N}))
     many = EngineFeatures("many", frozenset({Feature.TOP_K, Feature.N}))
     for among in itertools.permutations([few, many]):
-        refusal = refusal_of(body, features_of(body), among)
+        refusal = refusal_of(body, asked_for(body), among)
         assert refusal is not None
         assert (refusal.field, refusal.message.split()[0]) == ("body.min_tokens", "many")
 

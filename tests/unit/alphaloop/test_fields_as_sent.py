@@ -7,18 +7,16 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jsonschema
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel
 
 from alphaloop.errors import InvalidField, MessageError
 from alphaloop.job_lines import JobReader
 from alphaloop.kafka.offsets import Record
 from alphaloop.letters.reading import Letter
 from alphaloop.letters.redriving import redriven
-from alphaloop.messages import Body, ContentReference, Job, dead_letter, payload_digest
+from alphaloop.messages import Body, Job, dead_letter, payload_digest
 from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import UNSUPPORTED
 from alphaloop.settings import Settings
@@ -314,11 +312,6 @@ def test_text_as_the_form_of_an_answer_says_nothing_and_takes_nothing() -> None:
     assert refused.value.field == "response_format.schema"
 
 
-@pytest.mark.parametrize("model", [ContentReference])
-def test_null_in_a_field_that_is_needed_is_refused(model: type[BaseModel]) -> None:
-    assert all(field.is_required() for field in model.model_fields.values()), "an optional one takes null"
-
-
 def test_null_in_lines_of_batches_and_of_cancellations() -> None:
     line = {"task": "code", "prompt": "x"}
     nulls = dict.fromkeys(["job_id", "custom_id", "id", "segment", "body", "method", "url", "stop"])
@@ -330,13 +323,3 @@ def test_null_in_lines_of_batches_and_of_cancellations() -> None:
 def test_parts_of_text_are_joined_with_nothing_between_them() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two", "cache_control": {}}]
     assert_same({"messages": [{"role": "user", "content": parts}]}, {"messages": [{**TURN, "content": "one two"}]})
-
-
-def test_other_parts_are_refused_by_their_kind() -> None:
-    parts = [{"type": "text", "text": "x"}, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}]
-    message = {"messages": [{"role": "user", "content": parts}]}
-    with pytest.raises(InvalidField, match="found 'input_audio'") as refused:
-        read(json.dumps(message).encode())
-    assert refused.value.field == "messages.0.content.1.type"
-    with pytest.raises(jsonschema.ValidationError):
-        job_validator().validate(message)

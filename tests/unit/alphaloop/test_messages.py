@@ -15,7 +15,6 @@ from pydantic_core import from_json
 
 from alphaloop.errors import InvalidField, MalformedMessage, MessageError
 from alphaloop.messages import (
-    Body,
     ChatMessage,
     Decoding,
     Job,
@@ -412,63 +411,6 @@ def test_a_deadline_passes_at_its_instant() -> None:
     assert not job.is_expired(datetime(2026, 1, 31, 8, 59, 59, tzinfo=UTC))
     assert job.is_expired(datetime(2026, 1, 31, 9, tzinfo=UTC))
     assert not read({"prompt": "x"}).is_expired(datetime.max.replace(tzinfo=UTC))
-
-
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
-
-
-LABEL = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters=[chr(c) for c in (*range(32), 127)]),
-    min_size=1,
-    max_size=100,
-)
-
-
-MESSAGES = st.lists(
-    st.builds(ChatMessage, role=st.sampled_from(["system", "user", "assistant"]), content=TEXT), min_size=1, max_size=4
-).map(tuple)
-
-
-SAMPLING = {
-    "max_tokens": st.none() | st.integers(1, 1_000_000),
-    "temperature": st.none() | st.floats(0, 2),
-    "top_p": st.none() | st.floats(0, 1, exclude_min=True),
-    "top_k": st.none() | st.integers(-1, 10**9),
-    "min_p": st.none() | st.floats(0, 1),
-    "repetition_penalty": st.none() | st.floats(0.01, 100),
-    "frequency_penalty": st.none() | st.floats(-2, 2),
-    "presence_penalty": st.none() | st.floats(-2, 2),
-    "logit_bias": st.none()
-    | st.dictionaries(st.integers(0, 200_000).map(str), st.floats(-100, 100), min_size=1, max_size=3),
-    "stop_token_ids": st.lists(st.integers(0, 200_000), max_size=3).map(tuple),
-    "seed": st.none() | st.integers(-(2**63), 2**63 - 1),
-    "stop": st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=9), max_size=4).map(tuple),
-    "stream": st.booleans(),
-}
-
-
-BODIES = st.builds(Body, messages=MESSAGES, **SAMPLING) | st.builds(Body, prompt=TEXT, **SAMPLING)
-
-
-JOBS = st.builds(
-    Job,
-    job_id=st.from_regex(r"[!-~]{1,200}", fullmatch=True),
-    task=st.just("code"),
-    body=BODIES,
-    custom_id=st.none() | LABEL,
-    segment=st.none() | LABEL,
-    priority=st.integers(-100, 100),
-    deadline=st.none() | st.datetimes(timezones=st.just(UTC)),
-    decoding=st.sampled_from(Decoding),
-    purpose=st.sampled_from(Purpose),
-    probe_num_draft_tokens=st.none() | st.integers(1, 64),
-)
-
-
-@given(JOBS)
-def test_every_job_survives_encoding(job: Job) -> None:
-    assert read(encode_job(job)) == job
-    assert payload_digest(read(encode_job(job))) == payload_digest(job)
 
 
 JSON = st.recursive(

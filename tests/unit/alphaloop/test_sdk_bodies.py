@@ -15,10 +15,9 @@ from alphaloop.errors import InvalidField
 from alphaloop.messages import Body, Job, Origin, encode_job, parse_job, payload_digest
 from alphaloop.messages.answer_form import GUIDED
 from alphaloop.messages.body import UNSUPPORTED
-from alphaloop.messages.capabilities import features_of
 from alphaloop.messages.job import HARMLESS
 from tests import sdk_bodies
-from tests.fixtures.messages import job_validator, read
+from tests.fixtures.messages import asked_for, job_validator, read
 
 FILE: Final = Path(sdk_bodies.__file__).with_name("bodies.jsonl")
 BODIES: Final[dict[str, dict[str, Any]]] = {
@@ -93,7 +92,7 @@ ASKED: Final = {
 def test_what_a_library_sends_is_read_whole(case: str) -> None:
     body = BODIES[case]
     job = read({"body": body})
-    assert " ".join(sorted(features_of(job.body))) == ASKED.get(case, "")
+    assert " ".join(sorted(asked_for(job.body))) == ASKED.get(case, "")
     known = {*Body.model_fields, *GUIDED, *UNSUPPORTED, *HARMLESS, "max_completion_tokens"}
     assert {name for name, value in body.items() if value is not None} <= known, "nothing of it is left out"
     assert job_validator().is_valid({"body": body})

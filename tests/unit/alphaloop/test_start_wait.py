@@ -18,17 +18,18 @@ from alphaloop.errors import (
 from alphaloop.start_wait import LOG_EVERY_S, LONGEST_PAUSE_S, StartStopped, StartWait
 
 
-class Server:
-    """Away for some questions, then there. It tells the time, which passes in pauses only."""
+class Server(threading.Event):
+    """Away for some questions, then there. It is the event that stops the wait, too: time passes in waits for it."""
 
     def __init__(self, num_refusals: int, error: AlphaloopError) -> None:
+        super().__init__()
         self.now_s = 0.0
         self.pauses: list[float] = []
         self.reasons: list[str | None] = []
         self._left, self._error = num_refusals, error
 
-    def wait(self, limit_s: float | None = None, stop: threading.Event | None = None) -> StartWait:
-        self.start_wait = StartWait(stop or threading.Event(), limit_s, pause=self._pause, clock=lambda: self.now_s)
+    def start(self, limit_s: float | None = None) -> StartWait:
+        self.start_wait = StartWait(self, limit_s, clock=lambda: self.now_s)
         return self.start_wait
 
     def ask(self) -> str:
@@ -37,16 +38,17 @@ class Server:
             raise self._error
         return "here"
 
-    def _pause(self, pause_s: float) -> None:
+    def wait(self, timeout: float | None = None) -> bool:
         self.reasons.append(self.start_wait.reason)
-        self.pauses.append(pause_s)
-        self.now_s += pause_s
+        self.pauses.append(timeout or 0.0)
+        self.now_s += timeout or 0.0
+        return self.is_set()
 
 
 def test_a_server_that_is_away_is_waited_for_with_few_lines(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(100, StoreUnavailable("connection refused"))
     with caplog.at_level(logging.INFO):
-        assert server.wait().until_answered("PostgreSQL at db:5432/a", server.ask) == "here"
+        assert server.start().until_answered("PostgreSQL at db:5432/a", server.ask) == "here"
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert set(warnings) == {"waiting for PostgreSQL at db:5432/a: connection refused"}
     assert 2 < len(warnings) <= server.now_s / LOG_EVERY_S + 1
@@ -60,7 +62,7 @@ def test_a_server_that_is_away_is_waited_for_with_few_lines(caplog: pytest.LogCa
 def test_a_server_that_answers_at_once_is_not_mentioned(caplog: pytest.LogCaptureFixture) -> None:
     server = Server(0, StoreUnavailable())
     with caplog.at_level(logging.INFO):
-        assert server.wait(0.0).until_answered("Kafka at k:9092", server.ask) == "here"
+        assert server.start(0.0).until_answered("Kafka at k:9092", server.ask) == "here"
     assert not caplog.messages
 
 
@@ -68,26 +70,25 @@ def test_a_server_that_answers_at_once_is_not_mentioned(caplog: pytest.LogCaptur
 def test_what_waiting_does_not_mend_ends_the_start_at_once(error: AlphaloopError) -> None:
     server = Server(1, error)
     with pytest.raises(type(error)):
-        server.wait().until_answered("a server", server.ask)
+        server.start().until_answered("a server", server.ask)
     assert not server.pauses
 
 
 def test_the_wait_has_its_limit_and_names_the_setting() -> None:
     server = Server(10_000, BrokerUnavailable("no broker", hint="is it up?"))
     with pytest.raises(BrokerUnavailable, match=r"Kafka at k:9092 .*startup\.server_wait_s, 30 s: no broker") as caught:
-        server.wait(30.0).until_answered("Kafka at k:9092", server.ask)
+        server.start(30.0).until_answered("Kafka at k:9092", server.ask)
     assert caught.value.hint == "is it up?"
     assert 30.0 <= server.now_s < 30.0 + LONGEST_PAUSE_S
 
 
 def test_a_stop_ends_the_wait() -> None:
-    stop = threading.Event()
     server = Server(10_000, BrokerUnavailable("no broker"))
-    wait = server.wait(stop=stop)
+    wait = server.start()
 
     def ask() -> str:
         if server.now_s > 60.0:
-            stop.set()
+            server.set()
         return server.ask()
 
     with pytest.raises(StartStopped):

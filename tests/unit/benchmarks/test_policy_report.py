@@ -26,7 +26,7 @@ def score(rng: random.Random, of_oracle: float) -> Score:
 
 
 def seeds(rng: random.Random) -> list[Seed]:
-    rules = {"ours": 0.99, "ema_tiers": 0.9, "vanilla": 0.6, "draft:1": 0.8, "draft:2": 0.85}
+    rules = {"ours": 0.99, "vanilla": 0.6, "draft:1": 0.8, "draft:2": 0.85}
     return [{rule: score(rng, ratio) for rule, ratio in rules.items()} for _ in range(6)]
 
 
@@ -52,14 +52,12 @@ def test_bars_are_of_the_mean_over_the_oracles_and_of_the_worst_seed_over_vanill
 
 
 def test_only_the_stated_budget_is_forgiven(seed: int) -> None:
-    """ε-greedy explores far beyond it; what a rule without a budget loses is never forgiven."""
+    """What a rule without a budget loses is never forgiven."""
     read = read_scenarios()
-    scenario = read.named("vanilla_best").model_copy(update={"phases": (read.named("vanilla_best").phases[0],)})
+    scenario = read.named("near_tie").model_copy(update={"phases": (read.named("near_tie").phases[0],)})
     device = read.devices[scenario.device]
-    oracle = know(scenario, device, num_jobs=64)
-    found = compare(scenario, device, oracle, seed, ["epsilon_greedy", "draft:3"])
-    explored, fixed = found["epsilon_greedy"], found["draft:3"]
+    scores = compare(scenario, device, know(scenario, device, num_jobs=64), seed, ["ours", "draft:3"])
+    explored, fixed = scores["ours"], scores["draft:3"]
     assert fixed.of_oracle_net == fixed.of_oracle < 1
-    assert explored.of_oracle < explored.of_oracle_net
     forgiven = 1 / explored.of_oracle - 1 / explored.of_oracle_net
-    assert forgiven == pytest.approx(min(BUDGET_SHARE, explored.budget_loss))
+    assert 0 < forgiven == pytest.approx(min(BUDGET_SHARE, explored.budget_loss))

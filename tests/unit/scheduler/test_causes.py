@@ -9,7 +9,7 @@ import pytest
 from scheduler.causes import Cause, SeenIncident, explain, move_of, within_change
 from scheduler.drift.watching import State, TrafficVerdict
 from scheduler.probe_history import ProbeSetup
-from tests.fixtures.drift import FIRST, MARGIN, SUBJECT, day, evidence, history, jobs, measured
+from tests.fixtures.drift import FIRST, SUBJECT, day, evidence, history, jobs, measured
 
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
 STEADY_PROBES = history(*(measured(number, HIGH) for number in range(11)))
@@ -130,7 +130,7 @@ def test_a_rise_that_the_probes_share_is_no_finding() -> None:
 def test_nothing_moved() -> None:
     assert explain(evidence(probes=STEADY_PROBES)) == []
     assert explain(evidence()) == []
-    assert move_of([steady(""), steady("a")], MARGIN) is None
+    assert move_of([steady(""), steady("a")]) is None
 
 
 FELL = jobs()
@@ -142,34 +142,34 @@ def steady(segment: str, half: float = 0.03) -> TrafficVerdict:
 
 def test_thin_segments_are_steady_together() -> None:
     thin = [jobs(State.TOO_LITTLE, (0.01, -0.1, 0.12), segment=f"s{i}") for i in range(16)]
-    move = move_of([FELL, *thin], MARGIN)
+    move = move_of([FELL, *thin])
     assert move.mix is not None
-    few = move_of([FELL, *thin[:1], steady("x", 0.5)], MARGIN)
+    few = move_of([FELL, *thin[:1], steady("x", 0.5)])
     assert few.mix is None, "two of them show nothing"
 
 
 def test_one_segment_that_fell_is_named() -> None:
-    move = move_of([FELL, steady("a"), jobs(change=(-0.4, -0.5, -0.3), segment="b")], MARGIN)
-    assert (move.mix, [v.segment for v in move.segments], move.told.segment) == (None, ["b"], "")
+    move = move_of([FELL, steady("a"), jobs(change=(-0.4, -0.5, -0.3), segment="b")])
+    assert (move.mix, [v.segment for v in move.segments], move.verdict.segment) == (None, ["b"], "")
 
 
 @pytest.mark.parametrize("overall", [steady(""), jobs(State.ROSE, (0.1, 0.06, 0.14))])
 def test_every_segment_falls_while_the_mean_does_not(overall: TrafficVerdict) -> None:
     parts = [jobs(segment="a"), jobs(segment="b", when=(8.0, 8.4))]
-    move = move_of([overall, *parts], MARGIN)
-    assert (move.state, bool(move.told.segment), len(move.segments)) == (State.FELL, True, 2)
+    move = move_of([overall, *parts])
+    assert (move.state, bool(move.verdict.segment), len(move.segments)) == (State.FELL, True, 2)
     assert (move.changed_after, move.changed_before) == (day(8.0), day(8.6))
 
 
 def test_a_mean_that_falls_while_every_segment_rises_is_a_shift_of_the_mix() -> None:
     parts = [jobs(State.STEADY, (0.03, 0.01, 0.05), segment=name) for name in "ab"]
-    move = move_of([FELL, *parts], MARGIN)
+    move = move_of([FELL, *parts])
     assert move.mix is not None
 
 
 def test_a_fall_inside_segments_beside_a_shift_of_the_mix_is_a_fall() -> None:
     parts = [jobs(State.TOO_LITTLE, (-0.08, -0.12, -0.04), segment=name) for name in "ab"]
-    move = move_of([jobs(change=(-0.3, -0.33, -0.27)), *parts], MARGIN)
+    move = move_of([jobs(change=(-0.3, -0.33, -0.27)), *parts])
     assert move.mix is None
 
 

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.acceptance import Interval
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import State, state_of
 from scheduler.probe_history import ProbeSetup, PromptPair, alpha_change, differences, probe_histories
-from tests.fixtures.drift import FIRST, MARGIN, day, history, measured
+from tests.fixtures.drift import FIRST, day, history, measured
 
 TARGET_2 = replace(FIRST, target_revision="target-2")
 HIGH, LOW = [16, 15, 17, 16, 15, 16], [8, 7, 9, 8, 7, 8]
@@ -42,9 +43,9 @@ def test_a_task_that_was_bound_to_another_target_is_no_fall_and_new_weights_of_o
     targets: dict[str, str], num_falls: int
 ) -> None:
     results = [*measured(0, HIGH), *measured(3, LOW, TARGET_2), *measured(4, LOW, TARGET_2)]
-    (found,) = probe_histories(results, MARGIN, {}, targets)
+    (found,) = probe_histories(results, {}, targets)
     assert len(found.falls()) == num_falls
-    (back,) = probe_histories([*results, *measured(5, HIGH)], MARGIN, {}, targets)
+    (back,) = probe_histories([*results, *measured(5, HIGH)], {}, targets)
     assert not back.falls()
 
 
@@ -136,13 +137,13 @@ changes = st.floats(-1, 1).flatmap(
 
 @given(changes)
 def test_a_verdict_is_never_bolder_than_its_interval(change: Interval) -> None:
-    state = state_of(change, MARGIN)
+    state = state_of(change)
     if state is State.STEADY:
-        assert -MARGIN <= change.low <= change.high <= MARGIN
+        assert -ALPHA_MARGIN <= change.low <= change.high <= ALPHA_MARGIN
     if state is State.FELL:
         assert change.high < 0
-        assert change.mean < -MARGIN
-    mirrored = state_of(Interval(-change.mean, -change.high, -change.low), MARGIN)
+        assert change.mean < -ALPHA_MARGIN
+    mirrored = state_of(Interval(-change.mean, -change.high, -change.low))
     assert (state is State.FELL) == (mirrored is State.ROSE)
     assert (state is State.STEADY) == (mirrored is State.STEADY)
 
@@ -158,7 +159,7 @@ def test_a_verdict_is_never_bolder_than_its_interval(change: Interval) -> None:
     ],
 )
 def test_verdicts(change: tuple[float, float, float], state: State) -> None:
-    assert state_of(Interval(*change), MARGIN) is state
+    assert state_of(Interval(*change)) is state
 
 
 def test_only_shared_prompts_at_the_same_k_are_compared() -> None:

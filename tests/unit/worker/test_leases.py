@@ -64,14 +64,6 @@ def test_a_job_that_is_claimed_again_is_renewed_with_its_new_attempt() -> None:
     assert one.store.renewed == [{"a": 2}]
 
 
-def test_a_lost_claim_is_not_asked_for_every_second() -> None:
-    one = Keeping()
-    one.keeper.hold({"a": 1})
-    one.store.lost = {"a"}
-    one.pass_s(29)
-    assert len(one.store.renewed) == 1
-
-
 def test_cancellations_are_known_while_held_and_forgotten_after() -> None:
     one = Keeping()
     one.keeper.hold({"a": 1, "b": 1})

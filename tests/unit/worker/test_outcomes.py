@@ -16,7 +16,7 @@ from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
-from alphaloop.messages import AnswerMessage, Choice, Purpose, Result, Status
+from alphaloop.messages import Purpose, Result, Status
 from alphaloop.store.job_counts import CountSource
 from alphaloop.store.outcomes import Outcome
 from alphaloop.wording import named, words
@@ -113,16 +113,6 @@ def test_choices_are_recorded_as_the_model_writes_them(name: str, num_reasoning_
     details = result.usage.completion_tokens_details
     assert (details and details.reasoning_tokens) == num_reasoning_tokens
     assert outcome.run.is_cut == any(choice.finish_reason == "length" for choice in choices)
-
-
-def test_an_answer_of_one_text_is_recorded_without_choices() -> None:
-    """Also where the engine gives it as one: those who read results of old see no difference."""
-    decoded, prepared = decode(1)
-    only = (Choice(index=0, message=AnswerMessage(content=decoded.text), finish_reason=decoded.finish_reason),)
-    plain = outcome_of(decoded, prepared)
-    assert b"choices" not in plain.result
-    assert b"details" not in plain.result
-    assert outcome_of(replace(decoded, choices=only), prepared).result == plain.result
 
 
 def sums_by_drafter(outcome: Outcome) -> dict[str, EvidenceSums]:

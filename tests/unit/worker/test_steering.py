@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -403,27 +402,3 @@ def test_speed_ups_are_computed_at_once_and_then_at_most_every_few_seconds() -> 
     now_s[0] += REFRESH_EVERY_S
     kept.store([])
     assert len(store.refreshed) == 2
-
-
-def test_the_first_tokens_of_a_stream_come_without_drafts() -> None:
-    world = World()
-    world.steering = RoundSteering(
-        RoundSchedule(replace(DESIGN, control_share=0.0), random.Random(1)),
-        LengthsTogether(lambda: CostTable(())),
-        lambda: NOW,
-        {"code": 5, "sql": 0}.__getitem__,
-    )
-    for number, (task, stream) in enumerate((("code", True), ("code", False), ("sql", True))):
-        claimed = claimed_job(f"{number}", task=task, max_tokens=60, stream=stream)
-        world.running.start(RunningJob(claimed, LOOKUP, uuid4(), NOW, LOOKUP.setting))
-    drafting = {"0": list[int](), "1": list[int](), "2": list[int]()}
-    num_out = Counter[str]()
-    while len(world.running.by_id()) == 3:
-        world.steering.steer(world.running)
-        for job_id, job in world.running.by_id().items():
-            drafting[job_id].append(job.setting.num_draft_tokens)
-            assert (job_id == "0" and num_out[job_id] < 5) == (job.setting.num_draft_tokens == 0)
-        step = world.running.step().step
-        num_out.update(step.tokens_by_job)
-        world.steering.observe(step)
-    assert drafting["0"][-1] == 3, "it drafts afterwards"

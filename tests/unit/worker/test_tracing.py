@@ -22,8 +22,7 @@ from alphaloop.store.outcomes import Outcome
 from tests.fakes import FakeEngine
 from tests.fixtures.publishing import claimed_job
 from tests.fixtures.runs import decode_run
-from worker.assembly import open_tracing
-from worker.recording import EndedJob
+from worker.recording import EndedJob, open_tracing
 from worker.tracing import Tracing
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -13,8 +13,7 @@ import pytest
 from alphaloop.experiment.assign import RequestDesign, RequestSchedule
 from alphaloop.experiment.estimate import compared_blocks, load_law, measured_speedup
 from alphaloop.experiment.observe import Phase, RequestFacts, Slice, Treatment, TrialGroup
-from benchmarks.switchback.over_requests import Found, play
-from benchmarks.switchback.request_world import KnownLoad, RequestScenario
+from tests.unit.alphaloop.experiment.request_world import Concluded, KnownLoad, RequestScenario, play
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 CODE = TrialGroup("code greedy", Treatment("draft", 4))
@@ -103,7 +102,7 @@ def test_time_without_requests_earns_no_control() -> None:
     assert arms.count(False) < 12
 
 
-def run(scenario: RequestScenario, seed: int, num_requests: int = 1500) -> Found:
+def run(scenario: RequestScenario, seed: int, num_requests: int = 1500) -> Concluded:
     return play(scenario, seed, RequestDesign(control_share=0.2), num_requests)
 
 

@@ -11,24 +11,24 @@ from scheduler.drift.memory import CHANGED_AFTER, CHANGED_BEFORE, JOBS, NUM_ALAR
 from scheduler.drift.phases import learn_anew, raise_alarm
 from scheduler.drift.watching import State, verdicts
 from tests.fixtures.drift import START, STREAM, watched_jobs
-from tests.unit.scheduler.drift.test_fold import RULES, STEP, watched
+from tests.unit.scheduler.drift.test_fold import RUN_LENGTH, STEP, watched
 
 
 def test_a_deeper_fall_is_found_in_an_open_event(rng: random.Random) -> None:
     stream = watched(watched_jobs(rng, [0.85] * 300 + [0.7] * 200, step=STEP))
     assert (is_open(stream.memory), stream.memory.clock[NUM_ALARMS]) == (True, 1)
     began = stream.memory.alarm[[CHANGED_AFTER, CHANGED_BEFORE]].tolist()
-    stream.add(watched_jobs(rng, [0.45] * 120, first=500, step=STEP), RULES)
+    stream.add(watched_jobs(rng, [0.45] * 120, first=500, step=STEP), RUN_LENGTH)
     assert stream.memory.clock[NUM_ALARMS] == 2
     assert stream.memory.alarm[[CHANGED_AFTER, CHANGED_BEFORE]].tolist() == began, "it is the same event"
-    (verdict,) = verdicts(subject_of(STREAM), stream, RULES.margin)
+    (verdict,) = verdicts(subject_of(STREAM), stream)
     assert verdict.state is State.FELL
     assert verdict.change.low < -0.4 < verdict.change.high
 
 
 def test_a_change_to_the_other_side_begins_where_it_turned(rng: random.Random) -> None:
     stream = watched(watched_jobs(rng, [0.6] * 300 + [0.4] * 100 + [0.85] * 120, step=STEP))
-    (verdict,) = verdicts(subject_of(STREAM), stream, RULES.margin)
+    (verdict,) = verdicts(subject_of(STREAM), stream)
     assert verdict.state is State.ROSE
     assert verdict.changed_after > START + 380 * STEP
 
@@ -39,6 +39,6 @@ def test_a_false_alarm_ends_soon_and_nothing_is_forgotten(rng: random.Random, nu
     raise_alarm(stream.memory, (START + num_before * STEP).timestamp())
     learn_anew(stream.memory)
     norm = stream.memory.norm.first[JOBS]
-    stream.add(watched_jobs(rng, [0.7] * 400, first=num_before, step=STEP), RULES)
+    stream.add(watched_jobs(rng, [0.7] * 400, first=num_before, step=STEP), RUN_LENGTH)
     assert not is_open(stream.memory)
     assert stream.memory.reference.first[JOBS] >= norm

@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 
 from alphaloop.measurements import WatchedJob
 from scheduler.drift.memory import DIRECTION, NUM_ALARMS, PHASE, WATCHING, is_open
-from scheduler.drift.phases import DriftRules
 from scheduler.drift.watching import WatchedStream
 from tests.fixtures.drift import START, STREAM, watched_jobs
 
 STEP = timedelta(minutes=10)  # 300 jobs are two days
-RULES = DriftRules(run_length=50_000.0, reference_jobs=32, margin=0.03)
+RUN_LENGTH = 50_000.0
 
 
 def watched(jobs: list[WatchedJob]) -> WatchedStream:
     stream = WatchedStream()
-    stream.add(jobs, RULES)
+    stream.add(jobs, RUN_LENGTH)
     return stream
 
 
@@ -80,7 +79,7 @@ def test_a_lasting_fall_is_one_event(rng: random.Random) -> None:
 def test_the_old_level_ends_the_alarm(rng: random.Random) -> None:
     stream = watched(watched_jobs(rng, [0.7] * 300 + [0.5] * 100, step=STEP))
     assert is_open(stream.memory)
-    stream.add(watched_jobs(rng, [0.7] * 600, first=400, step=STEP), RULES)
+    stream.add(watched_jobs(rng, [0.7] * 600, first=400, step=STEP), RUN_LENGTH)
     assert not is_open(stream.memory)
     assert stream.memory.clock[PHASE] == WATCHING
 
@@ -91,8 +90,8 @@ def test_another_draft_length_is_not_a_change(rng: random.Random) -> None:
     for _ in range(3):
         stream = watched(watched_jobs(rng, [0.465] * 300, num_draft_tokens=1))
         for first in range(300, 700, 200):
-            stream.add(watched_jobs(rng, [0.419] * 100, num_draft_tokens=12, first=first), RULES)
-            stream.add(watched_jobs(rng, [0.465] * 100, num_draft_tokens=1, first=first + 100), RULES)
+            stream.add(watched_jobs(rng, [0.419] * 100, num_draft_tokens=12, first=first), RUN_LENGTH)
+            stream.add(watched_jobs(rng, [0.465] * 100, num_draft_tokens=1, first=first + 100), RUN_LENGTH)
         num_alarms += int(stream.memory.clock[NUM_ALARMS])
     assert num_alarms == 0
 

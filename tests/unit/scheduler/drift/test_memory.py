@@ -8,9 +8,10 @@ import pytest
 
 from alphaloop.errors import StoreError
 from scheduler.counts import subject_of
+from scheduler.drift.memory import ALPHA_MARGIN
 from scheduler.drift.watching import WITHOUT_SEGMENT, State, TrafficVerdict, WatchedStream, verdicts
 from tests.fixtures.drift import STREAM, watched_jobs
-from tests.unit.scheduler.drift.test_fold import RULES, STEP, watched
+from tests.unit.scheduler.drift.test_fold import RUN_LENGTH, STEP, watched
 
 
 @pytest.mark.parametrize(
@@ -35,11 +36,8 @@ def test_a_damaged_memory_is_refused(rng: random.Random, path: tuple[str, ...], 
         WatchedStream.of(document)
 
 
-MARGIN = 0.05
-
-
 def told(stream: WatchedStream) -> dict[str, TrafficVerdict]:
-    return {verdict.segment: verdict for verdict in verdicts(subject_of(STREAM), stream, MARGIN)}
+    return {verdict.segment: verdict for verdict in verdicts(subject_of(STREAM), stream)}
 
 
 def test_while_it_learns_it_says_too_little(rng: random.Random) -> None:
@@ -51,7 +49,7 @@ def test_steady_needs_enough_jobs(rng: random.Random) -> None:
     few, many = (told(watched(watched_jobs(rng, [0.7] * num, step=STEP)))[""] for num in (60, 900))
     assert few.state is State.TOO_LITTLE
     assert many.state is State.STEADY
-    assert -MARGIN <= many.change.low <= many.change.high <= MARGIN
+    assert -ALPHA_MARGIN <= many.change.low <= many.change.high <= ALPHA_MARGIN
 
 
 @pytest.mark.parametrize(("after", "state"), [(0.45, State.FELL), (0.9, State.ROSE)])
@@ -69,7 +67,7 @@ def test_a_shift_of_the_mix_leaves_each_segment_steady(rng: random.Random) -> No
         (job,) = watched_jobs(
             rng, [0.85 if is_easy else 0.45], first=number, step=STEP, segment="easy" if is_easy else ""
         )
-        stream.add([job], RULES)
+        stream.add([job], RUN_LENGTH)
     found = told(stream)
     assert found[""].state is State.FELL
     for name in ("easy", WITHOUT_SEGMENT):

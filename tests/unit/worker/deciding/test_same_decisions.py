@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Final, cast
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
-from alphaloop.acceptance import prompt_bucket
+from alphaloop.acceptance import EvidenceKey, prompt_bucket
 from alphaloop.costs import CostPoint
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSnapshot, EvidenceSums, together
@@ -23,14 +24,13 @@ from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder,
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow, with_jobs
 from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.job_counts import DecodeRun
 from benchmarks.policy.ours import HALF_LIFE, BudgetsInMemory, ChoicesInMemory, Ours
 from benchmarks.policy.play import Batch, Choice, Decoded
 from benchmarks.policy.scenario import Acceptance, Device, Phase, Scenario, Surface, Task
 from benchmarks.policy.stream import Cell, Counts, Outcomes
-from benchmarks.workload.contest import LedgerInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.runs import decode_run, simulated_counts, vanilla_counts
 from worker.admission import lane_of
@@ -55,6 +55,24 @@ DEVICE: Final = Device(
         "draft": Surface(widths=(2, 8), by_batch={1: (1.5, 9.0), 8: (2.0, 10.0)}),
     },
 )
+
+
+class LedgerInMemory:
+    """Evidence fades by `half_life`."""
+
+    def __init__(self, half_life: timedelta) -> None:
+        self._half_life = half_life
+        self._ledger_ids = count(1)
+        self._folded: dict[EvidenceKey, StateRow] = {}
+
+    def record(self, jobs: Iterable[tuple[EvidenceKey, EvidenceSums]]) -> list[StateRow]:
+        """Add jobs that are recorded together; returns the rows that changed."""
+        rows: dict[EvidenceKey, list[tuple[int, EvidenceSums]]] = {}
+        for key, evidence in jobs:
+            rows.setdefault(key, []).append((next(self._ledger_ids), evidence))
+        changed = {key: with_jobs(key, self._folded.get(key), added, self._half_life) for key, added in rows.items()}
+        self._folded |= changed
+        return [*changed.values()]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from random import Random
 
 import pytest
@@ -27,19 +26,6 @@ def job_id(one: Delivery) -> str:
     return str(json.loads(one.record.value or b"")["job_id"])
 
 
-def test_a_segment_that_sent_little_comes_out_before_the_rest_of_one_that_sent_much() -> None:
-    unread = Unread(MB)
-    unread.put(delivery(f"batch-{number}", segment="batch") for number in range(500))
-    unread.put(delivery(f"gold-{number}", segment="gold") for number in range(3))
-    unread.put(delivery(f"sql-{number}", task="sql", segment="batch") for number in range(2))
-    assert len(unread) == 505
-    read = {("code", "batch"): 100}
-    order = [job_id(one) for _, one in zip(range(6), unread.take(lambda *line: read.get(line, 0)), strict=False)]
-    assert sorted(order[:5]) == ["gold-0", "gold-1", "gold-2", "sql-0", "sql-1"]
-    assert order[5] == "batch-0"
-    assert len(unread) == 499
-
-
 @settings(derandomize=True, deadline=None, max_examples=30)
 @given(st.integers(0, 2**32))
 def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int) -> None:
@@ -57,34 +43,6 @@ def test_each_comes_out_once_in_the_order_of_its_line_and_bytes_add_up(seed: int
     for names in sent.values():
         assert [name for name in came if name in names] == names
     assert (len(unread), bool(unread), unread.room_bytes) == (0, False, MB)
-
-
-def test_what_the_caller_does_not_ask_for_stays() -> None:
-    unread = Unread(MB)
-    unread.put([delivery("a"), delivery("b")])
-    taken = unread.take(nobody)
-    assert job_id(next(taken)) == "a"
-    del taken
-    assert [job_id(one) for one in unread.take(nobody)] == ["b"]
-
-
-def test_bytes_are_bounded_by_the_caller_and_known_here() -> None:
-    one = delivery("a", prompt="x" * 1000)
-    unread = Unread(3 * one.num_bytes)
-    unread.put([one, one])
-    assert unread.room_bytes == one.num_bytes
-    unread.put([one, one])
-    assert unread.room_bytes < 0
-    assert len(list(unread.take(nobody))) == 4
-    assert unread.room_bytes == 3 * one.num_bytes
-
-
-def test_what_leaves_with_its_partition_is_dropped() -> None:
-    unread = Unread(MB)
-    unread.put([delivery("a", segment="gold"), replace(delivery("b", segment="gold"), epoch=2), delivery("c")])
-    unread.discard(lambda one: one.epoch == 1)
-    assert [job_id(one) for one in unread.take(nobody)] == ["b"]
-    assert unread.room_bytes == MB
 
 
 @pytest.mark.parametrize(

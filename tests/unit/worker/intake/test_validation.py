@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import threading
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,7 +26,8 @@ from tests.fixtures.publishing import delivery, validation
 from worker.background import Retry
 from worker.intake.control import parse_cancellation
 from worker.intake.partitions import Delivery
-from worker.intake.validation import Fetching, Refusal, covers
+from worker.intake.validation import OF_BODY, Fetching, Refusal, covers
+from worker.servers.request_body import body_of
 
 TASK = TaskSettings(max_tokens=77, temperature=0.6, top_p=0.9, top_k=20, min_p=0.01, repetition_penalty=1.05)
 
@@ -60,20 +63,42 @@ def test_what_contradicts_the_task_is_refused(body: dict[str, Any], field: str) 
     assert read(n=2, min_tokens=77).n == 2, "the task samples, and writes so many"
 
 
-def test_what_a_body_says_of_its_texts_is_what_the_engine_gets() -> None:
-    found = read(
-        n=3,
-        min_tokens=2,
-        ignore_eos=True,
-        bad_words=["a"],
-        allowed_token_ids=[5, 6],
-        include_stop_str_in_output=True,
-        skip_special_tokens=False,
-        logprobs=4,
-    )
-    assert (found.n, found.min_tokens, found.ignore_eos, found.bad_words) == (3, 2, True, ("a",))
-    assert (found.allowed_token_ids, found.include_stop, found.skip_special_tokens) == ((5, 6), True, False)
-    assert (found.num_logprobs, found.constraint) == (4, None)
+#: Each setting of a body, with the value that the engine gets where that is another one.
+OF_A_BODY: Mapping[str, tuple[Any, Any]] = {
+    "max_tokens": (5, 5),
+    "temperature": (0.5, 0.5),
+    "top_p": (0.5, 0.5),
+    "top_k": (7, 7),
+    "min_p": (0.2, 0.2),
+    "repetition_penalty": (1.5, 1.5),
+    "frequency_penalty": (-0.5, -0.5),
+    "presence_penalty": (0.25, 0.25),
+    "logit_bias": ({"12": -100, "3": 1.5}, ((3, 1.5), (12, -100.0))),
+    "seed": (0, 0),
+    "stop": ("a", ("a",)),
+    "stop_token_ids": ([9, 2], (9, 2)),
+    "n": (3, 3),
+    "min_tokens": (2, 2),
+    "ignore_eos": (True, True),
+    "bad_words": (["a"], ("a",)),
+    "allowed_token_ids": ([5, 6], (5, 6)),
+    "include_stop_str_in_output": (True, True),
+    "skip_special_tokens": (False, False),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OF_BODY))
+def test_each_setting_of_a_body_reaches_the_engine_and_a_server_under_its_name(name: str) -> None:
+    sent_value, expected = OF_A_BODY[name]
+    prepared = READING.read(sent({"body": {"prompt": "x", name: sent_value}})).prepared
+    assert getattr(prepared.sampling, name) == expected
+    assert replace(prepared.sampling, **{name: getattr(read(), name)}) == read(), "and no other setting does"
+    request = body_of("vllm", "model", prepared.job, prepared.sampling, stream=False)
+    assert json.loads(json.dumps(request[name])) == ([sent_value] if name == "stop" else sent_value)
+
+
+def test_logprobs_and_a_constraint_reach_the_engine() -> None:
+    assert (read(logprobs=4).num_logprobs, read(logprobs=4).constraint) == (4, None)
     constraint = read(guided_choice=["yes", "no"]).constraint
     assert constraint == Constraint("choice", '["yes","no"]', "body.structured_outputs.choice")
 
@@ -94,31 +119,9 @@ def test_what_neither_a_job_nor_its_task_says_is_the_models_where_that_is_wanted
     assert found("chat", are_used=False) == Sampling(9, 0.0)
 
 
-def test_what_a_job_says_is_what_the_engine_gets() -> None:
-    found = read(
-        max_tokens=5,
-        temperature=0,
-        top_p=1,
-        top_k=-1,
-        min_p=0,
-        repetition_penalty=1,
-        frequency_penalty=-0.5,
-        presence_penalty=0.25,
-        logit_bias={"12": -100, "3": 1.5},
-        seed=0,
-        stop="a",
-        stop_token_ids=[9, 2],
-    )
-    assert found == Sampling(
-        max_tokens=5,
-        temperature=0.0,
-        frequency_penalty=-0.5,
-        presence_penalty=0.25,
-        seed=0,
-        stop=("a",),
-        logit_bias=((3, 1.5), (12, -100.0)),
-        stop_token_ids=(9, 2),
-    )
+def test_a_job_may_take_back_what_its_task_sets() -> None:
+    neutral = read(max_tokens=5, temperature=0, top_p=1, top_k=-1, min_p=0, repetition_penalty=1)
+    assert neutral == Sampling(max_tokens=5, temperature=0.0)
 
 
 @pytest.mark.parametrize(

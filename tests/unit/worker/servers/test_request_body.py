@@ -8,10 +8,10 @@ from typing import Any, Final, get_args
 
 import pytest
 
-from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Job
-from alphaloop.messages.capabilities import features_of, refusal_of, served_by
+from alphaloop.messages.capabilities import refusal_of, served_by
 from alphaloop.server_identity import ServerKind
+from tests.fixtures.messages import asked_for, settings_of
 from worker.servers.request_body import body_of, path_of, tokenize_body_of
 
 KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
@@ -28,20 +28,7 @@ def sent(kind: ServerKind, *, stream: bool = False, **fields: Any) -> dict[str, 
         fields = {"messages": MESSAGES, **fields}
     body = Body.model_validate_json(json.dumps(fields))
     job = Job(job_id="job", task="code", body=body)
-    sampling = Sampling(
-        max_tokens=10,
-        temperature=1.0,
-        n=body.n,
-        min_tokens=body.min_tokens,
-        ignore_eos=body.ignore_eos,
-        bad_words=body.bad_words,
-        allowed_token_ids=body.allowed_token_ids or (),
-        include_stop=body.include_stop_str_in_output,
-        skip_special_tokens=body.skip_special_tokens,
-        num_logprobs=body.num_logprobs,
-        constraint=body.constraint,
-    )
-    return body_of(kind, "model", job, sampling, stream=stream)
+    return body_of(kind, "model", job, settings_of(body), stream=stream)
 
 
 def added(kind: ServerKind, **fields: Any) -> dict[str, Any]:
@@ -121,7 +108,7 @@ def test_a_constraint_is_said_in_the_words_of_each_server_or_refused(name: str, 
         assert added(kind, **fields) == wanted
         return
     body = Body.model_validate_json(json.dumps({"messages": MESSAGES, **fields} if "prompt" not in fields else fields))
-    refusal = refusal_of(body, features_of(body), [served_by(kind)])
+    refusal = refusal_of(body, asked_for(body), [served_by(kind)])
     assert refusal is not None
     assert refusal.field is not None
     assert refusal.field.startswith("body.structured_outputs.")

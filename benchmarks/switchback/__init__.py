@@ -1,1 +1,0 @@
-"""The switchback experiment on simulated traffic whose true speed-up is known."""

@@ -1,1 +1,0 @@
-"""One worker's choices beside every static setting, on a real model and real prompts, phase by phase."""
