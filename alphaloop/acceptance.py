@@ -9,7 +9,7 @@ Words (docs/glossary.md has them all):
 * num_forced: tokens that were the only ones allowed at their place; they are taken without a trial, in every mode.
 
 Positions count from 1 in words and from 0 in tuples. A round that ends inside its accepted tokens (end of text, token
-limit) is censored: positions behind the end count neither as proposed nor as trials.
+limit) is censored: positions after the end count neither as proposed nor as trials.
 
 Intervals are 95 % intervals: Student's t, and `share_interval` of a share, such as α, of trials that come in clusters.
 """
@@ -113,7 +113,7 @@ class AcceptanceCounts:
     ) -> AcceptanceCounts:
         """These counts and one more round: `num_emitted` of its `num_accepted + 1` tokens belong to the text.
 
-        A round that ends inside its accepted tokens is censored there. Of a tree, `num_proposed` is its depth, and
+        A round that ends inside its accepted tokens is censored there. `num_proposed` of a tree is its depth, and
         `num_tested` the depths at which a token was tested: the accepted path may end at a leaf. `num_forced` tokens
         of the text came with the round besides; they are in none of the other numbers.
         """
@@ -147,17 +147,17 @@ PREFILL: Final = AcceptanceCounts(rounds=1, num_empty_rounds=1)
 class ProposerCounts:
     """What one proposer offered inside the rounds of a job, whose proposals several proposers may share.
 
-    A proposer has one trial at depth i of a round where a token of its own stood behind the true prefix, that is the
+    A proposer has one trial at depth i of a round where a token of its own stood after the true prefix, that is the
     round's first i - 1 tokens as the text has them, and the text goes on that far. It is accepted there if such a token
     is the text's. So α_i = accepts_i / trials_i estimates the chance that the proposer's token at depth i is the
     target's, given the true prefix and that the proposer had a token there. Siblings in a tree each have their trial,
     in whatever order they were tried: one that follows an accepted sibling was wrong, and is counted so; to count only
     those tried after a rejection would give the chance given that the others were wrong.
 
-    Not nested, unlike a round's own counts: a proposer may begin at depth 3. Of a round with a single proposer, they
+    Not nested, unlike a round's own counts: a proposer may begin at depth 3. In a round with a single proposer, they
     are those counts. Two biases stay. A token that two proposers offer at one place stands once, under the first of
     them, so the second's α_i is of places where it offered another one. And in a chain of sampled drafts accepted as a
-    block, a token behind the accepted ones counts as wrong even where the target draws the same again.
+    block, a token after the accepted ones counts as wrong even where the target draws the same again.
     """
 
     proposer: str
@@ -262,7 +262,7 @@ def prompt_bucket(num_prompt_tokens: int) -> str:
 
 
 def added(*counts: Sequence[int]) -> tuple[int, ...]:
-    """Sums by position; one that is shorter has 0 behind its end."""
+    """Sums by position; a shorter one has 0 after its end."""
     return tuple(map(sum, zip_longest(*counts, fillvalue=0)))
 
 
@@ -279,7 +279,7 @@ def counts_from_sums(
     if not (0 <= num_accepted <= num_proposed and num_accepted <= num_tokens) or num_tokens < 1:
         return None
     num_drafting = -(-num_proposed // num_draft_tokens)
-    # Fewer rounds behind the prompt's than drafted mean that the last one was cut.
+    # Fewer rounds after the prompt's than drafted mean that the last one was cut.
     rounds = max(num_tokens - num_accepted, num_drafting + 1)
     num_cropped = rounds + num_accepted - num_tokens
     if num_cropped > num_draft_tokens:
@@ -310,7 +310,7 @@ _TINY: Final = 1e-300
 
 
 def t95(degrees_of_freedom: float) -> float:
-    """The t that a variate with so many degrees of freedom exceeds in absolute value in 5 % of cases."""
+    """The t that a variate with these degrees of freedom exceeds in absolute value in 5 % of cases."""
     return t_quantile(degrees_of_freedom, 0.05)
 
 
@@ -424,7 +424,7 @@ def consecutive_runs(jobs: Sequence[Counts]) -> list[Counts]:
 
 
 def wilson(share: float, trials: float) -> Interval:
-    """95 % score interval of a share of so many independent trials, which need not be whole (Wilson 1927)."""
+    """95 % score interval of a share of `trials` independent trials, which need not be whole (Wilson 1927)."""
     if trials <= 0:
         return Interval(share, 0.0, 1.0)
     centre = (share + Z95**2 / (2 * trials)) / (1 + Z95**2 / trials)
@@ -434,4 +434,4 @@ def wilson(share: float, trials: float) -> Interval:
 
 def _variance(clusters: Sequence[Counts], share: float, num_trials: int) -> float:
     moved = [(accepts - share * trials) / (num_trials - trials) for accepts, trials in clusters]
-    return (len(clusters) - 1) / len(clusters) * sum(one * one for one in moved)
+    return (len(clusters) - 1) / len(clusters) * sum(residual * residual for residual in moved)

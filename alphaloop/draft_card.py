@@ -93,8 +93,8 @@ def draft_name(name: str) -> str:
     try:
         return TypeAdapter[str](TaskName).validate_python(name)
     except ValidationError:
-        told = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
-        raise ConfigError(told, hint="give one with --name") from None
+        message = f"expected a drafter's name, small letters, digits, _ and -, found {name[:100]!r}"
+        raise ConfigError(message, hint="give one with --name") from None
 
 
 def expected_speedup(alphas: list[float], num_draft_tokens: int, cost_ratio: float) -> float:

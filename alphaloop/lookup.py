@@ -26,9 +26,9 @@ from typing import Final, NamedTuple, Protocol
 MAX_OCCURRENCES: Final = 32
 #: Tokens of the longest match; a longer one counts no more.
 MAX_NGRAM: Final = 16
-#: Of earlier results that are remembered of a task.
+#: Most bytes of a task's remembered results.
 MAX_REMEMBERED_BYTES: Final = 16 << 20
-#: An occurrence weighs 2 ** its length: of two continuations the one behind the longer match wins, unless the other
+#: An occurrence weighs 2 ** its length: of two continuations the one after the longer match wins, unless the other
 #: occurred that much more often. Whole powers of two below 2 ** 33 add up exactly, in any order.
 _BASE: Final = 2.0
 #: What "something new" weighs: a lone match of 2 tokens is right with probability 1/2, one of 5 with 8/9.
@@ -38,7 +38,7 @@ _Weighed = tuple[tuple[int, ...], float]
 #: Most that a remembered token takes: itself (4), its link (8), and its n-gram's entry in a hash table, with its key
 #: and its place, where no other token of the memory shares it; and the moment in which that table grows.
 BYTES_PER_TOKEN: Final = 240
-#: Stands behind each result and equals no token: neither a match nor a continuation crosses it.
+#: Ends each result and equals no token: neither a match nor a continuation crosses it.
 _END: Final = -1
 
 
@@ -46,7 +46,7 @@ class EarlierTexts(Protocol):
     """Texts of others that a text may be looked up in too."""
 
     def continuations(self, suffix: Sequence[int], num_tokens: int) -> Sequence[tuple[float, list[int]]]:
-        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it.
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens after it.
 
         What shall weigh more or less than a match in the text itself has another length than its own.
         """
@@ -73,22 +73,22 @@ class SearchedText:
     predicted: EarlierTexts | None = None  #: what came with its job
 
     def continuations(self, num_tokens: int) -> list[tuple[float, list[int]]]:
-        """The match length of each occurrence, and `num_tokens` tokens behind it: its own first, then earlier results'.
+        """The match length of each occurrence, and `num_tokens` tokens after it: its own first, then earlier results'.
 
         Where a match lies so close to the end that the text runs out, the text is taken to be periodic.
         """
         text, end = self.text, len(self.text)
         self.index.advance(end - 1)
-        found: list[tuple[float, list[int]]] = []
+        occurrences: list[tuple[float, list[int]]] = []
         for length, place in self.index.matches(text):
-            behind = list(text[place : place + num_tokens])
-            if len(behind) < num_tokens:
-                behind = (behind * (num_tokens // (end - place) + 1))[:num_tokens]
-            found.append((length, behind))
+            following = list(text[place : place + num_tokens])
+            if len(following) < num_tokens:
+                following = (following * (num_tokens // (end - place) + 1))[:num_tokens]
+            occurrences.append((length, following))
         for others in (self.predicted, self.earlier):
             if others is not None:
-                found += others.continuations(text, num_tokens)
-        return found
+                occurrences += others.continuations(text, num_tokens)
+        return occurrences
 
     def propose(self, num_tokens: int, rule: Rule) -> Continuations:
         """What is likely to follow the text as it stands, at most `num_tokens` tokens."""
@@ -125,15 +125,15 @@ class EarlierResults:
         self._index.advance(len(self._tokens), is_apart=True)
 
     def continuations(self, suffix: Sequence[int], num_tokens: int) -> list[tuple[int, list[int]]]:
-        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens behind it."""
-        found = []
+        """The match length of each occurrence of the end of `suffix`, and up to `num_tokens` tokens after it."""
+        occurrences = []
         for length, place in self._index.matches(suffix):
-            behind = self._tokens[place : place + num_tokens].tolist()
-            if _END in behind:
-                behind = behind[: behind.index(_END)]
-            if behind:
-                found.append((length, behind))
-        return found
+            following = self._tokens[place : place + num_tokens].tolist()
+            if _END in following:
+                following = following[: following.index(_END)]
+            if following:
+                occurrences.append((length, following))
+        return occurrences
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +152,15 @@ class Continuations(NamedTuple):
     together: list[float]  #: probability of each token and all before it
 
 
-def grow(found: Iterable[tuple[float, Sequence[int]]], num_tokens: int, rule: Rule) -> Continuations:
+def grow(occurrences: Iterable[tuple[float, Sequence[int]]], num_tokens: int, rule: Rule) -> Continuations:
     """The likeliest continuations, at most `num_tokens` tokens.
 
-    `found` holds each occurrence's match length and the tokens behind it. A tree's tokens come likeliest first, and
-    so do siblings. Equally likely ones come in the order in which they were found.
+    `occurrences` holds each one's match length and the tokens after it. A tree's tokens come likeliest first, and
+    so do siblings. Equally likely ones come in the order of `occurrences`.
     """
     weights: dict[tuple[int, ...], float] = {}
-    for length, behind in found:
-        key = tuple(behind)
+    for length, following in occurrences:
+        key = tuple(following)
         weights[key] = weights.get(key, 0.0) + _BASE**length
     if rule.num_branches == 1:
         return _chain(list(weights.items()), num_tokens, rule.min_probability)
@@ -216,9 +216,9 @@ def _tree(agreeing: list[_Weighed], num_tokens: int, rule: Rule) -> Continuation
 def _weights(agreeing: list[_Weighed], depth: int) -> dict[int, float]:
     """What each next token weighs."""
     by_token: dict[int, float] = {}
-    for behind, weight in agreeing:
-        if depth < len(behind):
-            by_token[behind[depth]] = by_token.get(behind[depth], 0.0) + weight
+    for following, weight in agreeing:
+        if depth < len(following):
+            by_token[following[depth]] = by_token.get(following[depth], 0.0) + weight
     return by_token
 
 
@@ -247,7 +247,7 @@ class SuffixIndex:
     def advance(self, end: int, *, is_apart: bool = False) -> None:
         """Enter the tokens up to `end`, and every n-gram among those that this call enters or that goes on into them.
 
-        A text that searches itself leaves its last token out: nothing stands behind it. `is_apart`: as a text of its
+        A text that searches itself leaves its last token out: nothing follows it. `is_apart`: as a text of its
         own, so no n-gram begins in the tokens before it.
         """
         tokens, n, latest = self._tokens, self._min_ngram, self._latest
@@ -273,14 +273,14 @@ class SuffixIndex:
         self._num_dropped += num_tokens
 
     def matches(self, suffix: Sequence[int]) -> list[tuple[int, int]]:
-        """Earlier occurrences of the end of `suffix`, latest first: (length, index of the token right behind it).
+        """Earlier occurrences of the end of `suffix`, latest first: (length, index of the token right after it).
 
         Lengths count up to the longest n-gram; a place that does not agree over the shortest one is no occurrence.
         """
         n, longest = self._min_ngram, min(self._max_ngram, len(suffix))
-        found: list[tuple[int, int]] = []
+        occurrences: list[tuple[int, int]] = []
         if n > longest:
-            return found
+            return occurrences
         tokens, before, dropped = self._tokens, self._before, self._num_dropped
         wanted = suffix[: -longest - 1 : -1]
         place = self._latest.get(hash(tuple(wanted[n - 1 :: -1])), -1) - dropped
@@ -293,6 +293,6 @@ class SuffixIndex:
                     break
                 length += 1
             if length >= n:
-                found.append((length, place + 1))
+                occurrences.append((length, place + 1))
             place = before[place] - dropped
-        return found
+        return occurrences

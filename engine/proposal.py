@@ -208,12 +208,30 @@ def check_answers(asks: Sequence[Ask], answers: Sequence[Proposal], vocabulary: 
 class Drafter(Protocol):
     """Proposes tokens for many sequences at once. Deterministic in its asks and each job's own randomness.
 
-    What not every way of drafting has, has a default here: a drafter inherits it.
+    A drafter needs `state` and `propose`; it inherits a default for what else it does not have. One that repeats the
+    last token:
+
+        class Echo(Drafter):
+            def __init__(self, name: str, settings: EchoSettings) -> None:
+                self.state = settings.state(name, "1")
+
+            def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
+                return [Proposal((ask.text[-1],) * ask.num_tokens) for ask in asks]
+
+    The text [5, 6, 7], asked for two tokens, gets Proposal((7, 7)); the target verifies both in its next pass. A line
+    of `engine.drafters.methods.METHODS` opens it; `EchoSettings` is a `DraftingSettings` with a `method` of its own.
+    The engine calls `open`, then `propose` once a round, then `close`, for each sequence.
     """
 
-    state: DrafterState  #: name, revision and longest draft
+    state: DrafterState  #: name, revision and longest draft; raise the revision when proposals change
     taps: tuple[int, ...] = ()  #: states of the target that it wants with each ask (`engine.states`)
     shadow_share: float = 0.0  #: most of a text's decoding time that scoring it with `rereading` may take; 0: never
+    device: torch.device | None = None  #: where it keeps keys and values; None where it keeps none
+    bytes_per_token: int = 0  #: keys and values of one token of a text
+    longest_text: int | None = (
+        None  #: tokens after which it proposes nothing; None where the target's limit comes first
+    )
+    source_names: frozenset[str] = frozenset()  #: other drafters that it asks, whose slots its sequences hold
 
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         """A sequence wants drafts from now on, from its beginning or from the middle of its output.
@@ -221,40 +239,23 @@ class Drafter(Protocol):
         `text` is its prompt and its output so far, a live list that grows with every round. `task` and `segment` are
         its job's; a job that must not search earlier results has no task.
         """
+        return
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """One proposal an ask, in order."""
+        """One proposal an ask, in order, of at most `ask.num_tokens` tokens; NOTHING where there is nothing to say."""
 
     def close(self, job_id: str) -> None:
         """A sequence has ended, or drafts with another drafter; nothing happens if it was never opened."""
+        return
 
     def clear(self) -> None:
         """Forget every sequence, whatever state a failed round left."""
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where it keeps keys and values; None where it keeps none."""
-        return None
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text."""
-        return 0
+        return
 
     @property
     def num_cache_bytes(self) -> int:
         """Memory that its own keys and values hold now, without those of its sources."""
         return 0
-
-    @property
-    def longest_text(self) -> int | None:
-        """Tokens of a text after which it proposes nothing; None where the target's own limit comes first."""
-        return None
-
-    @property
-    def source_names(self) -> frozenset[str]:
-        """Other drafters that it asks, whose slots its sequences hold."""
-        return frozenset()
 
     def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
         """Seconds and shape of the last proposals of each source that was asked."""

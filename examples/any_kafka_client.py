@@ -14,7 +14,7 @@ servers = {"bootstrap.servers": os.environ["KAFKA_BOOTSTRAP_SERVERS"]}
 # Results carry it. A job that is sent again under the same job_id is decoded once.
 job_id = f"example-{uuid.uuid4()}"
 
-# Read from the present end of every partition, so that no result can come before somebody listens.
+# Read from the present end of every partition, so that no result can come before this consumer listens.
 consumer = Consumer({**servers, "group.id": job_id, "enable.auto.commit": False})
 partitions = consumer.list_topics("results", timeout=30).topics["results"].partitions
 ends = []

@@ -23,8 +23,8 @@ async def main(file: Path) -> None:
             async for result in client.results(batch, timeout_s=3600):
                 statuses[result.status] += 1
                 print(result.encode().decode())
-    told = ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
-    print(f"{len(batch)} jobs: {told}", file=sys.stderr)
+    counts = ", ".join(f"{number} {status}" for status, number in sorted(statuses.items()))
+    print(f"{len(batch)} jobs: {counts}", file=sys.stderr)
 
 
 asyncio.run(main(Path(sys.argv[1])))

@@ -7,7 +7,7 @@ because vLLM's environment has the version that vLLM wants. What a request asks 
 
 vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
 before. An index over a text depends on nothing but the text, so a row goes on with the index whose text it begins with.
-Which request it is matters for what is remembered alone, and there the names are told.
+Which request it is matters for what is remembered alone, and there the worker names it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LookupProposer:
         if settings.remember_tasks and vllm_config.parallel_config.worker_cls != WORKER:
             raise ConfigError(
                 f"expected --worker-cls {WORKER} where additional_config.{KEY} names remember_tasks: "
-                "nothing else tells a drafter the task of a request"
+                "nothing else gives a drafter the task of a request"
             )
         self._settings = settings
         self._rule = Rule(settings.min_probability, num_branches=1)
@@ -93,8 +93,7 @@ class LookupProposer:
         if text.asked.num_draft_tokens is not None:
             most = min(most, text.asked.num_draft_tokens)
         # A pass yields one token beyond its drafts, and that one must fit too.
-        tokens = text.searched.propose(min(most, self._max_tokens - len(text.tokens) - 1), self._rule).tokens
-        return tokens
+        return text.searched.propose(min(most, self._max_tokens - len(text.tokens) - 1), self._rule).tokens
 
     def _search(self, tokens: array[int], asked: Asked) -> SearchedText:
         index = SuffixIndex(tokens, self._settings.min_ngram, MAX_NGRAM)
@@ -112,19 +111,19 @@ class ProposerSettings:
     @classmethod
     def read(cls, additional_config: Any) -> ProposerSettings:
         """From vLLM's `additional_config`. Raises ConfigError."""
-        given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
-        if not isinstance(given, Mapping):
-            raise ConfigError(f"expected an object at additional_config.{KEY}, found {type(given).__name__}")
+        section = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(section, Mapping):
+            raise ConfigError(f"expected an object at additional_config.{KEY}, found {type(section).__name__}")
         known = {field.name: field.default for field in fields(cls)}
-        if unknown := sorted(set(given) - set(known)):
+        if unknown := sorted(set(section) - set(known)):
             raise ConfigError(f"expected settings of {sorted(known)} at additional_config.{KEY}, found {unknown}")
-        return cls(**{name: _checked(name, value, known[name]) for name, value in given.items()})
+        return cls(**{name: _checked(name, value, known[name]) for name, value in section.items()})
 
 
 def _checked(name: str, value: Any, default: object) -> Any:
     place = f"additional_config.{KEY}.{name}"
     if isinstance(default, tuple):
-        if not isinstance(value, list) or not all(isinstance(one, str) and one for one in value):
+        if not isinstance(value, list) or not all(isinstance(task, str) and task for task in value):
             raise ConfigError(f"expected a list of task names at {place}, found {value!r}")
         return tuple(value)
     numbers = (int, float) if isinstance(default, float) else (int,)
@@ -138,7 +137,7 @@ def _checked(name: str, value: Any, default: object) -> Any:
 class Asked:
     """One request as its client sent it."""
 
-    request_id: str = ""  #: vLLM's; empty where nothing tells it
+    request_id: str = ""  #: vLLM's; empty where no worker gives it
     task: str = ""  #: empty: its text is remembered for no task
     num_draft_tokens: int | None = None  #: most tokens proposed a round; 0: it decodes vanilla. None: as the server's k
 
@@ -213,7 +212,7 @@ class FollowedTexts:
         """Take in a step: the text of each row, None where nothing was sampled, and the texts that have ended.
 
         `sampled[i]` are the last of the `num_tokens[i]` tokens of `rows[i]`; none while a prompt is being read.
-        `asked` is by row too; None: nothing tells it.
+        `asked` is by row too; None: no worker gives it.
         """
         by_asked = asked if asked is not None else [NOTHING_ASKED] * len(sampled)
         left = list(self._by_row)
@@ -231,7 +230,7 @@ class FollowedTexts:
         ended = [text for text in left if text is not None]
         for i in moved:
             tokens = rows[i, : num_tokens[i]]
-            text = next((one for one in ended if one.goes_on_in(tokens, by_asked[i])), None)
+            text = next((left_over for left_over in ended if left_over.goes_on_in(tokens, by_asked[i])), None)
             if text is None:
                 now[i] = self._open(tokens, num_tokens[i] - len(sampled[i]), by_asked[i])
             else:

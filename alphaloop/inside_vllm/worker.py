@@ -1,4 +1,4 @@
-"""vLLM's worker, which tells the drafter what each request asked for: `--worker-cls`. Needs vLLM to be imported.
+"""vLLM's worker, which hands the drafter what each request asked for: `--worker-cls`. Needs vLLM to be imported.
 
 A `custom_class` drafter is handed rows of tokens and no requests (vLLM 0.32, v1/worker/gpu_model_runner.py, line 4780).
 """

@@ -186,8 +186,8 @@ class DraftingSettings(Section):
 
     @property
     def computes_on(self) -> DeviceName | None:
-        """`auto` is the target's device; None for what runs in Python beside the target."""
-        return AUTO
+        """The device of its network, `auto` for the target's; None where none runs."""
+        return None
 
     @property
     def searches_memory(self) -> bool:
@@ -230,11 +230,6 @@ class LookupDrafterSettings(DraftingSettings):
         """As `memory` says."""
         return self.memory
 
-    @property
-    def computes_on(self) -> DeviceName | None:
-        """Nowhere: it has no device."""
-        return None
-
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
         return DrafterState(
@@ -258,6 +253,11 @@ class NetworkDrafterSettings(DraftingSettings):
     num_branches: int = Field(
         1, ge=1, le=8
     )  #: likeliest tokens that are alternatives at each place of a greedy draft, within the same number of tokens
+
+    @property
+    def computes_on(self) -> DeviceName | None:
+        """The target's device."""
+        return AUTO
 
 
 class DraftModelDrafterSettings(FilesSettings, NetworkDrafterSettings):
@@ -332,11 +332,6 @@ class RecyclingDrafterSettings(DraftingSettings):
     max_draft_tokens: int = Field(7, ge=1, le=64)
     num_branches: int = Field(2, ge=1, le=8)  #: most tokens proposed to follow one token; 1 proposes chains
 
-    @property
-    def computes_on(self) -> DeviceName | None:
-        """Nowhere: it has no device."""
-        return None
-
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
         return DrafterState(name, revision, self.max_draft_tokens, is_stale)
@@ -364,11 +359,6 @@ class HybridDrafterSettings(DraftingSettings):
     def asks(self) -> tuple[str, ...]:
         """Its sources."""
         return self.sources
-
-    @property
-    def computes_on(self) -> DeviceName | None:
-        """Where its sources do."""
-        return None
 
     def check(self, name: str, models: ModelSettings) -> None:
         """Whether its sources are others that draft by themselves, on one device."""

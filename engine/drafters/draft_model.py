@@ -1,7 +1,7 @@
 """A smaller model drafts, all sequences together, in slots of its own.
 
-Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far as the draft has read it and the drafts
-it read behind it; of those, the ones that became text stay. So a round begins by reading one or two tokens, and every
+Leviathan et al. 2023, Chen et al. 2023. A sequence's slot holds the text as far as the draft has read it, then the
+drafts that it read; those that became text stay. So a round begins by reading one or two tokens, and every
 further draft is a pass of width 1 for all sequences that still want one. A draft whose tokenizer is not the target's
 reads texts as `translation` writes them: its slot stays right up to the first token that is written otherwise.
 
@@ -63,7 +63,7 @@ class DraftModelDrafter(Drafter):
     tokens: DraftTokens
     _: KW_ONLY
     num_slots: InitVar[int]
-    context_length: int  #: tokens that it can hold of a text; behind them it proposes nothing
+    context_length: int  #: tokens of a text that it can hold; after them it proposes nothing
     min_probability: float = 0.0
     num_branches: int = 1  #: tokens beside each other at most, of jobs without a seed; 1: a chain
     shared_weights: Sequence[SharedWeightDrafter] = ()  #: with the same model, for which its rounds count too
@@ -71,25 +71,12 @@ class DraftModelDrafter(Drafter):
 
     def __post_init__(self, num_slots: int) -> None:
         # Probabilities are needed for a gate, its own or that of a shared-weight drafter.
-        self._is_weighing = self.min_probability > 0 or any(one.min_probability for one in self.shared_weights)
+        self._is_weighing = self.min_probability > 0 or any(other.min_probability for other in self.shared_weights)
+        self.device, self.longest_text = self.model.device, self.context_length
+        self.bytes_per_token = _per_token(self.model, self.translation)
         self._cache = self.model.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
         self._usually_read = _USUALLY_READ if self.translation is None else _USUALLY_READ_ANEW
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text, as the target writes it."""
-        return _per_token(self.model, self.translation)
-
-    @property
-    def device(self) -> torch.device:
-        """Where it computes, and where the distributions of its proposals lie."""
-        return self.model.device
-
-    @property
-    def longest_text(self) -> int:
-        """Its context."""
-        return self.context_length
 
     @property
     def num_cache_bytes(self) -> int:
@@ -116,7 +103,7 @@ class DraftModelDrafter(Drafter):
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """A chain for each ask, with branches beside it where so configured, but for a job with a seed.
 
-        It is shorter behind a token that ends the text, and where the draft's context ends. Nothing is proposed for a
+        A chain ends with a token that ends the text, and where the draft's context ends. Nothing is proposed for a
         text with a token that the draft has no embedding for: on a GPU, reading it would end the process.
         Where a pass fails, what was read before it stays counted, and the next call goes on from there.
         """
@@ -180,34 +167,35 @@ class DraftModelDrafter(Drafter):
         if (highest := max(read)) >= self.model.num_rows:
             raise DecodeFailed(f"expected tokens below {self.model.num_rows}, the rows of the draft, found {highest}")
         slot = self._cache.acquire()
-        found: list[tuple[int, float]] = []
+        chosen: list[tuple[int, float]] = []
         try:
             for begin in range(0, len(read), CHUNK):
                 tokens = read[begin : begin + CHUNK]
                 num_wanted = min(len(tokens), begin + len(tokens) - first)
                 logits = self._read([Read(slot, tokens, num_logits=max(num_wanted, 1))])
                 if num_wanted > 0 and constrained is not None:
-                    found += self._restricted_choices(logits, output[len(found) :], constrained)
+                    chosen += self._restricted_choices(logits, output[len(chosen) :], constrained)
                 elif num_wanted > 0:
                     best = self.tokens.best(logits, 1)[:, 0].tolist()
-                    found += zip(best, self.tokens.best_probability(logits).tolist(), strict=True)
+                    chosen += zip(best, self.tokens.best_probability(logits).tolist(), strict=True)
         finally:
             self._cache.release(slot)
-        return found
+        return chosen
 
     def _restricted_choices(
         self, logits: Tensor, following: Sequence[int], constrained: ConstrainedText
     ) -> list[tuple[int, float]]:
-        found: list[tuple[int, float]] = []
+        chosen: list[tuple[int, float]] = []
         for row, token in zip(self.tokens.spread(logits).float()[:, None], following, strict=False):
             constrained.restrict(row, [()])
             best, peak = int(row.argmax()), row.amax()
-            found.append((-1, 0.0) if bool(torch.isneginf(peak)) else (best, float((peak - row.logsumexp(-1)).exp())))
+            probability = float((peak - row.logsumexp(-1)).exp())
+            chosen.append((-1, 0.0) if bool(torch.isneginf(peak)) else (best, probability))
             constrained.take(token)
-        return found
+        return chosen
 
     def num_left(self, num_prompt: int, num_output: int) -> int:
-        """Tokens that it can still draft behind a text of so many tokens, of a long prompt behind an excerpt."""
+        """Tokens that it can still draft after a text of this length; of a long prompt it holds an excerpt."""
         return self._num_left(int(self.state.num_read(num_prompt)) + num_output)
 
     def _num_left(self, num_held: int) -> int:
@@ -226,9 +214,9 @@ class DraftModelDrafter(Drafter):
         return _Row(index, ask, num_wanted, num_branches, held=held) if num_wanted > 0 else None
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor]:
-        """Read what the slots lack of their texts: the rows that have all of it, and the logits behind them.
+        """Read what the slots lack of their texts: the rows that have all of it, and the logits after them.
 
-        One chunk each, so that no text waits for a long prompt. If all are behind, chunks follow until one is read.
+        One chunk each, so that no text waits for a long prompt. If no text is read whole, further chunks follow.
         """
         for row in rows:
             row.held.keep()
@@ -271,7 +259,7 @@ class DraftModelDrafter(Drafter):
 
 @dataclass(slots=True)
 class _Held:
-    """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read behind it."""
+    """What one sequence's slot holds: `num_text` tokens of the text, then the drafts that were read."""
 
     slot: int
     num_opened: int  #: tokens of the sequence's text when it was opened
@@ -298,7 +286,7 @@ class _Held:
         begin = max(0, len(self.text) - num_gone)
         same = begin + num_shared(self.text[begin:], fresh, num_gone)
         if same < self.num_text:
-            # What the slot holds behind is another way to write the text, and so is what was drafted behind that.
+            # From here on the slot holds another way to write the text, and drafts that followed it.
             self.num_text, self.drafts = same, []
         self.text[begin:] = fresh
         self.highest = max((self.highest, *fresh))
@@ -306,7 +294,7 @@ class _Held:
     def keep(self) -> None:
         """Count the drafts that became text, and drop the rest; the text's last token is always read anew.
 
-        That token may have been read, in a round that failed behind its proposals.
+        That token may have been read, in a round that failed after its proposals.
         """
         self.num_text = min(self.num_text, len(self.text) - 1)
         for draft in self.drafts:
@@ -383,9 +371,9 @@ class DraftModels:
             min_probability=settings.min_probability,
             num_branches=settings.num_branches,
             shared_weights=[
-                SharedWeightDrafter(self._state(other, weights), one.min_probability)
-                for other, one in self.drafters.items()
-                if one.state(other, "").shares_weights_with(state)
+                SharedWeightDrafter(self._state(other, weights), others.min_probability)
+                for other, others in self.drafters.items()
+                if others.state(other, "").shares_weights_with(state)
             ],
             translation=weights.translation,
         )
@@ -415,7 +403,7 @@ class DraftModels:
         return replace(
             state,
             cache_bytes_per_token=_per_token(weights.model, weights.translation),
-            # What it would say behind each token of a text takes a pass of its own there.
+            # There each token of a text takes a pass of its own.
             is_scorable=state.is_scorable and weights.translation is None,
         )
 

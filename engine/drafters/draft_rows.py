@@ -37,7 +37,7 @@ class DraftRow:
     ask: Ask
     num_wanted: int
     num_branches: int = 1
-    num_read: int = 0  #: of its text, beyond what a round leaves behind
+    num_read: int = 0  #: tokens of its text, beyond those that a round leaves to the next
     tokens: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)  #: beside each token, the next likeliest ones
     q: list[tuple[Tensor, Tensor | None]] = field(default_factory=list)  #: of each token, as of its siblings
@@ -81,7 +81,7 @@ class DraftRow:
 
 
 def ends_draft(token: int, together: float, known: DraftTokens, min_probability: float) -> bool:
-    """Whether a draft ends behind `token`; `together` is the probability of the draft up to and with it."""
+    """Whether a draft ends with `token`; `together` is the probability of the draft up to and with it."""
     return together < min_probability or token in known.end_tokens
 
 
@@ -121,11 +121,11 @@ def choose(rows: Sequence[DraftRow], logits: Tensor, known: DraftTokens, *, is_w
 
 
 def _choose_plain(rows: Sequence[DraftRow], logits: Tensor, known: DraftTokens, is_weighing: bool) -> None:
-    found = known.best(logits, max(row.num_branches for row in rows))
+    best = known.best(logits, max(row.num_branches for row in rows))
     if is_weighing:
         # Read together, because each read waits for a GPU: a float64 holds any token id exactly.
-        found = torch.cat((known.best_probability(logits)[:, None].double(), found), dim=1)
-    for row, numbers in zip(rows, found.tolist(), strict=True):
+        best = torch.cat((known.best_probability(logits)[:, None].double(), best), dim=1)
+    for row, numbers in zip(rows, best.tolist(), strict=True):
         if is_weighing:
             row.weigh(numbers.pop(0))
         token, *beside = map(int, numbers)
@@ -143,14 +143,14 @@ def _draw_together(rows: Sequence[DraftRow], scores: Tensor, proposable: Tensor 
         q, ids = q[:, proposable], proposable.expand(len(q), -1)
     left, num = q, rows[0].num_branches
     uniforms = torch.stack([row.ask.choice.uniforms(num, q.device) for row in rows])
-    found: list[Tensor] = []
+    pairs: list[Tensor] = []
     for place in range(num):
         # Where nothing is left to be drawn any token will do: it has no probability.
         columns = draw_rows(torch.where(left.sum(dim=1, keepdim=True) > 0, left, q), uniforms[:, place])[:, None]
         tokens = columns if ids is None else ids.gather(1, columns)
-        found += [tokens.double(), left.gather(1, columns)]
+        pairs += [tokens.double(), left.gather(1, columns)]
         left = left.scatter(1, columns, 0.0)
-    drawn = torch.cat(found, dim=1).tolist()  # together, because each read waits for a GPU
+    drawn = torch.cat(pairs, dim=1).tolist()  # together, because each read waits for a GPU
     if not all(math.isfinite(p) for of_row in drawn for p in of_row[1::2]):
         raise DecodeFailed("the draft returned logits that are not finite")
     for number, (row, of_row) in enumerate(zip(rows, drawn, strict=True)):

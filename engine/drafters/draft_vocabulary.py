@@ -40,7 +40,7 @@ def read_draft_vocabulary(folder: Path) -> Tensor | None:
         token_ids = _Vocabulary.model_validate_json(file.read_bytes()).token_ids
     except (ValidationError, OSError) as error:
         raise UnsupportedModel(f"{file}: expected a list of token ids as `token_ids`: {error}") from error
-    if any(one >= after for one, after in pairwise(token_ids)):
+    if any(before >= after for before, after in pairwise(token_ids)):
         raise UnsupportedModel(f"{file}: expected token ids in ascending order, each once")
     return torch.tensor(token_ids, dtype=torch.int64)
 
@@ -68,8 +68,8 @@ class DraftTokens:
     """Which tokens a draft may propose, and where they stand among the target's."""
 
     vocabulary: int  #: columns of the target's logits
-    num_shared: int  #: ids below this mean the same to both models; those behind are never proposed
-    end_tokens: frozenset[int]  #: a text ends with them, so nothing is drafted behind
+    num_shared: int  #: ids below this mean the same to both models; higher ones are never proposed
+    end_tokens: frozenset[int]  #: a text ends with them, so nothing is drafted after them
     token_ids: Tensor | None = None  #: [columns of the draft's logits] for a head that was cut; None: column i is id i
 
     def best(self, logits: Tensor, num: int) -> Tensor:

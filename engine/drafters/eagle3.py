@@ -1,8 +1,8 @@
 """EAGLE-3: one decoder layer drafts from the target's states of three layers (Li et al. 2025, arXiv 2503.01840).
 
-The layer reads pairs: the state of a position and the embedding of the token that follows there. Of the text the states
-are the target's, three layers side by side through one linear layer; of what it drafts they are its own outputs. Its
-keys and values lie in slots, one position a pair; those that it wrote while drafting are written anew once the target's
+The layer reads pairs: the state of a position and the embedding of the token that follows there. The text's states are
+the target's, three layers side by side through one linear layer; the drafts' states are its own outputs. Its keys and
+values lie in slots, one position a pair; those that it wrote while drafting are written anew once the target's
 states of the accepted tokens are there, as in vLLM.
 
 States exist only of positions that the target read while the sequence had this drafter. Positions whose keys and values
@@ -87,7 +87,7 @@ class Eagle3Network:
         return self._fc(states.to(self.device, self.dtype))
 
     def read(self, cache: SlotCache, reads: Sequence[Read], states: Tensor) -> tuple[Tensor, Tensor]:
-        """One pass: logits [reads, columns] and states [reads, hidden] behind the last token of each read.
+        """One pass: logits [reads, columns] and states [reads, hidden] after the last token of each read.
 
         `states` [tokens, hidden]: in the order of `reads`. Lengths do not change.
         """
@@ -129,8 +129,8 @@ def _layer(config: LlamaConfig, tensors: dict[str, Tensor], dtype: torch.dtype, 
         layer: Any = LlamaDecoderLayer(config, 0)
         attention = layer.self_attn
         for name in ("q_proj", "k_proj", "v_proj"):
-            made = getattr(attention, name)
-            wide = torch.nn.Linear(2 * config.hidden_size, made.out_features, bias=made.bias is not None)
+            narrow = getattr(attention, name)
+            wide = torch.nn.Linear(2 * config.hidden_size, narrow.out_features, bias=narrow.bias is not None)
             setattr(attention, name, wide)
     state = {name: take(tensors, name, tuple(weight.shape)) for name, weight in layer.state_dict().items()}
     layer.load_state_dict(state, assign=True)
@@ -197,23 +197,10 @@ class Eagle3Drafter(Drafter):
     num_branches: int = 1  #: tokens beside each other at most; 1: a chain
 
     def __post_init__(self, num_slots: int) -> None:
+        self.device, self.longest_text = self.network.device, self.network.num_positions
+        self.bytes_per_token = self.network.kv_shape.bytes_per_token
         self._cache = self.network.new_cache(num_slots)
         self._held: dict[str, _Held] = {}
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text."""
-        return self.network.kv_shape.bytes_per_token
-
-    @property
-    def device(self) -> torch.device:
-        """The target's."""
-        return self.network.device
-
-    @property
-    def longest_text(self) -> int:
-        """Positions of its layer."""
-        return self.network.num_positions
 
     @property
     def num_cache_bytes(self) -> int:
@@ -239,7 +226,7 @@ class Eagle3Drafter(Drafter):
         """A chain for each ask, with branches beside it for a greedy one where so configured.
 
         Nothing for a text whose states are still being read, or whose last tokens have none: under a constraint, those
-        that were forced behind the target's own.
+        that were forced after the target's own.
         """
         proposals = [NOTHING] * len(asks)
         asking = [row for index, ask in enumerate(asks) if (row := self._row(index, ask)) is not None]
@@ -263,7 +250,7 @@ class Eagle3Drafter(Drafter):
         elif ask.is_timed and (num := len(ask.text) - 1 - held.end) > 0:
             held.take(held.end, torch.zeros((num, network.hidden_size), dtype=network.dtype, device=network.device))
         num_pairs = held.num_read + held.num_fresh
-        room = self.longest_text - num_pairs
+        room = network.num_positions - num_pairs
         num_wanted = min(ask.num_tokens, self.state.max_draft_tokens, room + 1)
         if num_wanted < 1 or not held.fresh or held.end != len(ask.text) - 1:
             return None
@@ -272,9 +259,9 @@ class Eagle3Drafter(Drafter):
         return _Row(index, ask, num_wanted, self.num_branches if ask.choice.is_greedy else 1, held=held)
 
     def _read_texts(self, rows: list[_Row]) -> tuple[list[_Row], Tensor, Tensor]:
-        """Read the states that are there: the rows that have read all, and logits and states behind them.
+        """Read the states that are there: the rows that have read all, and the logits and states after them.
 
-        One chunk each, so that no text waits for a long prompt. If all are behind, chunks follow until one is read.
+        One chunk each, so that no text waits for a long prompt. If no text is read whole, further chunks follow.
         """
         for row in rows:
             self._cache.lengths[row.held.slot] = row.held.num_read
@@ -297,7 +284,7 @@ class Eagle3Drafter(Drafter):
         return [rows[number] for number in ready], logits[ready], x[ready]
 
     def _read(self, reads: Sequence[Read], states: Tensor) -> tuple[Tensor, Tensor]:
-        found = self.network.read(self._cache, reads, states)
+        output = self.network.read(self._cache, reads, states)
         for read in reads:
             self._cache.lengths[read.slot] += len(read.token_ids)
-        return found
+        return output

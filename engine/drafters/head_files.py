@@ -5,8 +5,8 @@ Three kinds. `medusa`: the files of FasterDecoding's Medusa and of vLLM's `Medus
 `speculators`, whose config is nested and has another default for `norm_before_residual`. Only safetensors are read.
 
 Heads that read other layers than those they were trained on still run, and nearly nothing of theirs is accepted. So
-everything that can be known without a text is checked before they serve, and a config that leaves the layers open is
-told.
+everything that can be known without a text is checked before they serve, and a config that leaves the layers open gets
+a warning.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HeadFacts:
     norm_before_residual: bool = False
 
     def taps_in(self, num_layers: int) -> tuple[int, ...]:
-        """The taps, for a target of so many layers; vLLM's own where the config names none."""
+        """The taps, for a target of that many layers; vLLM's own where the config names none."""
         return self.taps or (2, num_layers // 2, num_layers - 3)
 
 
@@ -60,10 +60,23 @@ def find_heads(source: str, hub_revision: str | None = None) -> HeadFacts | None
     """
     file = find_description(source, hub_revision) / "config.json"
     if not file.is_file():
-        return None  # whoever reads models says what is wrong
+        return None  # reading the model says what is wrong
     with as_unsupported(source):
         config = json.loads(file.read_bytes())
-        return None if (kind := _kind_of(config)) is None else _facts_of(source, kind, config)
+        if (kind := _kind_of(config)) is None:
+            return None
+        if kind == "eagle3":
+            return _eagle3_facts(source, config)
+        return HeadFacts(
+            source,
+            kind,
+            config,
+            layers={},
+            hidden_size=_whole(config, "hidden_size"),
+            vocabulary=_whole(config, "vocab_size"),
+            num_heads=_whole(config, "num_heads", "medusa_num_heads") if kind == "medusa" else None,
+            taps=(FINAL,),
+        )
 
 
 def _kind_of(config: dict[str, Any]) -> HeadKind | None:
@@ -74,26 +87,6 @@ def _kind_of(config: dict[str, Any]) -> HeadKind | None:
         return "sequential"
     is_medusa = config.get("model_type") == "medusa" or "medusa_num_heads" in config or "MedusaModel" in architectures
     return "medusa" if is_medusa else None
-
-
-def read_head_facts(path: Path, source: str) -> HeadFacts:
-    """The facts of the heads in a folder. Raises UnsupportedModel for another model, OSError without a config.json."""
-    config = json.loads((path / "config.json").read_bytes())
-    if (kind := _kind_of(config)) is None:
-        found = config.get("speculators_model_type") or config.get("model_type")
-        raise UnsupportedModel(
-            f"{source}: expected heads of EAGLE-3 or Medusa, or ones that were trained here, found {found}",
-            hint='a whole model is drafted with as method = "draft_model"',
-        )
-    return _facts_of(source, kind, config)
-
-
-def _facts_of(source: str, kind: HeadKind, config: dict[str, Any]) -> HeadFacts:
-    if kind == "eagle3":
-        return _eagle3_facts(source, config)
-    num_heads = _whole(config, "num_heads", "medusa_num_heads") if kind == "medusa" else None
-    sizes = _whole(config, "hidden_size"), _whole(config, "vocab_size")
-    return HeadFacts(source, kind, config, {}, *sizes, num_heads, (FINAL,))
 
 
 def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
@@ -112,11 +105,11 @@ def _eagle3_facts(source: str, config: dict[str, Any]) -> HeadFacts:
         "eagle3",
         config,
         layers,
-        _whole(config, "target_hidden_size") or _whole(layers, "hidden_size"),
-        _whole(layers, "vocab_size"),
-        None,
+        hidden_size=_whole(config, "target_hidden_size") or _whole(layers, "hidden_size"),
+        vocabulary=_whole(layers, "vocab_size"),
+        num_heads=None,
         # As vLLM reads them: each once, in the order of the layers, whatever the config's order is.
-        tuple(sorted({int(tap) for tap in taps})) if taps else None,
+        taps=tuple(sorted({int(tap) for tap in taps})) if taps else None,
         # The libraries differ: a config of `speculators` that says nothing means true, any other means false.
         norm_before_residual=bool(config.get("norm_before_residual", nested is not None)),
     )
@@ -134,19 +127,19 @@ def _whole(fields: Mapping[str, Any], *names: str) -> int | None:
 
 def check_heads(facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabulary: int) -> tuple[CheckFinding, ...]:
     """Every finding on heads for a target of these sizes, in a fixed order."""
-    found = {
+    findings = {
         "states": _states(facts, hidden_size),
         "layers": _layers(facts, num_layers),
         "vocabulary": _vocabulary(facts, vocabulary),
         "target": _made_for(facts, num_layers),
     }
-    return tuple(CheckFinding(check, *one) for check, one in found.items())
+    return tuple(CheckFinding(check, *finding) for check, finding in findings.items())
 
 
-_Found = tuple[Verdict, str]
+_Finding = tuple[Verdict, str]
 
 
-def _states(facts: HeadFacts, hidden_size: int) -> _Found:
+def _states(facts: HeadFacts, hidden_size: int) -> _Finding:
     if facts.hidden_size is None:
         return ("ok", f"The config does not name a size of states; the target's have {hidden_size} numbers.")
     if facts.hidden_size != hidden_size:
@@ -154,9 +147,9 @@ def _states(facts: HeadFacts, hidden_size: int) -> _Found:
     return ("ok", f"Both have states of {hidden_size} numbers.")
 
 
-def _layers(facts: HeadFacts, num_layers: int) -> _Found:
+def _layers(facts: HeadFacts, num_layers: int) -> _Finding:
     if facts.kind != "eagle3":
-        return ("ok", "The heads read the state behind the target's last norm.")
+        return ("ok", "The heads read the state after the target's last norm.")
     taps = facts.taps_in(num_layers)
     if wrong := [tap for tap in taps if not 0 <= tap < num_layers]:
         return ("refused", f"The heads read what goes into layers {wrong}, the target has {num_layers} layers from 0.")
@@ -170,7 +163,7 @@ def _layers(facts: HeadFacts, num_layers: int) -> _Found:
     return ("ok", f"The heads read what goes into layers {named} of {num_layers}.")
 
 
-def _vocabulary(facts: HeadFacts, vocabulary: int) -> _Found:
+def _vocabulary(facts: HeadFacts, vocabulary: int) -> _Finding:
     if facts.vocabulary is not None and facts.vocabulary > vocabulary:
         return ("refused", f"The heads know {facts.vocabulary:,} tokens, the target {vocabulary:,}.")
     if facts.vocabulary is not None and facts.vocabulary < vocabulary:
@@ -178,7 +171,7 @@ def _vocabulary(facts: HeadFacts, vocabulary: int) -> _Found:
     return ("ok", f"Both have {vocabulary:,} tokens.")
 
 
-def _made_for(facts: HeadFacts, num_layers: int) -> _Found:
+def _made_for(facts: HeadFacts, num_layers: int) -> _Finding:
     made_for = facts.config.get("num_target_layers")
     if made_for is not None and made_for != num_layers:
         return ("refused", f"The heads were made for a target of {made_for} layers, this one has {num_layers}.")
@@ -189,16 +182,16 @@ def _made_for(facts: HeadFacts, num_layers: int) -> _Found:
 
 def read_heads(path: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
     """Every tensor in the safetensors files of a folder; floating ones in `dtype`. Raises UnsupportedModel."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     try:
         for file in sorted(path.glob("*.safetensors")):
             with safe_open(file, framework="pt") as content:
                 for name in content.keys():  # noqa: SIM118
                     tensor = content.get_tensor(name)
-                    found[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
+                    tensors[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
     except Exception as error:  # safetensors promises no types
         raise UnsupportedModel(f"{path}: {error}", hint="is the download complete?") from error
-    return found
+    return tensors
 
 
 def take(tensors: dict[str, Tensor], name: str, shape: tuple[int, ...] | None = None) -> Tensor:

@@ -11,7 +11,7 @@ from alphaloop.settings.models import HeadsDrafterSettings
 from engine.drafters.draft_rows import tried_places
 from engine.drafters.draft_vocabulary import DraftTokens
 from engine.drafters.eagle3 import Eagle3Drafter, Eagle3Network
-from engine.drafters.head_files import check_heads, read_head_facts, read_heads
+from engine.drafters.head_files import check_heads, find_heads, read_heads
 from engine.drafters.heads import DraftingHeads, HeadsDrafter, MedusaHeads, SequentialHeads
 from engine.models import Target, as_unsupported, find_weights
 from engine.pairing import refuse_or_warn
@@ -31,8 +31,12 @@ def load_heads(
 
 def _loaded(name: str, settings: HeadsDrafterSettings, target: Target, num_slots: int) -> HeadsDrafter | Eagle3Drafter:
     model, source = target.model, settings.source
-    weights = find_weights(source, settings.revision)
-    facts = read_head_facts(weights.path, source)
+    weights, facts = find_weights(source, settings.revision), find_heads(source, settings.revision)
+    if facts is None:
+        raise UnsupportedModel(
+            f"{source}: expected heads of EAGLE-3 or Medusa, or ones that were trained here, found another model",
+            hint='a whole model is drafted with as method = "draft_model"',
+        )
     if (facts.kind == "eagle3") != (settings.method == "eagle3"):
         raise UnsupportedModel(
             f"models.drafters.{name}: expected heads of the method {settings.method}, found {facts.kind}",

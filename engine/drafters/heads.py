@@ -1,11 +1,11 @@
-"""Small heads that draft from the state behind the target's last norm: they read no text and keep no cache.
+"""Small heads that draft from the state after the target's last norm: they read no text and keep no cache.
 
-Medusa (Cai et al. 2024, arXiv 2401.10774): head i guesses the token i places behind the pending one from the state
+Medusa (Cai et al. 2024, arXiv 2401.10774): head i guesses the token i places after the pending one from the state
 alone. Sequential heads, after Hydra (Ankner et al. 2024, arXiv 2402.05109) and ReDrafter (Zhang et al. 2024, arXiv
-2403.09919): one small network takes the state and the embedding of the next token to the state behind that token, and
+2403.09919): one small network takes the state and the embedding of the next token to the state after that token, and
 is applied again to what it drafts, so each guess knows those before it.
 
-A round begins with the state at the last position that the target has read. The tokens behind it are known (the pending
+A round begins with the state at the last position that the target has read. The tokens after it are known (the pending
 one; under a constraint also forced ones), and are gone through first.
 """
 
@@ -20,7 +20,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import Sampling
 from alphaloop.errors import UnsupportedModel
 from engine.drafters.draft_rows import DraftRow, choose
 from engine.drafters.draft_vocabulary import DraftTokens
@@ -34,15 +33,15 @@ from engine.states import FINAL
 class DraftingHeads(Protocol):
     """What drafts, over the states of several sequences."""
 
-    num_heads: int | None  #: places behind the pending token; None: any number
+    num_heads: int | None  #: places after the pending token; None: any number
     token_ids: Tensor | None  #: [columns of the logits]: their tokens; None: column i is token i
     num_columns: int
 
-    def behind(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
-        """States [rows, hidden] behind one more token of each row."""
+    def after(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
+        """States [rows, hidden] after one more token of each row."""
 
     def logits(self, x: Tensor, place: int) -> Tensor:
-        """[rows, columns]: for the token `place` places behind the pending one, from 0."""
+        """[rows, columns]: for the token `place` places after the pending one, from 0."""
 
 
 class SequentialHeads:
@@ -66,7 +65,7 @@ class SequentialHeads:
         self.num_columns = self._head.num_outputs
         self._embeddings = embeddings
 
-    def behind(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
+    def after(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
         """As the class says."""
         embedded = self._embeddings[torch.tensor(tokens, dtype=torch.long, device=x.device)]
         return self._outer(functional.silu(self._inner(normed_inputs(x, embedded))), x)
@@ -120,7 +119,7 @@ class MedusaHeads:
         refuse_left(tensors)
         self.num_columns = self._heads[0].num_outputs
 
-    def behind(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
+    def after(self, x: Tensor, tokens: Sequence[int]) -> Tensor:
         """The same state: the heads do not look at what is drafted."""
         return x
 
@@ -146,12 +145,12 @@ def _plain_name(name: str) -> str:
 @dataclass(slots=True)
 class _Row(DraftRow):
     _: KW_ONLY
-    x: Tensor  #: [1, hidden]: the state at the last position that was read, then behind what is known
-    known: Sequence[int]  #: tokens of the text behind that state
+    x: Tensor  #: [1, hidden]: the state at the last position that was read, then after what is known
+    known: Sequence[int]  #: tokens of the text after that state
 
     @property
     def place(self) -> int:
-        """Of the next token to be drafted, from 0 behind the pending one as the state sees it."""
+        """Place of the next token to be drafted, from 0 after the pending one as the state sees it."""
         return len(self.known) - 1 + len(self.tokens)
 
 
@@ -171,15 +170,6 @@ class HeadsDrafter(Drafter):
 
     taps = (FINAL,)
 
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
-        """Nothing is kept of a sequence."""
-
-    def close(self, job_id: str) -> None:
-        """Nothing is kept of a sequence."""
-
-    def clear(self) -> None:
-        """Nothing is kept of any sequence."""
-
     @torch.inference_mode()
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         """A chain for each ask, with branches beside it for a greedy one where so configured."""
@@ -187,11 +177,11 @@ class HeadsDrafter(Drafter):
         asking = [row for index, ask in enumerate(asks) if (row := self._row(index, ask)) is not None]
         for row in asking:
             for token in row.known[:-1]:
-                row.x = self.heads.behind(row.x, [token])
+                row.x = self.heads.after(row.x, [token])
         rows, last = asking, [row.known[-1] for row in asking]
         x = torch.cat([row.x for row in rows]) if rows else torch.empty(0)
         while rows:
-            x = self.heads.behind(x, last)
+            x = self.heads.after(x, last)
             choose(rows, self._logits(rows, x), self.tokens, is_weighing=self.min_probability > 0)
             going = [number for number, row in enumerate(rows) if self._wants_more(row)]
             x = x if len(going) == len(rows) else x[going]

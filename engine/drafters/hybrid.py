@@ -9,7 +9,7 @@ counts of two rules are never added up.
 
 `tree`: every source is asked for what the ones before it left of the round's tokens; common beginnings are merged, and
 a token that two propose stands once, under the first. A draft that was drawn comes first (verification.py says why);
-whatever follows from the text may be merged into it. One drawn draft a text: of a second one nothing is taken.
+whatever follows from the text may be merged into it. One drawn draft a text: a second one is left out.
 
 The sources are the engine's own drafters of those names, so a draft model's weights and slots are there once. A text
 drafts with one drafter at a time, so no source holds a text twice.
@@ -23,14 +23,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
-import torch
-
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import ProposalShape, Sampling
 from alphaloop.settings.models import HybridDrafterSettings
 from engine.proposal import NOTHING, Ask, Drafter, Proposal, check_answers
 
-#: Of what a rule does with the answers of its sources, part of the revision.
+#: Version of what a rule does with the answers of its sources, part of the revision.
 _VERSION: Final = 1
 #: Tokens of a text that a source reads because others were asked before it: a part of such rounds, and no prompt.
 _CATCHING_UP: Final = 64
@@ -47,7 +45,7 @@ class HybridDrafter(Drafter):
         self._settings = settings
         self._sources = dict(sources)
         states = [source.state for source in sources.values()]
-        self._most = {one.name: settings.most_tokens.get(one.name, one.max_draft_tokens) for one in states}
+        self._most = {state.name: settings.most_tokens.get(state.name, state.max_draft_tokens) for state in states}
         keeping = [state for state in states if state.cache_bytes_per_token]
         read = [state.max_prompt_tokens for state in keeping]
         self.state = replace(
@@ -57,24 +55,12 @@ class HybridDrafter(Drafter):
         )
         #: Which states of the target its sources want.
         self.taps = tuple(sorted({tap for source in sources.values() for tap in source.taps}))
+        self.source_names = frozenset(sources)
+        self.bytes_per_token = sum(source.bytes_per_token for source in sources.values())
+        self.device = next((source.device for source in sources.values() if source.bytes_per_token), None)
         #: By source, the seconds of the last proposals, and what it was asked for in them.
         self.seconds: dict[str, float] = {}
         self.shapes: dict[str, ProposalShape] = {}
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Keys and values of one token of a text, of all sources that keep them."""
-        return sum(source.bytes_per_token for source in self._sources.values())
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where its sources keep keys and values; None where they keep none."""
-        return next((source.device for source in self._sources.values() if source.bytes_per_token), None)
-
-    @property
-    def source_names(self) -> frozenset[str]:
-        """Drafters whose slots its sequences hold."""
-        return frozenset(self._sources)
 
     def by_source(self) -> Mapping[str, tuple[float, ProposalShape]]:
         """Seconds and shape of the last proposals of each source that was asked."""
@@ -87,7 +73,7 @@ class HybridDrafter(Drafter):
 
     def close(self, job_id: str) -> None:
         """The sequence has ended, or drafts with another drafter."""
-        with ExitStack() as closing:  # every source, also behind one that raises
+        with ExitStack() as closing:  # every source, also after one that raises
             for source in self._sources.values():
                 closing.callback(source.close, job_id)
 
@@ -103,19 +89,21 @@ class HybridDrafter(Drafter):
         return self._switched(asks) if self._settings.rule == "switch" else self._in_trees(asks)
 
     def _switched(self, asks: Sequence[Ask]) -> list[Proposal]:
-        found, undecided = [NOTHING] * len(asks), list(range(len(asks)))
+        proposals, undecided = [NOTHING] * len(asks), list(range(len(asks)))
         for name in self._sources:
             for index, answer in zip(undecided, self._asked(name, [asks[i] for i in undecided]), strict=True):
                 # Where the last one has nothing to say, an unlikely guess of the one before is better than none.
-                before = found[index]
-                found[index] = replace(answer if answer.tokens else before, num_read=before.num_read + answer.num_read)
+                before = proposals[index]
+                proposals[index] = replace(
+                    answer if answer.tokens else before, num_read=before.num_read + answer.num_read
+                )
             self._hand_states(name, [ask for index, ask in enumerate(asks) if index not in undecided])
             # What is timed is a round of all of them, because a scratch text never gets past the first.
-            undecided = [index for index in undecided if asks[index].is_timed or not self._is_likely(found[index])]
-        return found
+            undecided = [index for index in undecided if asks[index].is_timed or not self._is_likely(proposals[index])]
+        return proposals
 
     def _is_likely(self, proposal: Proposal) -> bool:
-        """Of a draft that follows from the text: the probability of a token that was drawn may decide nothing."""
+        """Whether a draft that follows from the text is likely. The probability of a drawn token may decide nothing."""
         together = proposal.together if proposal.q is None else ()
         return bool(together) and together[0] >= self._settings.min_probability
 
@@ -124,15 +112,15 @@ class HybridDrafter(Drafter):
         for name in self._sources:
             # Timed is what it takes where the sources before it find nothing, and leave it their room.
             rooms = [
-                ask.num_tokens - (0 if ask.is_timed else len(merged(its, ask.num_tokens).tokens))
-                for ask, its in zip(asks, answers, strict=True)
+                ask.num_tokens - (0 if ask.is_timed else len(merged(earlier, ask.num_tokens).tokens))
+                for ask, earlier in zip(asks, answers, strict=True)
             ]
             wanting = [index for index, room in enumerate(rooms) if room > 0]
             wanted = [replace(asks[index], num_tokens=rooms[index]) for index in wanting]
             for index, answer in zip(wanting, self._asked(name, wanted), strict=True):
                 answers[index].append(answer)
             self._hand_states(name, [ask for ask, room in zip(asks, rooms, strict=True) if room <= 0])
-        return [merged(its, ask.num_tokens) for ask, its in zip(asks, answers, strict=True)]
+        return [merged(proposals, ask.num_tokens) for ask, proposals in zip(asks, answers, strict=True)]
 
     def _hand_states(self, name: str, asks: Sequence[Ask]) -> None:
         """Nothing is asked of a source that reads the target's states, but it needs those of every round."""
@@ -151,13 +139,13 @@ class HybridDrafter(Drafter):
         check_answers(bounded, answers)
         answers = [
             replace(
-                one,
-                num_read=one.num_read if one.num_read > _CATCHING_UP else 0,
-                proposers=(name,) * len(one.tokens),
+                answer,
+                num_read=answer.num_read if answer.num_read > _CATCHING_UP else 0,
+                proposers=(name,) * len(answer.tokens),
             )
-            for one in answers
+            for answer in answers
         ]
-        num_read, longest = sum(one.num_read for one in answers), max(len(one.tokens) for one in answers)
+        num_read, longest = sum(answer.num_read for answer in answers), max(len(answer.tokens) for answer in answers)
         self.seconds[name] = time.perf_counter() - began
         self.shapes[name] = ProposalShape(len(asks), 1 + longest, num_read)
         return answers
@@ -166,13 +154,13 @@ class HybridDrafter(Drafter):
 def merged(proposals: Sequence[Proposal], most: int) -> Proposal:
     """One tree of at most `most` tokens, in the order of the proposals; the first that was drawn comes before all.
 
-    A token that two of them have behind the same tokens stands once, under the first. Of a second drawn proposal
-    nothing stands: one that was left out for equalling another token would bias the text.
+    A token that two of them have after the same tokens stands once, under the first. A second drawn proposal is left
+    out as a whole: leaving out those of its tokens that equal another one would bias the text.
     """
-    drawn = [one for one in proposals if one.q is not None][:1]
+    drawn = [proposal for proposal in proposals if proposal.q is not None][:1]
     tokens, parents, proposers = list[int](), list[int](), list[str]()
     places: dict[tuple[int, int], int] = {}
-    for proposal in (*drawn, *(one for one in proposals if one.q is None)):
+    for proposal in (*drawn, *(proposal for proposal in proposals if proposal.q is None)):
         at = {-1: -1}
         for index, token in enumerate(proposal.tokens):
             of = index - 1 if proposal.parents is None else proposal.parents[index]
@@ -192,17 +180,17 @@ def merged(proposals: Sequence[Proposal], most: int) -> Proposal:
         tuple(tokens),
         None if is_chain else tuple(parents),
         q,
-        num_read=sum(one.num_read for one in proposals),
+        num_read=sum(proposal.num_read for proposal in proposals),
         proposers=tuple(proposers),
     )
 
 
 def _revision(settings: HybridDrafterSettings, sources: Iterable[DrafterState], most: Mapping[str, int]) -> str:
-    """The rule, its version and threshold, and of each source its name and revision.
+    """The rule, its version and threshold, and each source's name and revision.
 
-    Of a tree the most tokens of a source too, because they leave others more or less room.
+    A tree names each source's most tokens too, because they leave others more or less room.
     """
     is_tree = settings.rule == "tree"
     gate = "" if is_tree else f"-p{settings.min_probability:g}"
-    parts = [f"{one.name}={one.revision}{f'@{most[one.name]}' if is_tree else ''}" for one in sources]
+    parts = [f"{state.name}={state.revision}{f'@{most[state.name]}' if is_tree else ''}" for state in sources]
     return f"hybrid{_VERSION}-{settings.rule}{gate}({'+'.join(parts)})"

@@ -1,7 +1,7 @@
 """The target drafts with some of its own layers left out, and verifies with all of them: weights are there once.
 
 Zhang et al., arXiv 2309.08168 (Draft & Verify: layers in the middle); Elhoushi et al., arXiv 2404.16710 (LayerSkip: the
-last layers of a model that was trained for it). Behind its loading it is a draft model: it has slots of its own for
+last layers of a model that was trained for it). Once loaded it is a draft model: it has slots of its own for
 the layers that stay, reads the text into them, and what it draws is verified by the same rules.
 """
 
@@ -52,5 +52,5 @@ def load_layer_skip(
 
 def _spans(numbers: Iterable[int]) -> str:
     """Ascending numbers as `2-5.9`."""
-    runs = [[one for _, one in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
     return ".".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)

@@ -61,10 +61,10 @@ class LookupDrafter(Drafter):
     def rereading(
         self, text: list[int], task: str, segment: str = "", predicted: Sequence[int] = ()
     ) -> Callable[[int], Proposal]:
-        """What it would have proposed for a text that others decoded, at most so many tokens a call.
+        """What it would have proposed for a text that others decoded, at most as many tokens as a call asks for.
 
-        `text` is the prompt; the caller appends to it and asks again. Of earlier results only those count that are
-        remembered now: not the text itself, nor what ends while it is written.
+        `text` is the prompt; the caller appends to it and asks again. It searches the earlier results
+        that are remembered now: not the text itself, nor what ends while it is written.
         """
         earlier = self._earlier(task, segment)
         opened = self._searched(text, predicted, earlier and earlier.frozen())

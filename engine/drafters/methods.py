@@ -1,6 +1,8 @@
 """Every way of drafting: its name in the settings, and how a drafter of it is opened.
 
-A new way is a file of this folder, a class of settings (`alphaloop.settings.models`) and a line of METHODS.
+A new way is a file of this folder with a `Drafter` (`engine.proposal` shows one of four lines), a class of settings
+with its `method` among `alphaloop.settings.models.DrafterSettings`, and a line of METHODS. A row in
+tests/integration/test_texts_are_the_targets.py proves that texts stay the target's with it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ METHODS: Final[dict[str, Open]] = {
     "eagle3": lambda name, settings, o: load_heads(name, settings, o.target, num_slots=o.num_slots),
     "layer_skip": lambda name, settings, o: load_layer_skip(name, settings, o.target, num_slots=o.num_slots),
     "recycling": lambda name, settings, o: RecyclingDrafter(name, settings, o.target.end_tokens),
-    "hybrid": lambda name, settings, o: HybridDrafter(name, settings, {one: o.opened[one] for one in settings.asks}),
+    "hybrid": lambda name, settings, o: HybridDrafter(
+        name, settings, {source: o.opened[source] for source in settings.asks}
+    ),
 }
 
 

@@ -1,9 +1,9 @@
-"""Recycling: propose what the target itself held likely behind the same token, whether or not it was asked for then.
+"""Recycling: propose the target's own likeliest tokens after the last pass over the same token.
 
-Luo et al., arXiv 2408.08696 (Token Recycling). Every round the target says what it would put behind each token of the
-pass, also behind drafts that it rejects. Its likeliest tokens there, of the latest pass that read a token, are what is
-proposed behind that token; behind them come theirs, and so on: a tree. That is the pool of pairs that lookahead
-decoding (Fu et al., arXiv 2402.02057) fills from its own Jacobi branches, without rows of the pass that only fill it.
+Luo et al., arXiv 2408.08696 (Token Recycling). Every pass gives the target's likeliest tokens after each token that it
+reads, also after drafts that it rejects. A token's latest ones are proposed after it, theirs after them, and so on: a
+tree. That is the pool of pairs that lookahead decoding (Fu et al., arXiv 2402.02057) fills from its own Jacobi
+branches, without rows of the pass that only fill it.
 
 What is proposed follows from earlier rounds, so its draft distribution is one-hot, whatever a job draws.
 """
@@ -20,7 +20,7 @@ from alphaloop.settings.models import RecyclingDrafterSettings
 from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.states import NUM_SAID, SAID
 
-#: Of what is kept and of the order of the tree, part of the revision.
+#: Version of what is kept and of the order of the tree, part of the revision.
 _VERSION: Final = 1
 #: Tokens of a text whose followers are known at most: the latest ones.
 MOST_KNOWN: Final = 4096
@@ -54,8 +54,8 @@ class RecyclingDrafter(Drafter):
         self._known.clear()
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-        """One proposal an ask, in order; nothing behind a token of which the target has said nothing yet."""
-        found = []
+        """One proposal an ask, in order; none after a token that the target has not read yet."""
+        proposals = []
         for ask in asks:
             known = self._known[ask.job_id]
             if ask.states is not None and SAID in ask.states.by_tap:
@@ -63,14 +63,14 @@ class RecyclingDrafter(Drafter):
             elif ask.is_timed:  # the target has read none of a scratch text
                 latest = ask.text[: -1 - NUM_SAID : -1]
                 _take(known, [[token, *latest] for token in ask.text[-1 - ask.num_tokens :]])
-            found.append(self._tree(known, ask.text[-1], min(ask.num_tokens, self.state.max_draft_tokens)))
-        return found
+            proposals.append(self._tree(known, ask.text[-1], min(ask.num_tokens, self.state.max_draft_tokens)))
+        return proposals
 
     def _tree(self, known: _Followers, last: int, num_tokens: int) -> Proposal:
-        """The tokens that are likeliest to be accepted, each behind its parent."""
+        """The tokens that are likeliest to be accepted, each after its parent."""
         tokens: list[int] = []
         parents: list[int] = []
-        numbers = count()  # of equals the one that was found first
+        numbers = count()  # among equally likely tokens the first wins
         open_: list[tuple[float, int, int, int]] = []
 
         def grow(parent: int, token: int, chance: float) -> None:
@@ -88,7 +88,7 @@ class RecyclingDrafter(Drafter):
 
 
 def _take(known: _Followers, said: Sequence[Sequence[int]]) -> None:
-    """Of each token the latest followers; the tokens that were read longest ago are forgotten first."""
+    """Keep each token's latest followers; the tokens that were read longest ago are forgotten first."""
     for token, *followers in said:
         known.pop(token, None)
         known[token] = followers

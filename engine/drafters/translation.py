@@ -4,14 +4,14 @@ Token-level intersection (Timor et al. 2025, arXiv 2502.05202). Two tokens that 
 under two ids, and so are the tokens that end a text. A draft proposes only those: its head is cut to them, so what it
 draws from is its distribution over them, renormalised, in the target's ids. That is q as the acceptance rules need it.
 
-The draft reads the text as its own tokenizer writes it. After each round only the text's end is written anew, behind
+The draft reads the text as its own tokenizer writes it. After each round only the text's end is written anew, after
 the last boundary: a single space between two other characters, over which tokens do not reach. So what is written in
 steps is what is written at once. Where no boundary comes for long (a script without spaces, base64), the text is cut
 somewhere, and there a token may differ.
 
 A control token of the target is read as the draft's of the same string, the one that ends a text as the draft's, and
 the one that begins a text as whatever the draft's tokenizer begins with. Any other is read as its string, because it
-says who speaks. What somebody typed never becomes a control token.
+says who speaks. Typed text never becomes a control token.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from torch import Tensor
 
 from engine.text import byte_tokens, special_tokens, token_bytes
 
-#: Of what a draft reads and may propose, part of its revision.
+#: Version of what a draft reads and may propose, part of its revision.
 _VERSION: Final = 1
-#: A text without a boundary is cut when so many characters are open; so many stay open.
+#: Characters after the last boundary at which a text is cut, and those that stay open.
 _MOST_OPEN, _LEFT_OPEN = 128, 32
 
 #: What jobs write: prose, figures, JSON, code. Its tokens are counted.
@@ -114,10 +114,11 @@ class Translation:
     def control(self) -> Mapping[int, int]:
         """Control tokens of the target that the draft has too: the draft's, by the target's id."""
         of_draft = {string: token for token, string in special_tokens(self.draft).items()}
-        found = {token: of_draft[string] for token, string in special_tokens(self.target).items() if string in of_draft}
+        of_target = special_tokens(self.target)
+        both = {token: of_draft[string] for token, string in of_target.items() if string in of_draft}
         if self.has_end:
-            found.setdefault(self.target.eos_token_id, self.draft_of[self.target.eos_token_id])
-        return found
+            both.setdefault(self.target.eos_token_id, self.draft_of[self.target.eos_token_id])
+        return both
 
     @cached_property
     def beginnings(self) -> tuple[int | None, int | None]:
@@ -135,7 +136,7 @@ class Translation:
         return self.draft_ids[kept], self.target_ids[kept]
 
     def written(self, text: str, *, is_first: bool) -> list[int]:
-        """The draft's tokens of a piece of text; `is_first`: it begins a text, or stands behind a control token."""
+        """The draft's tokens of a piece of text; `is_first`: it begins a text, or follows a control token."""
         # A space before the text is the tokenizer's own: the target's left it there, or the draft's will.
         is_added = self._adds_space[0] if is_first else self._adds_space[1]
         text = text[1:] if is_added and text.startswith(" ") else text
@@ -147,7 +148,7 @@ class Translation:
 
     @cached_property
     def _encoder(self) -> Tokenizer:
-        # One of its own, in which strings of control tokens are text. It is much quicker than a call of transformers'.
+        # A copy, in which strings of control tokens are text. It is much quicker than a call of transformers'.
         encoder = Tokenizer.from_str(self.draft.backend_tokenizer.to_str())
         encoder.no_padding()
         encoder.no_truncation()
@@ -156,13 +157,14 @@ class Translation:
 
     @cached_property
     def _adds_space(self) -> tuple[bool, bool]:
-        target, draft = (_joined(one, _plain(one, "a")).startswith(b" ") for one in (self.target, self.draft))
+        target, draft = (
+            _joined(tokenizer, _plain(tokenizer, "a")).startswith(b" ") for tokenizer in (self.target, self.draft)
+        )
         return target, draft
 
     @cached_property
     def _of_bytes(self) -> Mapping[bytes, int]:
-        found = _by_bytes(self.draft, len(self.draft))
-        return {piece: token for piece, token in found.items() if len(piece) == 1}
+        return {piece: token for piece, token in _by_bytes(self.draft, len(self.draft)).items() if len(piece) == 1}
 
 
 class TranslatedText:
@@ -171,9 +173,9 @@ class TranslatedText:
     def __init__(self, translation: Translation) -> None:
         self._translation = translation
         self._has_begun = False
-        self._open = ""  # characters behind the last boundary
+        self._open = ""  # characters after the last boundary
         self._is_first = True  # nothing stands before them, or a control token
-        self._num_open = 0  # the draft's tokens of them, and of a part of a character behind
+        self._num_open = 0  # the draft's tokens of them, and of a part of a character at the end
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def take(self, tokens: Sequence[int]) -> tuple[int, list[int]]:
@@ -203,10 +205,10 @@ class TranslatedText:
         if end := _boundary(self._open):
             written += translation.written(self._open[:end], is_first=self._is_first)
             self._open, self._is_first = self._open[end:], False
-        behind = translation.written(self._open, is_first=self._is_first)
-        behind += translation.bytes_written(self._utf8.getstate()[0])
-        self._num_open = len(behind)
-        return num_gone, written + behind
+        still_open = translation.written(self._open, is_first=self._is_first)
+        still_open += translation.bytes_written(self._utf8.getstate()[0])
+        self._num_open = len(still_open)
+        return num_gone, written + still_open
 
 
 def _boundary(text: str) -> int:
@@ -220,13 +222,13 @@ def _boundary(text: str) -> int:
 
 
 def _by_bytes(tokenizer: Any, num_rows: int) -> dict[bytes, int]:
-    """Token by its bytes, without control tokens. Of several with the same bytes one that is no single byte's name."""
+    """Token by its bytes, without control tokens; among several with the same bytes, one that is no byte's own name."""
     of_bytes, control = byte_tokens(tokenizer), {*special_tokens(tokenizer), *tokenizer.all_special_ids}
-    found: dict[bytes, int] = {}
+    tokens: dict[bytes, int] = {}
     for token in sorted(tokenizer.get_vocab().values(), key=lambda token: (token in of_bytes, token)):
         if token < num_rows and token not in control and (piece := token_bytes(tokenizer, token)):
-            found.setdefault(piece, token)
-    return found
+            tokens.setdefault(piece, token)
+    return tokens
 
 
 def _sample_tokens(tokenizer: Any) -> list[int]:

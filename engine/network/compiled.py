@@ -134,11 +134,11 @@ def _num_threads(num_elements: int) -> int:
 def best_tokens(logits: Tensor) -> tuple[list[int], bool]:
     """As `operations.best_tokens`, of bfloat16; one row at least."""
     logits = logits.contiguous()
-    found = torch.empty((len(logits), 2), dtype=torch.int64)
+    best = torch.empty((len(logits), 2), dtype=torch.int64)
     num_rows, size = logits.shape
-    arguments = PointwiseArguments(x=logits.data_ptr(), num_rows=num_rows, size=size, found=found.data_ptr())
+    arguments = PointwiseArguments(x=logits.data_ptr(), num_rows=num_rows, size=size, best=best.data_ptr())
     best_kernel()(arguments, min(torch.get_num_threads(), num_rows))
-    tokens, are_finite = found.unbind(1)
+    tokens, are_finite = best.unbind(1)
     return tokens.tolist(), bool(are_finite.all())
 
 
@@ -261,7 +261,7 @@ class CompiledAttention:
 
 
 def _rows(reads: Iterable[Placed]) -> np.ndarray:
-    return np.array([(one.slot, one.length, one.first, one.width) for one in reads], np.int64).reshape(-1, 4)
+    return np.array([(read.slot, read.length, read.first, read.width) for read in reads], np.int64).reshape(-1, 4)
 
 
 def _pieces(read: Placed) -> np.ndarray:
@@ -316,7 +316,7 @@ class CompiledPass:
         def rows(size: int) -> Tensor:
             return torch.zeros((num_rows, size), dtype=norm.weight.dtype)
 
-        self._x, self._chosen_x, self._normed, self._behind = (rows(hidden) for _ in range(4))
+        self._x, self._chosen_x, self._normed, self._unnormed = (rows(hidden) for _ in range(4))
         self._seen, self._chosen_seen = (rows(heads.num_queries * heads.head_dim) for _ in range(2))
         self._qkv, self._gates, self._gated = rows(size_qkv), rows(size_gates), rows(size_gates // 2)
         self._all = torch.arange(num_rows)
@@ -375,18 +375,18 @@ class CompiledPass:
 
     def _finish(self, layer: Layer, x: Tensor, seen: Tensor, calls: _RowCalls) -> None:
         """The rest of the layer, added to x."""
-        self._add(x, layer.out, seen, layer.behind_attention, calls)
+        self._add(x, layer.out, seen, layer.after_attention, calls)
         calls.norm(layer.before_mlp, x, self._normed)
         calls.linear(layer.gate_up, self._normed, self._gates)
         calls.gate(self._gates, self._gated, layer.activation)
-        self._add(x, layer.down, self._gated, layer.behind_mlp, calls)
+        self._add(x, layer.down, self._gated, layer.after_mlp, calls)
 
     def _add(self, x: Tensor, linear: Linear, y: Tensor, norm: Norm | None, calls: _RowCalls) -> None:
         if norm is None:
             calls.linear(linear, y, x, held=x)
         else:
-            calls.linear(linear, y, self._behind)
-            calls.norm(norm, self._behind, x, held=x)
+            calls.linear(linear, y, self._unnormed)
+            calls.norm(norm, self._unnormed, x, held=x)
 
 
 def _compiled(linear: Linear) -> CompiledLinear:

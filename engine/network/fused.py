@@ -1,6 +1,6 @@
 """A decoder of the Llama kind over the slot cache, in as few calls a layer as torch allows.
 
-Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries and keys, in norms behind attention and
+Llama, Mistral, Qwen2, Qwen3 and Gemma 3 differ in biases, in norms of queries and keys, in norms after attention and
 MLP, in windows and in scales. This module reads all of these from the transformers model whose weights it takes over.
 `LanguageModel` compares a pass with that model's own pass before the model serves.
 
@@ -95,11 +95,11 @@ class FusedDecoder:
 
     def without(self, skipped: Container[int]) -> FusedDecoder:
         """The same weights in memory, without these layers, numbered from 0. At least one has to stay."""
-        made = copy(self)
-        made._layers = [layer for index, layer in enumerate(self._layers) if index not in skipped]
-        made.kv_shape = replace(self.kv_shape, num_layers=len(made._layers))
-        made._program, made._tapped = made._make_program(), {}
-        return made
+        skipping = copy(self)
+        skipping._layers = [layer for index, layer in enumerate(self._layers) if index not in skipped]
+        skipping.kv_shape = replace(self.kv_shape, num_layers=len(skipping._layers))
+        skipping._program, skipping._tapped = skipping._make_program(), {}
+        return skipping
 
     def set_window(self, window: int | None) -> None:
         """The window of sliding layers from now on."""
@@ -165,8 +165,8 @@ class Layer:
         is_sandwich = hasattr(layer, "pre_feedforward_layernorm")
         second = layer.pre_feedforward_layernorm if is_sandwich else layer.post_attention_layernorm
         self.before_mlp = Norm(second, operations)
-        self.behind_attention = Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
-        self.behind_mlp = Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
+        self.after_attention = Norm(layer.post_attention_layernorm, operations) if is_sandwich else None
+        self.after_mlp = Norm(layer.post_feedforward_layernorm, operations) if is_sandwich else None
 
     def __call__(self, x: Tensor, held: Tensor, attention: Attention, wanted: Tensor | None = None) -> Tensor:
         """The states of the wanted tokens, or of all. Keys and values of all tokens are written."""
@@ -175,9 +175,9 @@ class Layer:
             x, seen = x.index_select(0, wanted), seen.index_select(0, wanted)
             if not len(x):
                 return x
-        x = _residual(x, seen, self.out, self.behind_attention)
+        x = _residual(x, seen, self.out, self.after_attention)
         gated = self._operations.gate(self.gate_up(self.before_mlp(x)), self.activation)
-        return _residual(x, gated, self.down, self.behind_mlp)
+        return _residual(x, gated, self.down, self.after_mlp)
 
 
 def _fits_twice(model: Any) -> bool:
@@ -227,7 +227,16 @@ def _heads(attention: Any, kind: str, operations: TorchOperations) -> Heads:
         norms = _interleaved(weights.flatten(), head_dim).view(-1, head_dim).contiguous()
         epsilon = queries.epsilon
     is_local = kind == "sliding_attention"
-    return Heads(num_queries, num_keys, head_dim, attention.scaling, kind, is_local, norms, epsilon)
+    return Heads(
+        num_queries,
+        num_keys,
+        head_dim,
+        scaling=attention.scaling,
+        kind=kind,
+        is_local=is_local,
+        norms=norms,
+        epsilon=epsilon,
+    )
 
 
 def _residual(x: Tensor, y: Tensor, linear: Linear, norm: Norm | None) -> Tensor:

@@ -98,7 +98,7 @@ def blocks_of(begin: int, end: int) -> slice:
 def copy_positions(source: Tensor, into: Tensor, begin: int, end: int) -> None:
     """Copy positions `begin` to `end` of a slot's [blocks, ..., 2 * heads, BLOCK, head_dim]; those before stay.
 
-    Positions behind, up to the end of a block, are copied too: nothing counts there.
+    Positions after `end`, up to the end of a block, are copied too: nothing counts there.
     """
     blocks = blocks_of(begin, end)
     if begin % PAIR_BLOCK:

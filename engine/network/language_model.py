@@ -34,9 +34,9 @@ class LanguageModel:
     """A decoder-only model on its device, in eval mode, whose passes over slots were compared with its own.
 
     The compared passes read a few tokens, with a window so short that these cross it. At the windows and boundaries
-    that the config names, where a pass would take too long, masks and rotations alone are compared. Of a model that is
-    fused the first layers are compared, as many as it takes to have two, and one of each kind: all of a kind are
-    computed alike.
+    that the config names, where a pass would take too long, masks and rotations alone are compared. A fused model is
+    compared by its first layers, as many as it takes to have two, and one of each kind: all of a kind are computed
+    alike.
     """
 
     def __init__(self, model: Any, num_positions: int) -> None:
@@ -53,8 +53,8 @@ class LanguageModel:
         num_layers = _num_compared(facts) if self.is_fused else len(facts.kinds)
         expected = _reference(model, facts, num_layers)
         self._network = FusedDecoder(model, num_positions) if self.is_fused else _UnfusedDecoder(model)
-        behind = range(num_layers, len(facts.kinds))
-        compared = self.without(behind) if behind else self
+        left_out = range(num_layers, len(facts.kinds))
+        compared = self.without(left_out) if left_out else self
         if (error := compared._error(expected) or self._error_of_numbers()) is not None:
             raise UnsupportedModel(error)
 
@@ -87,9 +87,9 @@ class LanguageModel:
             raise UnsupportedModel(
                 f"expected a model of {', '.join(sorted(FAMILIES))} to leave layers out, found {self.config.model_type}"
             )
-        made = copy(self)
-        made._network = self._network.without(skipped)
-        return made
+        skipping = copy(self)
+        skipping._network = self._network.without(skipped)
+        return skipping
 
     def new_cache(self, num_slots: int, *, max_bytes: int | None = None) -> SlotCache:
         """An empty cache for this model."""
@@ -97,7 +97,7 @@ class LanguageModel:
         return SlotCache(shape, num_slots, self.device, max_bytes=max_bytes, most_positions=most)
 
     def read(self, cache: SlotCache, reads: Sequence[Read]) -> Tensor:
-        """One pass over `reads`. Each is written behind its slot's length, which does not change.
+        """One pass over `reads`. Each is written after its slot's length, which does not change.
 
         Returns the logits wanted, [sum of num_logits, vocabulary], in the order of `reads`.
         """
@@ -108,7 +108,7 @@ class LanguageModel:
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The same, with hidden states by tap (`engine.states`), which later passes leave as they are.
 
-        Of a layer [sum of tokens, hidden], in the order of `reads`; of FINAL [sum of num_logits, hidden].
+        A layer's are [sum of tokens, hidden], in the order of `reads`; those of FINAL [sum of num_logits, hidden].
         """
         plan = plan_pass(cache, reads, self._network.window)
         logits, states = self._network(cache, plan, tuple(taps))
@@ -119,7 +119,7 @@ class LanguageModel:
         return logits, {tap: x.clone() if tap == FINAL else x.index_select(0, rows) for tap, x in states.items()}
 
     def prefill(self, cache: SlotCache, slot: int, token_ids: Sequence[int]) -> Tensor:
-        """Read a text into a slot, behind its content. Returns the logits behind the last token, [1, vocabulary]."""
+        """Append a text to a slot's content. Returns the logits after the last token, [1, vocabulary]."""
         for begin in range(0, len(token_ids), PREFILL_CHUNK):
             chunk = token_ids[begin : begin + PREFILL_CHUNK]
             is_last = begin + PREFILL_CHUNK >= len(token_ids)
@@ -183,9 +183,10 @@ _SHORT_WINDOW: Final = 4
 NUM_HELD: Final = (5, 4)  #: tokens of each text that its slot holds before
 NUM_READ: Final = 4  #: tokens of each that the compared pass reads
 _NO_NUMBERS: Final = "expected weights that give logits, found some that give no numbers: is the download complete?"
-#: Positions before and behind a boundary that are compared.
+#: Positions before and after a boundary that are compared.
 _REACH: Final = 2
-#: Of a rotation, whose numbers are at most about 1: above float32's rounding of an angle, below another frequency.
+#: Greatest difference of a rotation, whose numbers are about 1 at most: above float32's rounding of an angle, below
+#: another frequency.
 _ROTATION_TOLERANCE: Final = 1e-3
 
 
@@ -292,8 +293,8 @@ def _rotary(module: Any, kind: str | None, device: torch.device) -> Any:
 
     def rotate(positions: list[int]) -> Tensor:
         places = torch.tensor([positions], device=device)
-        found = module(like, places) if kind is None else module(like, places, kind)
-        parts = found if isinstance(found, tuple) else (torch.view_as_real(found).flatten(-2),)
+        rotation = module(like, places) if kind is None else module(like, places, kind)
+        parts = rotation if isinstance(rotation, tuple) else (torch.view_as_real(rotation).flatten(-2),)
         return torch.cat([part.reshape(len(positions), -1).float() for part in parts], dim=-1)
 
     return rotate
@@ -325,8 +326,9 @@ class _UnfusedDecoder:
         logits, *states = (torch.cat(part) for part in zip(*parts, strict=True))
         if plan.wanted is not None:
             logits = logits.index_select(0, plan.wanted)
-            wanted = (tap == FINAL for tap in taps)
-            states = [x.index_select(0, plan.wanted) if one else x for x, one in zip(states, wanted, strict=True)]
+            states = [
+                x.index_select(0, plan.wanted) if tap == FINAL else x for tap, x in zip(taps, states, strict=True)
+            ]
         return logits, dict(zip(taps, states, strict=True))
 
     def _read(self, cache: SlotCache, plan: Pass, group: ReadGroup, taps: tuple[int, ...]) -> list[Tensor]:
@@ -343,9 +345,8 @@ class _UnfusedDecoder:
             use_cache=True,
             output_hidden_states=bool(taps),
         )
-        # transformers' list of states begins with the embeddings and ends behind the last norm.
-        found = [output.logits, *(output.hidden_states[tap] for tap in taps)]
-        flat = [x.flatten(0, 1) for x in found]
+        # transformers' list of states begins with the embeddings and ends after the last norm.
+        flat = [x.flatten(0, 1) for x in (output.logits, *(output.hidden_states[tap] for tap in taps))]
         return flat if group.cells is None else [x.index_select(0, group.cells) for x in flat]
 
     def _masks(self, cache: SlotCache, group: ReadGroup) -> Tensor | dict[str, Tensor]:

@@ -22,7 +22,7 @@ from engine.proposal import tree_depths
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Tokens of one slot, written behind the slot's length. The length does not change until the caller raises it."""
+    """Tokens of one slot, written after the slot's length. The length does not change until the caller raises it."""
 
     slot: int
     token_ids: Sequence[int]
@@ -191,7 +191,7 @@ class Pass:
 
     @cached_property
     def wide(self) -> tuple[ReadGroup, ...]:
-        """Of reads that are attended to alone."""
+        """Groups of a read that is attended to alone."""
         return tuple(group for group in self.groups if group.width > WIDEST_SHARED)
 
     @cached_property
@@ -224,15 +224,15 @@ def plan_pass(cache: SlotCache, reads: Sequence[Read], window: int | None) -> Pa
         placed.append(Placed(read, cache.lengths[read.slot], first))
         first += len(read.token_ids)
     members = [group for group in (placed[: len(short)], *([alone] for alone in placed[len(short) :])) if group]
-    firsts = {one.slot: one.first for one in placed}
+    firsts = {read.slot: read.first for read in placed}
     wanted = [
         firsts[read.slot] + column
         for read in reads
         for column in range(len(read.token_ids) - read.num_logits, len(read.token_ids))
     ]
     return Pass(
-        token_ids=torch.tensor([token for one in placed for token in one.read.token_ids], device=cache.device),
-        positions=torch.tensor([one.length + depth for one in placed for depth in one.depths], device=cache.device),
+        token_ids=torch.tensor([token for each in placed for token in each.read.token_ids], device=cache.device),
+        positions=torch.tensor([each.length + depth for each in placed for depth in each.depths], device=cache.device),
         groups=tuple(ReadGroup(tuple(group), window, cache.shape.dtype, cache.device) for group in members),
         num_heads=cache.shape.num_heads,
         capacity=cache.capacity,

@@ -1,6 +1,6 @@
 """A key/value cache in which every sequence has a slot and a length of its own, and the two kinds of memory under it.
 
-A pass writes its columns behind the length of each of its slots. Columns behind the length do not count. So rejected
+A pass writes its columns after the length of each of its slots. Columns beyond the length do not count. So rejected
 columns need no deletion: the length does not include them, and the next pass overwrites them. Rows may have different
 lengths. They may join or leave without a change to the others.
 
@@ -8,7 +8,7 @@ lengths. They may join or leave without a change to the others.
 half of either at least, and keeps the greatest size that it ever had. `PairedSlots` serve the kernels of a CPU: every
 slot has addresses for the longest text, and memory for what was written. Addresses cost nothing: Linux gives a page
 memory at the first write to it. So a slot grows where it lies, nothing is copied, and a long text beside short ones
-takes the memory of its own length. A slot's blocks lie one behind the other, each with all its layers, so that huge
+takes the memory of its own length. A slot's blocks lie in a row, each with all its layers, so that huge
 pages hold little that is not used.
 
 Beginnings that texts share are read once, and copied into the slots of the others (`copy_beginnings`). Jobs of a task
@@ -43,7 +43,7 @@ from engine.network.kv_layout import (
 #: Tokens that are not worth a copy of their own.
 SHORTEST: Final = 8
 #: Tokens of prompts that take longer than the least that a pass takes, which is to read all weights: on 2 cores a dozen
-#: of SmolLM2's, on a GPU hundreds. Where so many can be copied, texts wait for one that begins like them.
+#: of SmolLM2's, on a GPU hundreds. Where that many can be copied, texts wait for one that begins like them.
 WORTH_A_PASS: Final = {"cpu": 64, "cuda": 512}
 
 
@@ -137,7 +137,7 @@ class SlotCache:
 
     @torch.inference_mode()
     def keep(self, slot: int, columns: Sequence[int]) -> None:
-        """Count `columns` of the last pass, ascending from its first (0), behind the slot's length; drop the others.
+        """Count `columns` of the last pass, ascending from its first (0), after the slot's length; drop the others.
 
         Only columns that are out of place are copied: the accepted path of a tree, never of a chain.
         """
@@ -234,11 +234,11 @@ def copy_beginnings(cache: SlotCache, unread: Sequence[Reader], batch: Sequence[
     What slots of `batch` hold has to be their texts, as far as their lengths go.
     """
     copies: defaultdict[tuple[int, int, int], list[int]] = defaultdict(list)
-    for one in unread:
-        begin = cache.lengths[one.slot]
-        end, source = max((_shared(one, other, cache.lengths[other.slot]), other.slot) for other in batch)
+    for reader in unread:
+        begin = cache.lengths[reader.slot]
+        end, source = max((_shared(reader, other, cache.lengths[other.slot]), other.slot) for other in batch)
         if end - begin >= SHORTEST:
-            copies[source, begin, end].append(one.slot)
+            copies[source, begin, end].append(reader.slot)
     for (source, begin, end), slots in copies.items():
         cache.copy(source, slots, begin, end)
 
@@ -250,18 +250,18 @@ def who_waits(cache: SlotCache, unread: Sequence[Reader], num_read: int) -> set[
     """
     readers: list[Reader] = []
     spared: dict[int, int] = {}
-    for one in unread:
-        held = cache.lengths[one.slot]
-        shared = max((_shared(one, reader, cache.lengths[reader.slot] + num_read) for reader in readers), default=0)
+    for waiting in unread:
+        held = cache.lengths[waiting.slot]
+        shared = max((_shared(waiting, reader, cache.lengths[reader.slot] + num_read) for reader in readers), default=0)
         if shared - held >= SHORTEST:
-            spared[one.slot] = shared - held
+            spared[waiting.slot] = shared - held
         else:
-            readers.append(one)
+            readers.append(waiting)
     return set(spared) if sum(spared.values()) >= WORTH_A_PASS.get(cache.device.type, 512) else set()
 
 
-def _shared(one: Reader, other: Reader, most: int) -> int:
-    return num_shared(one.text, other.text, min(most, len(one.text) - 1))
+def _shared(reader: Reader, other: Reader, most: int) -> int:
+    return num_shared(reader.text, other.text, min(most, len(reader.text) - 1))
 
 
 class PlainSlots:
@@ -474,7 +474,7 @@ class PairedSlots:
         return [max(num, blocks_of(0, positions.get(slot, 0)).stop) for slot, num in enumerate(self._num_blocks)]
 
     def _release(self, slot: int, num_blocks: int) -> None:
-        """Release a slot's blocks behind the first `num_blocks`."""
+        """Release a slot's blocks but for the first `num_blocks`."""
         num = self._num_blocks[slot]
         if self._mapped is not None and num > num_blocks:
             begin, end = ((slot * self._room + block) * self._block_bytes for block in (num_blocks, num))
@@ -534,9 +534,9 @@ class _Mapped:
 
 
 def _map_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> _Mapped | None:
-    """Zeros on a CPU; None where the system has not so many addresses.
+    """Zeros on a CPU; None where the system lacks the addresses.
 
-    Of this process alone: the system gives shared memory no huge pages unless told to.
+    Private to this process, because shared memory gets no huge pages by default.
     """
     num_bytes = math.prod(shape) * dtype.itemsize
     try:

@@ -48,7 +48,7 @@ class TextRequest:
 
     number: int
     task: str
-    prompt: tuple[int, ...] | None = None  #: None: the target writes it, behind `opening`
+    prompt: tuple[int, ...] | None = None  #: None: the target writes it, after `opening`
     opening: tuple[int, ...] = ()
 
 
@@ -136,7 +136,7 @@ class TextWriter:
     def __init__(
         self, engine: Engine, tokenizer: Any, recipe: Recipe, store: TextStore, answering: Answering | None = None
     ) -> None:
-        """`answering`: how answers are decoded, and what is told of each before it is stored; None: vanilla."""
+        """`answering`: how answers are decoded, and who gets each before it is stored; None: vanilla."""
         self._answering = answering
         self._engine = engine
         self._tokenizer = tokenizer
@@ -238,25 +238,25 @@ class TextStore:
         """Append a text. Raises ConfigError where the file cannot be written."""
         try:
             with self._file.open("a", encoding="utf-8") as lines:
-                # The line end comes first: behind half a line of a process that was killed, too.
+                # The line end comes first, because a process that was killed may have left half a line.
                 lines.write("\n" + json.dumps(asdict(text)))
         except OSError as error:
             raise ConfigError(f"{self._file} cannot be written: {error}", hint="is the disk full?") from error
 
     def all(self) -> list[WrittenText]:
         """Every text, by number. Half a line is no text: it is written again."""
-        found: dict[int, WrittenText] = {}
+        texts: dict[int, WrittenText] = {}
         for line in self._file.read_text(encoding="utf-8").splitlines() if self._file.exists() else []:
             with contextlib.suppress(ValueError):
                 fields = json.loads(line)
                 prompt, output = tuple(fields["prompt"]), tuple(fields["output"])
-                found[fields["number"]] = WrittenText(fields["number"], fields["task"], prompt, output)
-        return [found[number] for number in sorted(found)]
+                texts[fields["number"]] = WrittenText(fields["number"], fields["task"], prompt, output)
+        return [texts[number] for number in sorted(texts)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lesson:
-    """One text, and the target's output behind each of its tokens except the last."""
+    """One text, and the target's output after each of its tokens except the last."""
 
     text: WrittenText
     token_ids: Tensor  #: [length], int64: the text's last tokens, at most `max_length`
@@ -312,15 +312,15 @@ class TeacherNotes:
 
     def lessons(self) -> list[Lesson]:
         """The lesson of every text, by number."""
-        found = []
+        lessons = []
         for i, shard in enumerate(self._shards):
             tensors, _ = read_tensors(self._file(i))
             lengths = [len(self._tokens(text)) - 1 for text in shard]
             whole = tensors["top_ids"].long(), tensors["top_log_probs"].float(), tensors["states"]
             for text, *parts in zip(shard, *(torch.split(tensor, lengths) for tensor in whole), strict=True):
                 token_ids = torch.tensor(self._tokens(text))
-                found.append(Lesson(text, token_ids, max(0, len(token_ids) - len(text.output)), *parts))
-        return sorted(found, key=lambda lesson: lesson.text.number)
+                lessons.append(Lesson(text, token_ids, max(0, len(token_ids) - len(text.output)), *parts))
+        return sorted(lessons, key=lambda lesson: lesson.text.number)
 
     def _file(self, shard: int) -> Path:
         return self._folder / f"teacher-{shard:05d}.safetensors"

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
@@ -63,8 +63,8 @@ def cut_draft(target: Any, num_layers: int) -> Any:
             type(target.config)(**settings), dtype=torch.float32, attn_implementation=attention_of(target.config)
         )
         state = target.state_dict()
-        behind = [name for name in state if (match := _LAYER.match(name)) and int(match[1]) >= num_layers]
-        draft.load_state_dict({name: tensor for name, tensor in state.items() if name not in behind})
+        left_out = [name for name in state if (match := _LAYER.match(name)) and int(match[1]) >= num_layers]
+        draft.load_state_dict({name: tensor for name, tensor in state.items() if name not in left_out})
     except (ValueError, RuntimeError, KeyError, TypeError) as error:
         raise UnsupportedModel(f"layers of {target.config.model_type} cannot be taken out: {error}") from error
     draft.generation_config = target.generation_config
@@ -80,7 +80,7 @@ def num_layers(model: Any) -> int:
 
 @torch.inference_mode()
 def fit_map(draft: Any, lessons: Sequence[Lesson], on_text: Callable[[], None]) -> Tensor:
-    """W [hidden, hidden], float32: the target's state is about W times the draft's, both behind their final norm.
+    """W [hidden, hidden], float32: the target's state is about W times the draft's, both after their final norm.
 
     The target's head reads states of the last of many layers. States of the first layers have another basis. The linear
     map W with least squares between W·h of the draft and the target's state at the same position has a closed form
@@ -308,6 +308,10 @@ class Distillation(Generic[_Taught]):
         return 0.5 * (1 + math.cos(math.pi * (step - num_warm) / max(1, self.num_steps - num_warm)))
 
 
+#: A text's task, the counts of its rounds, and Σ min(p, q) by position.
+Judged = tuple[str, AcceptanceCounts, Tensor]
+
+
 @torch.inference_mode()
 def judge(
     draft: Any, lessons: Iterable[Lesson], columns: Tensor | None, num_draft_tokens: int
@@ -320,47 +324,60 @@ def judge(
 
     `columns` [vocabulary]: column of the draft's head for each token, -1: none; None: it has all.
     """
-    found: defaultdict[str, list[tuple[AcceptanceCounts, Tensor]]] = defaultdict(list)
-    for lesson in lessons:
-        logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]
-        # Position i predicts token i + 1: the answer's first token is predicted behind the prompt's last.
-        behind = slice(max(0, lesson.first_answer - 1), None)
-        q = logits[behind].float().softmax(dim=-1).cpu()
-        wanted, top = lesson.token_ids[1:][behind], lesson.top_ids[behind]
-        if columns is not None:
-            wanted, top = columns[wanted], columns[top]
-        p = lesson.top_log_probs[behind].exp().masked_fill(top < 0, 0.0)
-        overlap = torch.minimum(p, q.gather(-1, top.clamp(min=0))).sum(dim=-1)
-        matches = (q.argmax(dim=-1) == wanted).tolist()
-        # The prefill yields the first token; rounds begin behind it.
-        found[lesson.text.task].append((walk_rounds(matches[1:], num_draft_tokens), overlap))
-    by_task = {task: measured_draft(texts) for task, texts in sorted(found.items())}
-    return by_task, measured_draft([text for texts in found.values() for text in texts])
+
+    def judged() -> Iterator[Judged]:
+        for lesson in lessons:
+            logits = draft(input_ids=lesson.token_ids[None, :-1].to(draft.device), use_cache=False).logits[0]
+            # Position i predicts token i + 1: the prompt's last position predicts the answer's first token.
+            answer = slice(max(0, lesson.first_answer - 1), None)
+            q = logits[answer].float().softmax(dim=-1).cpu()
+            wanted, top = lesson.token_ids[1:][answer], lesson.top_ids[answer]
+            if columns is not None:
+                wanted, top = columns[wanted], columns[top]
+            p = lesson.top_log_probs[answer].exp().masked_fill(top < 0, 0.0)
+            overlap = torch.minimum(p, q.gather(-1, top.clamp(min=0))).sum(dim=-1)
+            # The prefill yields the first token; rounds begin after it.
+            matches = (q.argmax(dim=-1) == wanted).tolist()[1:]
+            by_place = [matches[place:] for place in range(num_draft_tokens)]
+            yield lesson.text.task, walk_rounds(by_place, len(matches) + 1), overlap
+
+    return measured_drafts(judged())
 
 
-def measured_draft(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
-    """Of each text the counts of its rounds, and Σ min(p, q) by position: a lower bound, without the target's tail."""
-    counts = sum((one for one, _ in texts), AcceptanceCounts())
+def measured_drafts(judged: Iterable[Judged]) -> tuple[dict[str, MeasuredDraft], MeasuredDraft]:
+    """The figures of texts by task, and of all. The overlap is a lower bound, without the target's tail."""
+    by_task: defaultdict[str, list[tuple[AcceptanceCounts, Tensor]]] = defaultdict(list)
+    for task, counts, overlap in judged:
+        by_task[task].append((counts, overlap))
+    every_text = [text for texts in by_task.values() for text in texts]
+    return {task: _measured(texts) for task, texts in sorted(by_task.items())}, _measured(every_text)
+
+
+def _measured(texts: Sequence[tuple[AcceptanceCounts, Tensor]]) -> MeasuredDraft:
+    total = sum((counts for counts, _ in texts), AcceptanceCounts())
     return MeasuredDraft(
         num_texts=len(texts),
-        num_tokens=counts.num_tokens,
-        rounds=counts.rounds,
-        proposed=counts.proposed,
-        trials=counts.trials,
-        accepts=counts.accepts,
+        num_tokens=total.num_tokens,
+        rounds=total.rounds,
+        proposed=total.proposed,
+        trials=total.trials,
+        accepts=total.accepts,
         num_positions=sum(len(overlap) for _, overlap in texts),
         overlap_sum=round(sum(float(overlap.double().sum()) for _, overlap in texts), 3),
     )
 
 
-def walk_rounds(matches: Sequence[bool], num_draft_tokens: int) -> AcceptanceCounts:
-    """Counts of greedy rounds at k over a text; `matches[i]`: the draft's best token at i is the text's."""
+def walk_rounds(matches: Sequence[Sequence[bool]], num_tokens: int) -> AcceptanceCounts:
+    """Counts of greedy rounds over a text; `matches[i][place]`: draft token i of a round at that place is the text's.
+
+    A round at a place has read the tokens before it; the token there is pending. The longest draft is len(matches).
+    """
     counts, place = AcceptanceCounts(), 0
-    while place < len(matches):
-        num_proposed = min(num_draft_tokens, len(matches) - place - 1)
+    while place < num_tokens - 1:
+        num_proposed = min(len(matches), num_tokens - place - 2)
         num_accepted = 0
-        while num_accepted < num_proposed and matches[place + num_accepted]:
+        while num_accepted < num_proposed and matches[num_accepted][place]:
             num_accepted += 1
-        counts = counts.with_round(num_proposed, num_accepted, num_emitted=num_accepted + 1)
+        counts = counts.with_round(max(num_proposed, 0), num_accepted, num_emitted=num_accepted + 1)
         place += num_accepted + 1
     return counts

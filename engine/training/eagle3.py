@@ -2,17 +2,14 @@
 
 A pass over a text with the target's states at every position is the first step. In step j the state at a position is
 the one that step j - 1 gave for the position before, as in a draft of j tokens; its queries see the target's states up
-to j - 1 positions before, and behind them the keys of the steps between ("training-time test", Li et al. 2025, arXiv
+to j - 1 positions before, then the keys of the steps between ("training-time test", Li et al. 2025, arXiv
 2503.01840). So each step costs a pass, and every position is the beginning of a draft.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -21,16 +18,12 @@ from torch.nn import Parameter, functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from alphaloop.acceptance import AcceptanceCounts
-from alphaloop.draft_card import MeasuredDraft
-from engine.text_facts import text_config
-from engine.training.data import write_tensors
-from engine.training.distil import columns_of, measured_draft
-from engine.training.heads import DECAY, walk_drafts
+from engine.training.distil import Judged, walk_rounds
+from engine.training.heads import DECAY, HeadsInTraining
 from engine.training.recipe import Recipe
 from engine.training.recording import RecordedText
 
-#: Of the weights at the beginning.
+#: Standard deviation of the weights at the beginning.
 _SPREAD: Final = 0.02
 
 
@@ -46,7 +39,7 @@ class Eagle3Lesson:
 
     @staticmethod
     def of(recorded: RecordedText) -> Eagle3Lesson | None:
-        """Of what was recorded of a text; None where that is too little."""
+        """The lesson of a recorded text; None where too little was recorded."""
         if recorded.layers is None:
             return None
         tokens = recorded.text.token_ids[recorded.first + 1 :]
@@ -61,42 +54,37 @@ class Eagle3Lesson:
         return len(self.states)
 
 
-class Eagle3Training(torch.nn.Module):
-    """`engine.drafters.eagle3.Eagle3Network`, to be trained on texts one by one."""
+class Eagle3HeadsInTraining(HeadsInTraining[Eagle3Lesson]):
+    """`engine.drafters.eagle3.Eagle3Network`, trained on texts one by one; `method = "eagle3"` and vLLM load it."""
 
     def __init__(
         self,
-        config: LlamaConfig,
         embeddings: Tensor,
         head: Tensor,
-        norm: Tensor,
         token_ids: Tensor | None,
+        recipe: Recipe,
         *,
-        num_taps: int,
-        seed: int,
+        target: Any,
+        taps: tuple[int, ...],
     ) -> None:
-        """The target's `embeddings`, `head` [columns, hidden] and last `norm`; the first two stay as they are."""
-        super().__init__()
-        self.config, self.token_ids = config, token_ids
-        self._columns = columns_of(token_ids, len(embeddings))
-        hidden, inner = config.hidden_size, config.intermediate_size
-        num_heads = config.num_attention_heads
-        self._num_keys = config.num_key_value_heads or num_heads
-        self._head_dim = config.head_dim or hidden // num_heads
+        """As `HeadsInTraining`; `target`: the config of its text model; `taps`: its layers that are read."""
+        super().__init__(embeddings, head, token_ids, recipe)
+        self.layer, self._taps = layer_config(target), taps
+        hidden, inner = self.layer.hidden_size, self.layer.intermediate_size
+        num_heads = self.layer.num_attention_heads
+        self._num_keys = self.layer.num_key_value_heads or num_heads
+        self._head_dim = self.layer.head_dim or hidden // num_heads
         size, keys = num_heads * self._head_dim, self._num_keys * self._head_dim
-        generator = torch.Generator().manual_seed(seed)
 
-        def made(*shape: int) -> Parameter:
-            return Parameter(_SPREAD * torch.randn(shape, generator=generator))
+        def random(*shape: int) -> Parameter:
+            return Parameter(_SPREAD * torch.randn(shape, generator=self._generator))
 
-        self.fc = made(hidden, num_taps * hidden)
-        self.query, self.key, self.value = made(size, 2 * hidden), made(keys, 2 * hidden), made(keys, 2 * hidden)
-        self.out, self.gate, self.up = made(hidden, size), made(inner, hidden), made(inner, hidden)
-        self.down = made(hidden, inner)
-        self.input_norm, self.state_norm, self.mlp_norm = (Parameter(torch.ones(hidden)) for _ in range(3))
-        self.norm = Parameter(norm.float().clone())
-        self.embeddings, self.head = embeddings.float(), head.float()
-        self.rotary = LlamaRotaryEmbedding(config)
+        self.fc = random(hidden, len(taps) * hidden)
+        self.query, self.key, self.value = random(size, 2 * hidden), random(keys, 2 * hidden), random(keys, 2 * hidden)
+        self.out, self.gate, self.up = random(hidden, size), random(inner, hidden), random(inner, hidden)
+        self.down = random(hidden, inner)
+        self.input_norm, self.state_norm, self.mlp_norm, self.norm = (Parameter(torch.ones(hidden)) for _ in range(4))
+        self.rotary = LlamaRotaryEmbedding(self.layer)
 
     def steps(self, lesson: Eagle3Lesson, num: int) -> list[Tensor]:
         """Logits of each step, [pairs, columns] each; those of step j count from position j - 1 on."""
@@ -105,11 +93,11 @@ class Eagle3Training(torch.nn.Module):
         embedded = self._normed(self.embeddings[tokens], self.input_norm)
         x = functional.linear(states, self.fc)
         cos, sin = self.rotary(x, torch.arange(n)[None])
-        shared = self.config.num_attention_heads // self._num_keys
+        shared = self.layer.num_attention_heads // self._num_keys
         place = torch.arange(n)
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        found = []
+        steps = []
         for step in range(num):
             both = torch.cat((embedded, self._normed(x, self.state_norm)), dim=-1)
             q, k, v = (
@@ -131,17 +119,86 @@ class Eagle3Training(torch.nn.Module):
             inner = self._normed(y, self.mlp_norm)
             gated = functional.silu(functional.linear(inner, self.gate)) * functional.linear(inner, self.up)
             y = y + functional.linear(gated, self.down)
-            found.append(functional.linear(self._normed(y, self.norm), self.head))
+            steps.append(self.logits(self._normed(y, self.norm)))
             # The state that the next step reads at a position is this step's at the one before.
             x = torch.cat((y[:1], y[:-1]))
-        return found
+        return steps
 
     def _normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        return functional.rms_norm(x, x.shape[-1:], weight, self.config.rms_norm_eps)
+        return functional.rms_norm(x, x.shape[-1:], weight, self.layer.rms_norm_eps)
 
-    def columns(self, tokens: Tensor) -> Tensor:
-        """The column of each token, -1 where there is none."""
-        return tokens if self._columns is None else self._columns[tokens]
+    def lessons(self, recorded: Iterable[RecordedText]) -> list[Eagle3Lesson]:
+        """Those of two pairs or more."""
+        return [lesson for lesson in map(Eagle3Lesson.of, recorded) if lesson is not None]
+
+    def loss(self, lessons: Sequence[Eagle3Lesson]) -> Tensor:
+        """Over answered positions."""
+        total, weights = torch.zeros(()), 0.0
+        for lesson in lessons:
+            # The final state of pair i + 1 says what follows token i.
+            first = max(lesson.num_before - 1, 0)
+            taught = self.logits(lesson.final[1 - (lesson.num_before > 0) :].float()).softmax(dim=-1)
+            wanted = self.columns(lesson.token_ids[1:])
+            for step, logits in enumerate(self.steps(lesson, self.recipe.num_unrolled)):
+                begin = max(first, step)
+                num = min(len(lesson) - begin, len(taught) - (begin - first))
+                if num < 1:
+                    continue
+                rows, weight = slice(begin, begin + num), DECAY**step
+                losses = self.token_loss(logits[rows], taught[begin - first : begin - first + num], wanted[rows])
+                total = total + weight * losses.sum()
+                weights += weight * num
+        return total / max(weights, 1.0)
+
+    def judged(self, recorded: Sequence[RecordedText]) -> Iterator[Judged]:
+        """Over all texts with two answered pairs or more."""
+        for lesson in self.lessons(recorded):
+            begin, wanted = max(lesson.num_before, 0), self.columns(lesson.token_ids[1:])
+            steps = self.steps(lesson, self.recipe.num_unrolled)
+            if len(lesson) - begin < 2:
+                continue
+            # A round at a pair: its first draft is the first step's there, the next one the second step's after it.
+            matches = [
+                (logits[begin + step :].argmax(dim=-1) == wanted[begin + step :]).tolist()
+                for step, logits in enumerate(steps)
+            ]
+            p = self.logits(lesson.final[1 : len(lesson) - begin + 1].float()).softmax(dim=-1)
+            overlap = torch.minimum(p, steps[0][begin : begin + len(p)].softmax(dim=-1)).sum(dim=-1)
+            yield lesson.task, walk_rounds(matches, len(lesson) - begin + 1), overlap
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As vLLM's `LlamaForCausalLMEagle3` names them."""
+        named = {
+            "fc": self.fc,
+            "midlayer.self_attn.q_proj": self.query,
+            "midlayer.self_attn.k_proj": self.key,
+            "midlayer.self_attn.v_proj": self.value,
+            "midlayer.self_attn.o_proj": self.out,
+            "midlayer.mlp.gate_proj": self.gate,
+            "midlayer.mlp.up_proj": self.up,
+            "midlayer.mlp.down_proj": self.down,
+            "midlayer.input_layernorm": self.input_norm,
+            "midlayer.hidden_norm": self.state_norm,
+            "midlayer.post_attention_layernorm": self.mlp_norm,
+            "norm": self.norm,
+            "lm_head": self.head,
+        }
+        known = torch.arange(len(self.embeddings)) if self.token_ids is None else self.token_ids
+        drafted = torch.zeros(len(self.embeddings), dtype=torch.bool).index_fill_(0, known, True)
+        return {
+            **{f"{name}.weight": weight for name, weight in named.items()},
+            "d2t": known - torch.arange(len(known)),
+            "t2d": drafted,
+        }
+
+    def config(self) -> dict[str, Any]:
+        """As `head_files` and vLLM read it."""
+        return self.layer.to_dict() | {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "draft_vocab_size": len(self.head),
+            "norm_before_residual": False,
+            "eagle_aux_hidden_state_layer_ids": list(self._taps),
+        }
 
 
 def layer_config(target: Any) -> LlamaConfig:
@@ -159,117 +216,3 @@ def layer_config(target: Any) -> LlamaConfig:
         max_position_embeddings=int(target.max_position_embeddings),
         tie_word_embeddings=False,
     )
-
-
-def eagle3_loss(network: Eagle3Training, lessons: Sequence[Eagle3Lesson], recipe: Recipe) -> Tensor:
-    """Weighted mean over answered positions and steps; as `head_loss`."""
-    total, weights = torch.zeros(()), 0.0
-    for lesson in lessons:
-        # The final state of pair i + 1 says what follows token i.
-        first = max(lesson.num_before - 1, 0)
-        taught = functional.linear(lesson.final[1 - (lesson.num_before > 0) :].float(), network.head).softmax(dim=-1)
-        wanted = network.columns(lesson.token_ids[1:])
-        for step, logits in enumerate(network.steps(lesson, recipe.num_unrolled)):
-            begin = max(first, step)
-            num = min(len(lesson) - begin, len(taught) - (begin - first))
-            if num < 1:
-                continue
-            log_q = logits[begin : begin + num].log_softmax(dim=-1)
-            p = taught[begin - first : begin - first + num]
-            column = wanted[begin : begin + num]
-            hard = -log_q.gather(-1, column.clamp(min=0)[:, None]).squeeze(-1) * (column >= 0)
-            share, weight = recipe.hard_label_share, DECAY**step
-            soft = -(p * log_q).sum(dim=-1)
-            total = total + weight * ((1 - share) * soft + share * hard).sum()
-            weights += weight * num
-    return total / max(weights, 1.0)
-
-
-@torch.inference_mode()
-def judge_eagle3(
-    network: Eagle3Training, lessons: Iterable[Eagle3Lesson], num_draft_tokens: int
-) -> tuple[dict[str, MeasuredDraft], MeasuredDraft]:
-    """Acceptance on held-out texts, by task and of all, without decoding: see `distil.judge`."""
-    found: defaultdict[str, list[tuple[AcceptanceCounts, Tensor]]] = defaultdict(list)
-    for lesson in lessons:
-        begin, wanted = max(lesson.num_before, 0), network.columns(lesson.token_ids[1:])
-        steps = network.steps(lesson, num_draft_tokens)
-        if len(lesson) - begin < 2:
-            continue
-        # A round at a pair: its first draft is the first step's there, the next one the second step's behind it.
-        matches = [
-            (logits[begin + step :].argmax(dim=-1) == wanted[begin + step :]).tolist()
-            for step, logits in enumerate(steps)
-        ]
-        p = functional.linear(lesson.final[1 : len(lesson) - begin + 1].float(), network.head).softmax(dim=-1)
-        overlap = torch.minimum(p, steps[0][begin : begin + len(p)].softmax(dim=-1)).sum(dim=-1)
-        found[lesson.task].append((walk_drafts(matches, len(lesson) - begin + 1), overlap))
-    by_task = {task: measured_draft(texts) for task, texts in sorted(found.items())}
-    return by_task, measured_draft([text for texts in found.values() for text in texts])
-
-
-class Eagle3Heads:
-    """EAGLE-3 heads of a target, from what was recorded to the folder that `method = "eagle3"` and vLLM load."""
-
-    def __init__(self, target: Any, token_ids: Tensor | None, taps: tuple[int, ...], recipe: Recipe) -> None:
-        """`target`: a transformers model; `token_ids`: what is drafted, None: all; `taps`: layers that are read."""
-        embeddings = target.get_input_embeddings().weight.detach().cpu()
-        head = target.get_output_embeddings().weight.detach().cpu()
-        config = layer_config(text_config(target.config))
-        norm = torch.ones(config.hidden_size)
-        self._num_layers, self._taps, self._recipe = int(text_config(target.config).num_hidden_layers), taps, recipe
-        self.network = Eagle3Training(
-            config,
-            embeddings,
-            head if token_ids is None else head[token_ids],
-            norm,
-            token_ids,
-            num_taps=len(taps),
-            seed=recipe.seed,
-        )
-
-    def lessons(self, recorded: Sequence[RecordedText]) -> list[Eagle3Lesson]:
-        """Texts that are long enough to draft in."""
-        return [one for one in map(Eagle3Lesson.of, recorded) if one is not None]
-
-    def loss(self, lessons: Sequence[Eagle3Lesson]) -> Tensor:
-        """Of a batch."""
-        return eagle3_loss(self.network, lessons, self._recipe)
-
-    def judge(self, recorded: Sequence[RecordedText]) -> tuple[dict[str, MeasuredDraft], MeasuredDraft]:
-        """On held-out texts."""
-        return judge_eagle3(self.network, self.lessons(recorded), self._recipe.num_unrolled)
-
-    def save(self, folder: Path, dtype: torch.dtype, facts: dict[str, Any]) -> None:
-        """Write the folder. `facts`: of the target, for config.json."""
-        network = self.network
-        named = {
-            "fc": network.fc,
-            "midlayer.self_attn.q_proj": network.query,
-            "midlayer.self_attn.k_proj": network.key,
-            "midlayer.self_attn.v_proj": network.value,
-            "midlayer.self_attn.o_proj": network.out,
-            "midlayer.mlp.gate_proj": network.gate,
-            "midlayer.mlp.up_proj": network.up,
-            "midlayer.mlp.down_proj": network.down,
-            "midlayer.input_layernorm": network.input_norm,
-            "midlayer.hidden_norm": network.state_norm,
-            "midlayer.post_attention_layernorm": network.mlp_norm,
-            "norm": network.norm,
-            "lm_head": network.head,
-        }
-        tensors = {f"{name}.weight": one.detach().to(dtype).contiguous() for name, one in named.items()}
-        vocabulary = len(network.embeddings)
-        known = torch.arange(vocabulary) if network.token_ids is None else network.token_ids
-        tensors["d2t"] = known - torch.arange(len(known))
-        tensors["t2d"] = torch.zeros(vocabulary, dtype=torch.bool).index_fill_(0, known, True)
-        config = network.config.to_dict() | facts
-        config |= {
-            "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": len(known),
-            "norm_before_residual": False,
-            "eagle_aux_hidden_state_layer_ids": list(self._taps),
-            "num_target_layers": self._num_layers,
-        }
-        write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

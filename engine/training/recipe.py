@@ -34,16 +34,16 @@ class Recipe(BaseModel):
     learning_rate: float = Field(1e-3, gt=0)
     warmup_share: float = Field(0.05, ge=0, lt=1)
     weight_decay: float = Field(0.01, ge=0)
-    num_unrolled: int = Field(4, ge=1, le=16)  #: of heads: tokens that they draft one behind the other in training
+    num_unrolled: int = Field(4, ge=1, le=16)  #: of heads: tokens in a row that they draft in training
     precision: Literal["bfloat16", "float32"] = "bfloat16"  #: dtype of the passes in training; the weights stay float32
     seed: int = 0
 
 
 def read_recipe(file: Path | None, *, seed: int | None = None) -> Recipe:
     """The recipe in a TOML file, or the defaults; `seed` overrides its seed. Raises ConfigError."""
-    given = {} if file is None else read_toml(file, required=True)
+    fields = {} if file is None else read_toml(file, required=True)
     try:
-        return Recipe(**given | ({} if seed is None else {"seed": seed}))
+        return Recipe(**fields | ({} if seed is None else {"seed": seed}))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"]))

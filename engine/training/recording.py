@@ -68,9 +68,6 @@ class StateRecorder(Drafter):
                 held.layers.append(states.of(self._layers).to("cpu", torch.bfloat16))
         return [NOTHING] * len(asks)
 
-    def close(self, job_id: str) -> None:
-        """The text has ended; `keep` follows where it is to be kept."""
-
     def clear(self) -> None:
         """Forget every text."""
         self._held.clear()

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
-from alphaloop.draft_card import DraftCard, DraftJudgement, draft_name
+from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, draft_name
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import FolderLock, replace_file
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
@@ -56,8 +56,8 @@ from engine.training.distil import (
     num_layers,
     turn_head,
 )
-from engine.training.eagle3 import Eagle3Heads
-from engine.training.heads import SequentialHeadsInTraining
+from engine.training.eagle3 import Eagle3HeadsInTraining
+from engine.training.heads import HeadsInTraining, SequentialHeadsInTraining
 from engine.training.recipe import Recipe
 from engine.training.recording import RECORDED, RECORDER, StateRecorder
 
@@ -124,8 +124,8 @@ class TrainingRun:
             if card is not None:
                 card.write(self._order.folder)
         except (SafetensorError, OSError) as error:
-            told = f"{self._order.folder} cannot be written: {error}"
-            raise ConfigError(told, hint="is the disk full?") from error
+            message = f"{self._order.folder} cannot be written: {error}"
+            raise ConfigError(message, hint="is the disk full?") from error
         return card
 
     def _make_model(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
@@ -156,35 +156,33 @@ class TrainingRun:
         token_ids = choose_vocabulary(plain, recipe.num_draft_tokens_known, self._vocabulary, ends)
         recorder = self._recorder()
         recorded, exam = (
-            [one for text in texts if (one := recorder.read(text)) is not None] for texts in (trained, held_out)
+            [states for text in texts if (states := recorder.read(text)) is not None] for texts in (trained, held_out)
         )
         if not recorded or not exam:
             raise ConfigError("expected answers of more than one token to train on and to judge with, found none")
-        made = Eagle3Heads if order.method == "eagle3" else SequentialHeadsInTraining
-        heads: Any = made(target, token_ids, self._taps(), recipe)
+        embeddings, head = (
+            model.weight.detach().cpu() for model in (target.get_input_embeddings(), target.get_output_embeddings())
+        )
+        heads: HeadsInTraining[Any] = (
+            Eagle3HeadsInTraining(
+                embeddings, head, token_ids, recipe, target=text_config(target.config), taps=self._taps()
+            )
+            if order.method == "eagle3"
+            else SequentialHeadsInTraining(embeddings, head, token_ids, recipe)
+        )
         _, before = heads.judge(exam)
         lessons = heads.lessons(recorded)
         training = Distillation(
-            heads.network, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
+            heads, make_schedule(lessons, recipe), heads.loss, recipe, self._state / "state.safetensors"
         )
-        if training.step < training.num_steps:
-            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
-                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
-                    return None
-        facts = {"target": self._served.name, "target_revision": self._revision}
-        heads.save(order.folder, getattr(torch, self._served.dtype), facts)
+        if not self._is_trained(training):
+            return None
+        named = {"target": self._served.name, "target_revision": self._revision}
+        heads.save(order.folder, getattr(torch, self._served.dtype), named | {"num_target_layers": num_layers(target)})
         with _stage(self._tell, "held-out texts judged", len(exam)) as advance:
             by_task, total = heads.judge(exam)
             advance(len(exam))
-        target_ms, draft_ms = self._times()
-        judgement = DraftJudgement(
-            num_draft_tokens=recipe.num_unrolled,
-            by_task=by_task,
-            total=total,
-            untrained=before,
-            target_pass_ms=round(target_ms, 3),
-            draft_pass_ms=round(draft_ms, 3),
-        )
+        judgement = _judgement(recipe.num_unrolled, by_task, total, before, self._times())
         return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
 
     def _times(self) -> tuple[float, float]:
@@ -211,7 +209,7 @@ class TrainingRun:
         )
 
     def _recorder(self) -> StateRecorder:
-        """Of the states that heads read, beside the texts."""
+        """Keeps the states that heads read, beside the texts."""
         return StateRecorder(self._taps(), self._state / "states")
 
     def _taps(self) -> tuple[int, ...]:
@@ -222,11 +220,13 @@ class TrainingRun:
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
         order = self._order
-        given = [
+        prompts, held_out_prompts = (
             None if file is None else self._read_prompts(file, self._tokenizer)
             for file in (order.prompts, order.held_out)
-        ]
-        requests, num_held_out = plan_requests(self._tokenizer, self._descriptions, self._recipe, *given)
+        )
+        requests, num_held_out = plan_requests(
+            self._tokenizer, self._descriptions, self._recipe, prompts, held_out_prompts
+        )
         store = TextStore(self._state / "texts.jsonl")
         known = {text.number for text in store.all()}
         if missing := [request for request in requests if request.number not in known]:
@@ -276,11 +276,14 @@ class TrainingRun:
         draft = self._draft(mapping, None, token_ids).train()
         columns = columns_of(token_ids, self._vocabulary)
         training = draft_training(draft, lessons, columns, self._recipe, self._state / "state.safetensors")
-        if training.step < training.num_steps:
-            with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
-                if not training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}")):
-                    return None
-        return training.trained()
+        return training.trained() if self._is_trained(training) else None
+
+    def _is_trained(self, training: Distillation[Any]) -> bool:
+        """Train to the end; False when stopped before."""
+        if training.step == training.num_steps:
+            return True
+        with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
+            return training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}"))
 
     def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
         dtype: torch.dtype = getattr(torch, self._served.dtype)
@@ -304,14 +307,7 @@ class TrainingRun:
         # The last use of both, because measuring takes over the models.
         models = (LanguageModel(model, _PASS_CONTEXT + 1) for model in (self._target, draft))
         target_ms, draft_ms = (measure_pass_ms(model, 1, 1, _PASS_CONTEXT, _NUM_PASSES) for model in models)
-        return DraftJudgement(
-            num_draft_tokens=_JUDGED_LENGTH,
-            by_task=by_task,
-            total=total,
-            untrained=before,
-            target_pass_ms=round(target_ms, 3),
-            draft_pass_ms=round(draft_ms, 3),
-        )
+        return _judgement(_JUDGED_LENGTH, by_task, total, before, (target_ms, draft_ms))
 
     def _draft(self, mapping: Tensor | None, weights: dict[str, Tensor] | None, token_ids: Tensor | None) -> Any:
         draft = cut_draft(self._target, self._recipe.num_layers)
@@ -345,13 +341,13 @@ class TrainingRun:
             replace_file(file, json.dumps(plan, indent=2) + "\n")
             return
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            earlier = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ConfigError(f"{file}: {error}", hint="delete the folder to begin again") from None
-        for name in sorted({*plan, *found}):
-            if plan.get(name) != found.get(name):
+        for name in sorted({*plan, *earlier}):
+            if plan.get(name) != earlier.get(name):
                 raise ConfigError(
-                    f"{self._order.folder} holds a run with another {name}: {_short(found.get(name))}, now "
+                    f"{self._order.folder} holds a run with another {name}: {_short(earlier.get(name))}, now "
                     f"{_short(plan.get(name))}",
                     hint="give a new folder, or delete this one to begin again",
                 )
@@ -371,6 +367,21 @@ def _locked(folder: Path, state: Path) -> FolderLock:
         raise ConfigError(error.message, hint="let it end, or give another folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror or error}") from error
+
+
+def _judgement(
+    k: int, by_task: dict[str, MeasuredDraft], total: MeasuredDraft, untrained: MeasuredDraft, ms: tuple[float, float]
+) -> DraftJudgement:
+    """`ms`: of a pass of the target, and of one of the draft."""
+    target_ms, draft_ms = (round(value, 3) for value in ms)
+    return DraftJudgement(
+        num_draft_tokens=k,
+        by_task=by_task,
+        total=total,
+        untrained=untrained,
+        target_pass_ms=target_ms,
+        draft_pass_ms=draft_ms,
+    )
 
 
 @contextmanager

@@ -63,16 +63,6 @@ def test_a_bad_word_is_barred_wherever_vllm_bars_it_and_in_its_usual_spelling_to
     assert written_by_vllm == {" provide", " calling", " released"}
 
 
-def test_several_texts_have_seeds_of_their_own(smollm2_engine: TransformersEngine) -> None:
-    seeded = replace(PLAIN, max_tokens=12, temperature=0.8, seed=5)
-    three = finish(smollm2_engine, [(ask(3), replace(seeded, n=3), lookup_decision(4))])[ask(3).job_id]
-    last = finish(smollm2_engine, [(ask(4), replace(seeded, seed=7), VANILLA)])[ask(4).job_id]
-    assert len(three.choices) == 3
-    message = three.choices[2].message
-    assert message is not None
-    assert message.content == last.text
-
-
 def test_its_template_knows_no_tools(smollm2_engine: TransformersEngine) -> None:
     with pytest.raises(InvalidField) as caught:
         smollm2_engine.prepare(ask(5, tools=[WEATHER]), PLAIN)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pytest
 
@@ -14,93 +13,11 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.engine import Generation, Sampling, TokenDelta
 from alphaloop.errors import InvalidField
 from engine.own import TransformersEngine
-from engine.prompts import bad_word_tokens
-from engine.sampling import Barred
-from tests.fixtures.drafting import ScriptedDrafter, draft_model
-from tests.fixtures.models import NUM_TOKENS, VANILLA, Reference, Wanted, decision, finish, make_job, steps
+from tests.fixtures.drafting import draft_model
+from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job, steps
 
 Build = Callable[..., TransformersEngine]
-DRAFTERS: Final = ("lookup", "another model", "the target itself", "chain", "tree")
 PROMPTS: Final = ("one two one two one", "JSON (JavaScript Object Notation)", "the theory of the other thing " * 3)
-
-
-class Bench:
-    """An engine with every drafter, and what each job must become."""
-
-    def __init__(self, build: Build, folders: dict[str, Path], reference: Reference, rng: random.Random) -> None:
-        self.scripts = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
-        models = {"another model": "qwen2", "the target itself": "llama"}
-        drafters = {name: draft_model(name, folders[family], num_slots=6) for name, family in models.items()}
-        self.engine = build("llama", num_slots=6, drafters=drafters | self.scripts)
-        self.reference = reference
-
-    def right(self, jobs: list[tuple[Any, Sampling]]) -> dict[str, list[int]]:
-        """The one right output of each job by its id, made known to the scripted drafters."""
-        target = self.engine._target
-        wanted, prepared = [], [self.engine.prepare(job, sampling) for job, sampling in jobs]
-        for one in prepared:
-            ends = target.end_tokens | set(one.sampling.stop_token_ids) if one.sampling.min_tokens else frozenset()
-            barred = Barred(bad_word_tokens(target.tokenizer, one.sampling.bad_words), frozenset(ends))
-            wanted.append(Wanted(one.token_ids, one.sampling, barred))
-        outputs = self.reference.outputs(wanted)
-        for one, output in zip(prepared, outputs, strict=True):
-            for script in self.scripts.values():
-                script.truths[one.job.job_id] = [*one.token_ids, *output]
-        return {one.job.job_id: output for one, output in zip(prepared, outputs, strict=True)}
-
-
-@pytest.fixture
-def bench(
-    tiny_engine: Build, tiny_models: dict[str, Path], references: Callable[[str], Reference], rng: random.Random
-) -> Bench:
-    return Bench(tiny_engine, tiny_models, references("llama"), rng)
-
-
-def common_words(bench: Bench, sampling: Sampling) -> tuple[str, ...]:
-    """What the model likes to write, one token or two."""
-    found = []
-    for output in bench.right([(make_job(prompt, 900 + n), sampling) for n, prompt in enumerate(PROMPTS)]).values():
-        for place in range(2, len(output), 5):
-            text = bench.engine._target.decode(output[place : place + 1 + place % 3])
-            if text.strip() and "\N{REPLACEMENT CHARACTER}" not in text:
-                found.append(text)
-    assert any(len(one) > 1 for one in bad_word_tokens(bench.engine._target.tokenizer, tuple(found)))
-    return tuple(found)
-
-
-@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 7}], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("field", ["bad_words", "allowed_token_ids", "min_tokens", "ignore_eos", "all together"])
-def test_a_field_gives_the_same_text_with_and_without_drafts(
-    bench: Bench, field: str, how: dict[str, Any], rng: random.Random
-) -> None:
-    plain = Sampling(max_tokens=24, **how)
-    liked = bench.right([(make_job(PROMPTS[0], 800), plain)])
-    (first,) = liked.values()
-    settings: dict[str, Any] = {
-        "bad_words": common_words(bench, plain),
-        "allowed_token_ids": tuple(rng.sample(range(NUM_TOKENS), 60)),
-        "min_tokens": 9,
-        "ignore_eos": True,
-    }
-    chosen = settings if field == "all together" else {field: settings[field]}
-    # A token that the model likes ends texts, so that ends have to be barred.
-    sampling = replace(plain, **chosen, stop_token_ids=(first[1], first[5]))
-    jobs = [(make_job(prompt, 10 * n + m), sampling) for n, prompt in enumerate(PROMPTS) for m in range(6)]
-    right = bench.right(jobs)
-    work = [(job, one, decided) for (job, one), decided in zip(jobs, _decisions(), strict=False)]
-    found = finish(bench.engine, work)
-    assert {job_id: list(one.token_ids) for job_id, one in found.items()} == right
-    if field in ("min_tokens", "all together"):
-        assert all(len(one.token_ids) >= 9 for one in found.values())
-    if field != "ignore_eos":
-        unchanged = bench.right([(job, replace(plain, stop_token_ids=sampling.stop_token_ids)) for job, _ in jobs])
-        assert right != unchanged, "the field changes nothing here"
-
-
-def _decisions() -> Iterator[Any]:
-    for _ in range(9):
-        yield VANILLA
-        yield from (decision(name, 5) for name in DRAFTERS)
 
 
 def test_what_may_leave_nothing_to_write_is_refused(tiny_engine: Build) -> None:
@@ -130,38 +47,6 @@ def test_a_draft_that_knows_no_allowed_token_proposes_nothing_and_fails_nothing(
         assert set(made.token_ids) <= {5, 6}
         assert made.counts.num_accepted == 0 == sum(made.counts.proposed)
     assert not engine._open_drafters.ended
-
-
-@pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.9, "seed": 7}, {"temperature": 0.8}])
-def test_logprobs_are_the_targets_own_in_every_mode(bench: Bench, how: dict[str, Any]) -> None:
-    """Before bias, bars, penalties and temperature, of every token that the round emits."""
-    sampling = Sampling(
-        max_tokens=20, num_logprobs=3, frequency_penalty=0.4, logit_bias=((9, 3.0),), bad_words=("t",), **how
-    )
-    jobs = [(make_job(PROMPTS[n % 3], n), sampling) for n in range(6)]
-    if how.get("seed") or not how["temperature"]:
-        bench.right(jobs)
-        decided = list(_decisions())
-    else:
-        decided = [VANILLA, decision("lookup", 5), decision("another model", 5), decision("the target itself", 4)] * 2
-    found = finish(bench.engine, [(*job, one) for job, one in zip(jobs, decided, strict=False)])
-    tokenizer = bench.engine._target.tokenizer
-    for job, _ in jobs:
-        made = found[job.job_id]
-        (choice,) = made.choices
-        assert choice.text == made.text
-        assert choice.finish_reason == made.finish_reason
-        assert choice.logprobs is not None
-        assert len(choice.logprobs) == len(made.token_ids)
-        prompt = bench.engine.prepare(job, sampling).token_ids
-        rows = bench.reference.logits([*prompt, *made.token_ids])[len(prompt) - 1 : -1].log_softmax(-1)
-        for token, row, told in zip(made.token_ids, rows, choice.logprobs, strict=True):
-            assert told.logprob == pytest.approx(float(row[token]), abs=1e-9)
-            values, _ = row.topk(3)
-            assert [one.logprob for one in told.top_logprobs] == pytest.approx(values.tolist(), abs=1e-9)
-            assert bytes(told.bytes or ()).decode(errors="replace") == told.token
-            if "\N{REPLACEMENT CHARACTER}" not in told.token:
-                assert told.token in (tokenizer.decode([token]), tokenizer.convert_ids_to_tokens(token))
 
 
 SEEDED: Final = Sampling(max_tokens=20, temperature=0.9, seed=40)

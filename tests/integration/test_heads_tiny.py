@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +21,6 @@ from transformers.models.llama.modeling_llama import LlamaConfig, LlamaRotaryEmb
 
 from alphaloop.engine import Sampling
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
-from alphaloop.messages import Constraint
 from alphaloop.settings.models import HeadsDrafterSettings
 from engine.drafters.head_files import find_heads
 from engine.drafters.head_loading import load_heads
@@ -191,87 +189,6 @@ def test_drafts_are_those_of_plain_arithmetic_and_the_text_is_the_targets(
     alone, drafted = (finish(engine, ((job, GREEDY, way) for job in jobs)) for way in (VANILLA, decision("made", K)))
     assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
     assert watched.num > 5 * K
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_neox"])
-@pytest.mark.parametrize("name", ["sequential", "medusa of vLLM", "eagle3 of vLLM"])
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(max_tokens=20, temperature=0.0),
-        Sampling(max_tokens=20, temperature=1.5, seed=5),
-        Sampling(max_tokens=20, temperature=0.0, repetition_penalty=1.3),
-        Sampling(
-            max_tokens=20,
-            temperature=0.0,
-            constraint=Constraint("regex", "(abc|def|[0-9]+ )+", "body"),
-        ),
-        Sampling(
-            max_tokens=20,
-            temperature=1.0,
-            seed=1,
-            constraint=Constraint("regex", "(abc|xyz)+", "body"),
-        ),
-    ],
-    ids=["greedy", "seeded", "penalised", "constrained", "constrained, seeded"],
-)
-def test_whatever_a_job_asks_for_its_text_is_the_one_without_drafts(
-    tiny_engine: Callable[..., Any],
-    tiny_models: dict[str, Path],
-    tmp_path: Path,
-    family: str,
-    name: str,
-    sampling: Sampling,
-    rng: random.Random,
-) -> None:
-    """Texts that begin alike too, whose states are partly missing; branches; drafting that pauses and changes."""
-    engine = tiny_engine(family, num_slots=3)
-    head = transformers.AutoModelForCausalLM.from_pretrained(tiny_models[family]).get_output_embeddings().weight
-    folder = MADE[name][2](tmp_path / "made", head.detach().double())
-    engine._drafters["made"] = load(engine._target, folder, name, num_branches=rng.choice((1, 3)))
-    beginning = "Read this, and then answer: "
-    jobs = [make_job(f"{beginning * (number % 3)}{rng.randrange(10**6)}", number) for number in range(6)]
-    alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
-
-    def change() -> None:
-        job = rng.choice(jobs)
-        engine.redraft(job.job_id, rng.choice(("made", "made", "lookup", None)), rng.choice((0, 2, 5)))
-
-    drafted = finish(engine, ((job, sampling, decision("made", 4)) for job in jobs), change)
-    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
-    # EAGLE-3 waits where tokens were forced, and in these expressions most are.
-    is_forced = sampling.constraint is not None and "eagle3" in name
-    assert is_forced or sum(its.counts.num_trials for its in drafted.values()) > 0
-
-
-@pytest.mark.parametrize("name", ["sequential, cut", "medusa of vLLM", "eagle3 of vLLM, cut"])
-def test_a_drawn_draft_says_what_each_token_was_drawn_from(
-    tiny_engine: Callable[..., Any], folders: dict[str, Path], name: str
-) -> None:
-    engine = tiny_engine(num_slots=4)
-    made = load(engine._target, folders[name], name)
-    proposals: list[Proposal] = []
-
-    class Noted(Watched):
-        def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
-            found: list[Proposal] = self.inner.propose(asks)
-            proposals.extend(found)
-            return found
-
-    engine._drafters["made"] = Noted(made, lambda text, num: [])
-    sampling = Sampling(max_tokens=40, temperature=2.0)
-    done = finish(engine, ((make_job(f"{number}", number), sampling, decision("made", K)) for number in range(4)))
-    assert sum(its.counts.num_accepted for its in done.values()) > 0
-    drawn = [one for one in proposals if one.tokens]
-    assert drawn
-    for one in drawn:
-        assert one.q is not None
-        assert torch.allclose(one.q.probabilities.sum(dim=-1), torch.ones(len(one.tokens), dtype=torch.float64))
-        assert bool((one.q.of(torch.tensor(one.tokens)) > 0).all())
-        if "cut" in name:
-            whole = -one.q.taken_from(torch.zeros(len(one.tokens), NUM_TOKENS, dtype=torch.float64))
-            outside = torch.ones(NUM_TOKENS, dtype=torch.bool).index_fill_(0, KNOWN, False)
-            assert not whole[:, outside].any()
 
 
 def changed(folder: Path, into: Path, **fields: Any) -> Path:

@@ -19,7 +19,7 @@ from engine.network.language_model import LanguageModel
 from engine.network.passes import Read
 from engine.own import TransformersEngine, load_engine
 from tests.fixtures.drafting import language_model
-from tests.fixtures.models import FUSED, NUM_TOKENS, VANILLA, decision, finish, make_job, small_llama, steps
+from tests.fixtures.models import FUSED, NUM_TOKENS, decision, finish, make_job, small_llama
 
 NUM_LAYERS: Final = 24
 SKIPPED: Final = tuple(range(6, 18))
@@ -125,33 +125,6 @@ def logits_of(model: LanguageModel, text: Sequence[int]) -> torch.Tensor:
     return torch.cat((first, model.read(cache, [Read(slot, text[5:], num_logits=len(text) - 5)])))
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(max_tokens=32, temperature=0.0),
-        Sampling(max_tokens=32, temperature=1.2, seed=3),
-        Sampling(max_tokens=32, temperature=0.0, repetition_penalty=1.2),
-    ],
-    ids=["greedy", "seeded", "penalised"],
-)
-@pytest.mark.parametrize("drafter", ["skip", "branching", "recycling", "all"])
-def test_texts_are_those_of_the_target_alone(
-    engine: TransformersEngine, sampling: Sampling, drafter: str, rng: random.Random
-) -> None:
-    """Drafting also pauses, and changes between drafters in the middle of a text."""
-    jobs = [make_job(f"{rng.randrange(10**9)} " * (1 + 4 * number), number) for number in range(6)]
-    alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
-
-    def change() -> None:
-        if rng.random() < 0.3:
-            engine.redraft(rng.choice(jobs).job_id, rng.choice((drafter, drafter, "lookup", None)), rng.choice((0, 3)))
-
-    drafted = finish(engine, ((job, sampling, decision(drafter, K)) for job in jobs), change)
-    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
-    assert sum(its.counts.num_trials for its in drafted.values()) > 0
-    assert engine.memory().elsewhere == {}
-
-
 def test_layers_that_say_little_are_drafted_without(engine: TransformersEngine) -> None:
     """Half of the layers, and most of what they draft stays; a sampled job draws from what the half says."""
     jobs = [make_job(f"{number} is a number" * 3, number) for number in range(4)]
@@ -171,15 +144,3 @@ def test_layers_that_the_target_does_not_have_are_refused(deep: Path, layers: tu
 def test_a_family_of_transformers_own_modules_is_refused(tiny_models: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModel, match=r"models\.drafters\.skip: expected a model of gemma3_text.* gpt_neox"):
         loaded(tiny_models["gpt_neox"], skip=LayerSkipDrafterSettings(skip_layers=(1,)))
-
-
-def test_a_draft_that_fails_costs_no_text(deep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = loaded(deep, skip=LayerSkipDrafterSettings(skip_layers=SKIPPED))
-    jobs = [make_job(f"{number} fails" * 3, number) for number in range(4)]
-    sampling = Sampling(max_tokens=16, temperature=0.0)
-    alone = finish(engine, ((job, sampling, VANILLA) for job in jobs))
-    monkeypatch.setattr(engine._drafters["skip"].model, "read", lambda cache, reads: torch.empty(0))
-    done = list(steps(engine, ((job, sampling, decision("skip", K)) for job in jobs)))
-    drafted = {one.job_id: one.token_ids for step in done for one in step.finished}
-    assert drafted == {job_id: one.token_ids for job_id, one in alone.items()}
-    assert sum(step.drafter_failures["skip"] for step in done) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 
 from alphaloop.engine import Generation, Sampling
-from alphaloop.messages import Job, Origin, parse_job
+from alphaloop.messages import Job
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.own import TransformersEngine
 from engine.scoring import Shadows
@@ -64,25 +63,6 @@ def test_acceptance_rises_and_the_text_is_the_same(
     # Of a random model's tokens few are what its text is split into, so that a part of each prediction is of use.
     assert num_rounds["all"] == num_rounds["parts"] < num_rounds["none"]
     assert num_rounds["edited"] < num_rounds["none"]
-
-
-def test_a_real_models_answer_is_nearly_all_taken_from_its_prediction(smollm2_engine: TransformersEngine) -> None:
-    asked = [{"role": "user", "content": "Name three trees and say a sentence about each."}]
-    sampling = Sampling(max_tokens=48, temperature=0.0)
-
-    def decode(text: str | None, k: int) -> Generation:
-        prediction = {} if text is None else {"prediction": {"type": "content", "content": text}}
-        body = {"messages": asked, **prediction}
-        value = json.dumps({"task": "code", "body": body}).encode()
-        job = parse_job(value, Origin("test", "jobs.code", 0, 0), task="code")
-        return finish(smollm2_engine, [(job, sampling, lookup_decision(k) if k else VANILLA)])[job.job_id]
-
-    truth = decode(None, 0)
-    without, given = decode(None, K), decode(truth.text, K)
-    edited = decode(truth.text.replace("tree", "shrub", 1), K)
-    assert truth.text == without.text == given.text == edited.text
-    assert given.counts.rounds <= len(truth.token_ids) / 4
-    assert given.counts.rounds < edited.counts.rounds < without.counts.rounds
 
 
 def test_tokens_that_the_model_does_not_have_and_endless_predictions_are_cut(engine: TransformersEngine) -> None:

@@ -16,9 +16,9 @@ from alphaloop.settings.models import LookupDrafterSettings
 from engine.drafters.lookup import LookupDrafter
 from engine.own import TransformersEngine
 from engine.scoring import Shadows
+from tests.fixtures.distributions import critical
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import VANILLA, decision, finish, make_job
-from tests.integration.test_sampling_tiny import critical
 
 Build = Callable[..., TransformersEngine]
 #: (most tokens, most branches, least probability)

@@ -23,10 +23,6 @@ class EchoSettings(DraftingSettings):
     method: Literal["echo"] = "echo"
     max_draft_tokens: int = 3
 
-    @property
-    def computes_on(self) -> None:
-        return None
-
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_scorable=True)
 
@@ -38,10 +34,6 @@ class EchoDrafter(Drafter):
 
     def __init__(self, name: str, settings: EchoSettings) -> None:
         self.state = settings.state(name, "echo1")
-
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None: ...
-    def close(self, job_id: str) -> None: ...
-    def clear(self) -> None: ...
 
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [Proposal((ask.text[-1],) * ask.num_tokens) for ask in asks]

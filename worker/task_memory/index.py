@@ -33,11 +33,11 @@ from alphaloop.lookup import MAX_NGRAM, MAX_OCCURRENCES
 DEPTH: Final = MAX_NGRAM
 #: Bytes of a token in a run: itself, and its place in the order.
 BYTES_PER_TOKEN: Final = 8
-#: Runs with fewer tokens are always merged: sorting so many takes a millisecond or two.
+#: Runs with fewer tokens are always merged: sorting them takes a millisecond or two.
 LEAST_TOKENS: Final = 8192
-#: Runs are merged unless the older one is so many times as large.
+#: Runs are merged unless the older one is this many times as large.
 _GROWTH: Final = 4
-#: Stands behind each result and equals no token: neither a match nor a continuation crosses it.
+#: Ends each result and equals no token: neither a match nor a continuation crosses it.
 _END: Final = 0xFFFFFFFF
 _WIDTH: Final = 4  #: bytes of a token
 #: Tokens with ids below 2 ** 21 - 1 are sorted by threes: their numbers fit into 63 bits.
@@ -45,7 +45,7 @@ _PACKED_BITS: Final = 21
 #: Matches that are shorter than the longest one by more are left out: they weigh less than a sixteenth of it.
 _SHORTER: Final = 4
 _STEPS: Final = np.arange(128)
-#: Of so many places in the order one has its two next tokens beside it: comparing these numbers costs no call.
+#: Every 64th place in the order has its next two tokens beside it: comparing these numbers costs no call.
 _SIGNPOSTED: Final = 64
 
 Tokens = NDArray[np.uint32]
@@ -75,14 +75,14 @@ class Run:
         """`texts` are in order of age, the oldest first. Takes about a microsecond a token."""
         newest_first = texts[::-1]
         parts: list[Tokens] = []
-        for one in newest_first:
-            parts += (np.array([_END], np.uint32), one.tokens[::-1])
+        for text in newest_first:
+            parts += (np.array([_END], np.uint32), text.tokens[::-1])
         backwards = np.concatenate([*parts, np.full(DEPTH, _END, np.uint32)])
-        self._ids = array("q", [one.text_id for one in newest_first])
-        self._begins = array("q", np.cumsum([0, *(len(one.tokens) + 1 for one in newest_first)]).tolist())
-        self._writers = list(dict.fromkeys(one.writer for one in newest_first))
+        self._ids = array("q", [text.text_id for text in newest_first])
+        self._begins = array("q", np.cumsum([0, *(len(text.tokens) + 1 for text in newest_first)]).tolist())
+        self._writers = list(dict.fromkeys(text.writer for text in newest_first))
         numbers = {writer: number for number, writer in enumerate(self._writers)}
-        self._writer_of = array("i", [numbers[one.writer] for one in newest_first])
+        self._writer_of = array("i", [numbers[text.writer] for text in newest_first])
         self._places = _order(backwards)
         self._order = memoryview(self._places)  # type: ignore[arg-type]
         self._data = bytearray(backwards.astype(">u4").tobytes())
@@ -99,7 +99,7 @@ class Run:
     def num_bytes(self) -> int:
         """What it takes."""
         beside = (self._ids, self._begins, self._writer_of, self._signposts)
-        return len(self._data) + self._places.nbytes + sum(one.itemsize * len(one) for one in beside)
+        return len(self._data) + self._places.nbytes + sum(each.itemsize * len(each) for each in beside)
 
     def find(self, wanted: bytes) -> tuple[int, int]:
         """Where in the order `wanted` would stand, and the longest match beside that, in tokens."""
@@ -109,7 +109,7 @@ class Run:
     def around(self, wanted: bytes, place: int, least: int, most: int) -> tuple[Places, Places]:
         """Up to `most` places that agree over `least` tokens or more, longest match first: (places, match lengths).
 
-        If more than `most` agree over the longest match, every so many-th of them.
+        If more than `most` agree over the longest match, `most` of them at equal distances.
         """
         places = self._places[max(place - most, 0) : place + most].astype(np.int64)
         num = len(wanted) // _WIDTH
@@ -130,7 +130,7 @@ class Run:
         low = bisect_left(self._order, prefix, low, high, key=_reader(self._data, len(prefix)))
         high = bisect_right(self._order, prefix, low, high, key=_reader(self._data, len(prefix)))
         spread = low + np.arange(most) * (high - low) // most
-        return self._places.take(spread, mode="clip").astype(np.int64)  # after `wipe` it may point behind the end
+        return self._places.take(spread, mode="clip").astype(np.int64)  # after `wipe` it may point beyond the end
 
     def _between(self, wanted: bytes) -> tuple[int, int]:
         """The part of the order that holds every context which begins as `wanted` does."""
@@ -152,10 +152,10 @@ class Run:
         differ = int.from_bytes(self._data[begin : begin + num], "big") ^ int.from_bytes(wanted, "big")
         return (num * 8 - differ.bit_length()) // (_WIDTH * 8)
 
-    def behind(self, places: Places, num_tokens: int) -> list[list[int]]:
-        """Up to so many tokens that followed each place."""
-        found = self._raw.take(places[:, None] - _STEPS[1 : num_tokens + 1], mode="clip")
-        rows: list[list[int]] = found.view(">u4").tolist()
+    def following(self, places: Places, num_tokens: int) -> list[list[int]]:
+        """Up to `num_tokens` tokens that followed each place."""
+        tokens = self._raw.take(places[:, None] - _STEPS[1 : num_tokens + 1], mode="clip")
+        rows: list[list[int]] = tokens.view(">u4").tolist()
         return [row[: row.index(_END)] if _END in row else row for row in rows]
 
     def writers(self, places: Places) -> list[ResultWriter]:
@@ -164,12 +164,12 @@ class Run:
 
     def texts(self, gone: Collection[int] = ()) -> list[RememberedText]:
         """Its results without those of these ids, the oldest first."""
-        backwards, found = self._raw.view(">u4"), []
+        backwards, kept = self._raw.view(">u4"), []
         for number, text_id in enumerate(self._ids):
             if text_id not in gone:
                 tokens = backwards[self._begins[number] + 1 : self._begins[number + 1]][::-1].astype(np.uint32)
-                found.append(RememberedText(text_id, self._writers[self._writer_of[number]], tokens))
-        return found[::-1]
+                kept.append(RememberedText(text_id, self._writers[self._writer_of[number]], tokens))
+        return kept[::-1]
 
     def holds(self, ids: Collection[int]) -> bool:
         """Whether one of these results is here."""
@@ -207,7 +207,7 @@ class MemoryIndex:
     def num_tokens(self) -> int:
         """Tokens that can be searched, and those that wait for `merge`; each result has one more for its end."""
         with self._lock:
-            return sum(run.num_tokens for run in self._runs) + sum(len(one.tokens) + 1 for one in self._waiting)
+            return sum(run.num_tokens for run in self._runs) + sum(len(text.tokens) + 1 for text in self._waiting)
 
     @property
     def is_merged(self) -> bool:
@@ -222,7 +222,7 @@ class MemoryIndex:
     def forget(self, ids: Collection[int]) -> None:
         """Let these results be found no more, from now on; the next `merge` frees their memory."""
         with self._lock:
-            self._waiting = [one for one in self._waiting if one.text_id not in ids]
+            self._waiting = [text for text in self._waiting if text.text_id not in ids]
             self._forgotten.update(ids)
             for run in self._alive:
                 run.wipe(ids)
@@ -231,24 +231,24 @@ class MemoryIndex:
         """Make runs of what was added, without what was forgotten. A reader goes on with the runs that it has."""
         with self._lock:
             texts, forgotten, kept = list(self._waiting), set(self._forgotten), list(self._runs)
-        num_waiting, num_tokens = len(texts), sum(len(one.tokens) + 1 for one in texts)
+        num_waiting, num_tokens = len(texts), sum(len(text.tokens) + 1 for text in texts)
         while kept and texts and kept[0].num_tokens <= max(LEAST_TOKENS, _GROWTH * num_tokens):
             num_tokens += kept[0].num_tokens
             texts = kept.pop(0).texts(forgotten) + texts
-        made = [Run(texts)] if texts else []
+        runs = [Run(texts)] if texts else []
         for run in kept:
             if not run.holds(forgotten):
-                made.append(run)
+                runs.append(run)
             elif left := run.texts(forgotten):
-                made.append(Run(left))
+                runs.append(Run(left))
         with self._lock:
             late = self._forgotten - forgotten
-            for run in made:
+            for run in runs:
                 run.wipe(late)
-            self._alive.update(made)
-            self._runs, self._forgotten = tuple(made), late
-            done = {one.text_id for one in texts[len(texts) - num_waiting :]}
-            self._waiting = [one for one in self._waiting if one.text_id not in done]
+            self._alive.update(runs)
+            self._runs, self._forgotten = tuple(runs), late
+            done = {text.text_id for text in texts[len(texts) - num_waiting :]}
+            self._waiting = [text for text in self._waiting if text.text_id not in done]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,67 +266,69 @@ class MemoryView:
         return MemoryView(lambda: runs, self.least, self.most, self.own_segment)
 
     def continuations(self, suffix: Sequence[int], num_tokens: int) -> Sequence[tuple[float, list[int]]]:
-        """Weight of each occurrence of the end of `suffix`, as a match length, and up to `num_tokens` tokens behind it.
+        """Weight of each occurrence of the end of `suffix`, as a match length, and up to `num_tokens` tokens after it.
 
         Many occurrences say more than one, but they are not independent, and the memory has thousands of places where
         the text itself has one. So n of them weigh together what 1 + log2 n of them would. The oldest weighs half of
         what the newest does.
         """
-        found = self.occurrences(suffix, num_tokens)
-        less = math.log2(len(found) / (1 + math.log2(len(found)))) if found else 0.0
-        return [(length - age - less, behind) for length, age, behind in found]
+        seen = self.occurrences(suffix, num_tokens)
+        less = math.log2(len(seen) / (1 + math.log2(len(seen)))) if seen else 0.0
+        return [(length - age - less, following) for length, age, following in seen]
 
     def occurrences(self, suffix: Sequence[int], num_tokens: int) -> list[tuple[int, float, list[int]]]:
-        """Match length, age, and the tokens behind each occurrence that may be seen, the longest match first.
+        """Match length, age, and the tokens after each occurrence that may be seen, the longest match first.
 
         MAX_OCCURRENCES at most, and none shorter than the longest one by more than _SHORTER. Ages are from 0,
         the newest token of the memory, to 1.
         """
         wanted = np.array(suffix[: -self.most - 1 : -1], ">u4").tobytes()
-        found = [(run, *run.find(wanted)) for run in self.runs()]
-        longest = max((length for *_, length in found), default=-1)
+        places_of_runs = [(run, *run.find(wanted)) for run in self.runs()]
+        longest = max((length for *_, length in places_of_runs), default=-1)
         least = max(self.least, longest - _SHORTER)
-        total, num_newer = sum(run.num_tokens for run, *_ in found), 0
+        total, num_newer = sum(run.num_tokens for run, *_ in places_of_runs), 0
         seen: list[tuple[int, float, ResultWriter | None, list[int]]] = []
-        for run, place, length in found:
+        for run, place, length in places_of_runs:
             if length >= least:
                 places, lengths = run.around(wanted, place, least, MAX_OCCURRENCES)
                 writers: Iterable[ResultWriter | None] = (
                     run.writers(places) if self.own_segment is not None else repeat(None)
                 )
                 ages = ((places + num_newer) / total).tolist()
-                seen += zip(lengths.tolist(), ages, writers, run.behind(places, num_tokens), strict=False)
+                seen += zip(lengths.tolist(), ages, writers, run.following(places, num_tokens), strict=False)
             num_newer += run.num_tokens
-        if len(found) > 1:
-            seen.sort(key=lambda one: -one[0])
+        if len(places_of_runs) > 1:
+            seen.sort(key=lambda occurrence: -occurrence[0])
         del seen[MAX_OCCURRENCES:]
         if self.own_segment is not None:
             seen = self._shown(seen)
-        return [(length, age, behind) for length, age, _, behind in seen if behind]
+        return [(length, age, following) for length, age, _, following in seen if following]
 
     def _shown(
         self, seen: list[tuple[int, float, ResultWriter | None, list[int]]]
     ) -> list[tuple[int, float, ResultWriter | None, list[int]]]:
-        """Of other segments' results what a second writer, of another batch or segment, wrote as well."""
-        shown = [len(one[3]) if one[2] and one[2].segment == self.own_segment else 0 for one in seen]
+        """Keep of other segments' results what a second writer, of another batch or segment, wrote as well."""
+        shown = [
+            len(following) if writer and writer.segment == self.own_segment else 0 for *_, writer, following in seen
+        ]
         groups, depth = [list(range(len(seen)))], 0
         while groups:
             split: dict[tuple[int, int], list[int]] = {}
             for number, group in enumerate(groups):
                 for index in group:
-                    behind = seen[index][3]
-                    if len(behind) > depth:
-                        split.setdefault((number, behind[depth]), []).append(index)
+                    following = seen[index][3]
+                    if len(following) > depth:
+                        split.setdefault((number, following[depth]), []).append(index)
             depth += 1
             groups = [group for group in split.values() if len({seen[index][2] for index in group}) > 1]
             for group in groups:
                 for index in group:
                     shown[index] = max(shown[index], depth)
-        return [(*one[:3], one[3][:num]) for one, num in zip(seen, shown, strict=True)]
+        return [(*occurrence[:3], occurrence[3][:num]) for occurrence, num in zip(seen, shown, strict=True)]
 
 
 def _reader(data: bytearray, num_bytes: int) -> Callable[[int], bytes]:
-    """Reads the context of a place, as far as so many bytes."""
+    """Reads the first `num_bytes` of the context of a place."""
 
     def context(place: int) -> bytes:
         begin = place * _WIDTH
@@ -336,14 +338,14 @@ def _reader(data: bytearray, num_bytes: int) -> Callable[[int], bytes]:
 
 
 def _order(backwards: Tokens) -> NDArray[np.int32]:
-    """The places that have a token before and one behind, sorted by their contexts up to DEPTH tokens; newest first.
+    """The places that have a token before and one after, sorted by their contexts up to DEPTH tokens; newest first.
 
-    Prefix doubling: ranks by so many tokens give those by twice as many.
+    Prefix doubling: ranks by n tokens give those by 2 n.
     """
     num = len(backwards)
     is_end = backwards == _END
     codes, width = backwards.astype(np.int64), 1
-    # As bytes are compared, an end comes behind every token.
+    # As bytes are compared, an end comes after every token.
     codes[is_end] = codes.max(where=~is_end, initial=0) + 1
     if codes.max() < 1 << _PACKED_BITS:
         padded = np.concatenate([codes, np.zeros(2, np.int64)])

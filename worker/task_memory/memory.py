@@ -95,7 +95,7 @@ class RememberedTasks:
     def follow(self) -> None:
         """Take in what was remembered and let go of what was forgotten since the last look. Raises StoreError."""
         now = self.clock()
-        if not self._modes and all(one.memory == "off" for one in self.tasks().values()):
+        if not self._modes and all(task.memory == "off" for task in self.tasks().values()):
             return
         if now - self._looked_at > _STALE_S:
             self.load()
@@ -106,12 +106,12 @@ class RememberedTasks:
             return
         self._open_tasks()
         changes = self.store.changes(self.target_revision, list(self._modes), self._since)
-        gone = {one.id for one in changes if one.is_forgotten and one.id in self._known}
+        gone = {change.id for change in changes if change.is_forgotten and change.id in self._known}
         for index in {self._known[text_id] for text_id in gone}:
             index.forget(gone)
         for text_id in gone:
             del self._known[text_id]
-        new = [one.id for one in changes if not one.is_forgotten and one.id not in self._known]
+        new = [change.id for change in changes if not change.is_forgotten and change.id not in self._known]
         self._take(self.store.texts(new))
         self._since, self._looked_at = since, now
         tasks = self.tasks()
@@ -130,12 +130,12 @@ class RememberedTasks:
     def _open_tasks(self) -> None:
         """Load the tasks whose memory was turned on, and drop those whose memory was turned off or is another now."""
         tasks = self.tasks()
-        wanted = {name: one.memory for name, one in tasks.items() if one.memory != "off"}
+        wanted = {name: task.memory for name, task in tasks.items() if task.memory != "off"}
         for task in [task for task, mode in self._modes.items() if wanted.get(task) != mode]:
             del self._modes[task]
             for key in [key for key in self._indexes if key[0] == task]:
                 index = self._indexes.pop(key)
-                self._known = {text_id: its for text_id, its in self._known.items() if its is not index}
+                self._known = {text_id: known for text_id, known in self._known.items() if known is not index}
         for task in wanted.keys() - self._modes.keys():
             self._modes[task] = wanted[task]
             most_tokens = tasks[task].max_memory_bytes // BYTES_PER_TOKEN
@@ -143,12 +143,12 @@ class RememberedTasks:
 
     def _take(self, results: Iterable[RememberedResult]) -> None:
         by_index: dict[MemoryIndex, list[RememberedText]] = {}
-        for one in results:
-            if (mode := self._modes.get(one.task)) is not None and one.id not in self._known:
-                key = one.task, None if mode == "shared" else one.segment
-                index = self._known[one.id] = self._indexes.setdefault(key, MemoryIndex())
+        for result in results:
+            if (mode := self._modes.get(result.task)) is not None and result.id not in self._known:
+                key = result.task, None if mode == "shared" else result.segment
+                index = self._known[result.id] = self._indexes.setdefault(key, MemoryIndex())
                 by_index.setdefault(index, []).append(
-                    RememberedText(one.id, ResultWriter(one.segment, one.batch_id), one.tokens)
+                    RememberedText(result.id, ResultWriter(result.segment, result.batch_id), result.tokens)
                 )
         for index, texts in by_index.items():
             index.add(texts)

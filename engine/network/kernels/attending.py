@@ -23,7 +23,7 @@ from engine.network.kernels.multiplying import LANES, Tile, has_pair_products, m
 from engine.network.kernels.numbers import Numbers, exp, largest, to_bfloat16
 from engine.network.kv_layout import PAIR_BLOCK
 
-#: Values that are weighed together: each element of the sum is read and written once for so many.
+#: Values that are weighed together: each element of the sum is read and written once for all of them.
 _TOGETHER: Final = 4
 #: The score of what is not seen.
 _NEVER: Final = -1e30
@@ -37,7 +37,7 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
     Its tokens are the rows of `qkv`, whose queries of the key head begin at number `query`, and of `seen`, which is
     written from there on. keys, values: [positions, head_dim].
 
-    `sight` says what they see: (length, positions, ancestry, window). They lie behind `length` others at `positions`;
+    `sight` says what they see: (length, positions, ancestry, window). They follow `length` others, at `positions`;
     token i sees the tokens of the read whose bits are set in ancestry[i], and no further back than `window` if any.
     """
     score, mix = _score_keys(numbers, head_dim, num_shared), _mix_values(numbers, head_dim, num_shared)
@@ -53,9 +53,9 @@ def attend_by_token(numbers: Numbers, head_dim: int, num_shared: int) -> Callabl
         queries, mixed = np.empty(size, np.float32), np.empty(size, np.float32)
         scores = np.empty(num_shared * total, np.float32)
         for token in range(num_tokens):
-            asked, written = qkv[token, query:], seen[token, query:]
+            row_queries, written = qkv[token, query:], seen[token, query:]
             for d in range(size):
-                queries[d] = load(asked[d])
+                queries[d] = load(row_queries[d])
             score(queries, keys, total, scores)
             end = total
             for shared in range(num_shared):
@@ -190,13 +190,13 @@ def _weigh_tile(num_shared: int) -> Callable[..., None]:
         length, positions, _, window = sight
         for row in range((end - first) * num_shared):
             token = first + row // num_shared
-            found, weighed = scores[row * num : (row + 1) * num], weights[row * num : (row + 1) * num]
-            num_seen = _hide(found, token, sight)
+            row_scores, weighed = scores[row * num : (row + 1) * num], weights[row * num : (row + 1) * num]
+            num_seen = _hide(row_scores, token, sight)
             # Summed up from the first key of the window on.
             oldest = min(length, max(0, positions[token] - window + 1)) if window else 0
             _clear(weighed[:oldest])
             _clear(weighed[num_seen:])
-            totals[row] = _weigh(found[oldest:num_seen], np.float32(scaling), weighed[oldest:num_seen])
+            totals[row] = _weigh(row_scores[oldest:num_seen], np.float32(scaling), weighed[oldest:num_seen])
 
     return weigh
 
@@ -240,9 +240,9 @@ def _gather_queries(head_dim: int, num_shared: int) -> Callable[..., None]:
     @compiled
     def gather(qkv: Any, first: Any, num: Any, query: Any, queries: Any) -> None:
         for token in range(num):
-            asked, row = qkv[first + token, query:], queries[token * size :]
+            source, row = qkv[first + token, query:], queries[token * size :]
             for d in range(size):
-                row[d] = asked[d]
+                row[d] = source[d]
 
     return gather
 
@@ -297,10 +297,10 @@ def _write_seen(head_dim: int, num_shared: int) -> Callable[..., None]:
     @compiled
     def write(sums: Any, totals: Any, first: Any, num: Any, head: Any, seen: Any) -> None:
         for token in range(num):
-            written, found = seen[first + token, head * size :], sums[token * size :]
+            written, summed = seen[first + token, head * size :], sums[token * size :]
             for shared in range(num_shared):
                 factor = np.float32(1) / totals[token * num_shared + shared]
                 for d in range(head_dim):
-                    written[shared * head_dim + d] = to_bfloat16(found[shared * head_dim + d] * factor)
+                    written[shared * head_dim + d] = to_bfloat16(summed[shared * head_dim + d] * factor)
 
     return write

@@ -30,7 +30,7 @@ from engine.network.kv_layout import PAIR_BLOCK
 
 @arguments
 class AttentionArguments(ctypes.Structure):
-    """Of a layer: addresses and numbers."""
+    """The arguments of a layer: addresses and numbers."""
 
     taken: int
     qkv: int  #: [tokens, queries + 2 * keys, head_dim]; pairs to be rotated lie side by side
@@ -48,7 +48,7 @@ class AttentionArguments(ctypes.Structure):
 
 @arguments
 class PassArguments(ctypes.Structure):
-    """Of a pass: addresses and numbers."""
+    """The arguments of a pass: addresses and numbers."""
 
     short: int  #: int64 [reads, 4] of reads that attend by themselves: slot, tokens held before, first token, tokens
     num_short: int
@@ -137,7 +137,7 @@ def wide_kernel(head_dim: int, num_shared: int) -> Callable[[Any], None]:
     """Attention of long reads, pieces of prompts, in bfloat16: products of pairs, and no key that no token sees.
 
     torch's attention on a CPU computes the scores of all keys, with a mask for the later ones, at a quarter of the
-    speed of these products. Each tile attends as a short read would, behind what stands before it. Scores and sums are
+    speed of these products. Each tile attends as a short read would, after what stands before it. Scores and sums are
     float32, weights are rounded to bfloat16: the precision of FlashAttention (Dao et al. 2022) with bfloat16 inputs.
     `num_shared`: query heads a key head.
 

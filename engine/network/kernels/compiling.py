@@ -1,12 +1,12 @@
 """How Python becomes machine code here, and where that is kept, so that a machine compiles a kernel once.
 
-numba compiles, with types that numba itself does not tell. The kernels of one model take it some ten seconds, and a
+numba compiles, with types that numba itself does not state. The kernels of one model take it some ten seconds, and a
 hundredth of that to load. A file is named by a hash of all that its code depends on: the kernel and its
 arguments, the sources of this package, the versions and settings of the compilers, and the processor. So nothing is
 ever out of date, and the folder may be deleted at any time.
 
-A file is code that this process runs. It counts only if folder and file belong to this user and nobody else may write
-to them; else, and where a file is damaged or there is no place to keep one, the kernel is compiled again.
+A file is code that this process runs. It counts only if folder and file belong to this user and no other user may
+write to them; else, and where a file is damaged or there is no place to keep one, the kernel is compiled again.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ logging.getLogger("numba").setLevel(logging.WARNING)
 
 def inlined(function: _Function) -> _Function:
     """A function that is compiled into each place that calls it: cheaper than its own where that is one."""
-    made: _Function = numba.njit(inline="always", **_OPTIONS)(function)
-    return made
+    function_inlined: _Function = numba.njit(inline="always", **_OPTIONS)(function)
+    return function_inlined
 
 
 def compiled(function: _Function) -> _Function:
     """A function that kernels call."""
-    made: _Function = numba.njit(**_OPTIONS, **_ONLY_INSIDE)(function)
-    return made
+    function_compiled: _Function = numba.njit(**_OPTIONS, **_ONLY_INSIDE)(function)
+    return function_compiled
 
 
 def kernel(build: Callable[_Parameters, Callable[[Any], None]]) -> Callable[_Parameters, Kernel]:
@@ -145,8 +145,8 @@ def kept(kernel: str, source: Path, compile_it: Callable[[], MachineCode]) -> Ma
     if not source.is_file():
         return compile_it()
     file = folder() / _name_of(kernel, source)
-    if (found := _read(file)) is not None:
-        return found
+    if (code := _read(file)) is not None:
+        return code
     code = compile_it()
     with contextlib.suppress(OSError):  # a disk that is full, or read-only: the next process compiles again
         _write(file, code)
@@ -167,17 +167,17 @@ def _host() -> Any:
 
 def _processor() -> tuple[str, str]:
     """Its name and features: the host's, unless numba's settings say for which one to compile."""
-    told, features = cast(Any, numba.config), binding.get_host_cpu_features()
-    if not told.ENABLE_AVX:
+    config, features = cast(Any, numba.config), binding.get_host_cpu_features()
+    if not config.ENABLE_AVX:
         features.update({name: False for name in features if name.startswith("avx")})
     return (
-        told.CPU_NAME or binding.get_host_cpu_name(),
-        features.flatten() if told.CPU_FEATURES is None else told.CPU_FEATURES,
+        config.CPU_NAME or binding.get_host_cpu_name(),
+        features.flatten() if config.CPU_FEATURES is None else config.CPU_FEATURES,
     )
 
 
 def _name_of(kernel: str, source: Path) -> str:
-    told = {
+    facts = {
         "form": _FORM,
         "kernel": kernel,
         "source": hashlib.sha256(source.read_bytes()).hexdigest(),
@@ -186,7 +186,7 @@ def _name_of(kernel: str, source: Path) -> str:
         "processor": [platform.machine(), *_processor()],
         "settings": sorted((name, value) for name, value in os.environ.items() if name.startswith("NUMBA_")),
     }
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 @functools.cache
@@ -203,14 +203,14 @@ def _package() -> str:
 def _read(file: Path) -> MachineCode | None:
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW), "rb") as opened:
-            found = os.fstat(opened.fileno())
-            if not (_is_ours(file.parent.lstat()) and _is_ours(found)) or found.st_size > _MOST_BYTES:
+            status = os.fstat(opened.fileno())
+            if not (_is_ours(file.parent.lstat()) and _is_ours(status)) or status.st_size > _MOST_BYTES:
                 return None
             head, _, content = opened.read().partition(b"\n")
-        told = json.loads(head)
-        if told["sha256"] != hashlib.sha256(content).hexdigest():
+        stated = json.loads(head)
+        if stated["sha256"] != hashlib.sha256(content).hexdigest():
             return None
-        return MachineCode(str(told["symbol"]), content)
+        return MachineCode(str(stated["symbol"]), content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -219,11 +219,11 @@ def _write(file: Path, code: MachineCode) -> None:
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not _is_ours(file.parent.lstat()):
         return
-    told = {"symbol": code.symbol, "sha256": hashlib.sha256(code.content).hexdigest()}
-    replace_file(file, json.dumps(told).encode() + b"\n" + code.content, mode=0o600)
+    head = {"symbol": code.symbol, "sha256": hashlib.sha256(code.content).hexdigest()}
+    replace_file(file, json.dumps(head).encode() + b"\n" + code.content, mode=0o600)
 
 
-def _is_ours(found: os.stat_result) -> bool:
-    """Whether this is a file or folder of this user where nobody else may write, and no link."""
-    is_link = stat.S_ISLNK(found.st_mode)
-    return not is_link and found.st_uid == os.geteuid() and not found.st_mode & _WRITABLE_BY_OTHERS
+def _is_ours(status: os.stat_result) -> bool:
+    """Whether this is a file or folder of this user that no other user may write, and no link."""
+    is_link = stat.S_ISLNK(status.st_mode)
+    return not is_link and status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS

@@ -138,7 +138,7 @@ def linear_kernel(*, by_pairs: bool) -> Callable[[Any], None]:
         num_rows, num_inputs, num_outputs = a.num_rows, a.num_inputs, a.num_outputs
         y = array(a.y, (num_rows, num_outputs), np.uint16)
         held = array(a.held, (num_rows, num_outputs), np.uint16)
-        # Of the last block, where outputs are lacking.
+        # The last block, where outputs are lacking.
         last_y, last_held = np.empty((together, OUTPUTS), np.uint16), np.zeros((together, OUTPUTS), np.uint16)
         num_blocks, block_size = (num_outputs + OUTPUTS - 1) // OUTPUTS, OUTPUTS * num_inputs * 2
         num_parts = num_parts_of(num_rows, num_blocks, team())

@@ -1,6 +1,6 @@
 """Products of bfloat16 weights with tokens' inputs as LLVM's instructions: numba cannot hold arrays in registers.
 
-One register holds two weights, of an even input and the odd one behind it, of each of 16 outputs. Where the processor
+One register holds two weights, of an even input and the odd one after it, of each of 16 outputs. Where the processor
 multiplies pairs of bfloat16 (AVX512-BF16: products and sums in float32), it is used as it lies. Elsewhere the even
 weights are its lower halves shifted up and the odd ones its upper halves as they are, a float32 each: twice the
 instructions.
@@ -246,8 +246,8 @@ def _one_by_one(builder: Any, pairs: list[Any], values: list[Any], held: Sums) -
         inputs = _floats(builder, _spread(builder, value))
         for register, both in enumerate(weights):
             place = held[row, register]
-            for weight, one in zip(both, inputs, strict=True):
-                product = builder.fmul(weight, one, flags=_FUSED)
+            for weight, value_lanes in zip(both, inputs, strict=True):
+                product = builder.fmul(weight, value_lanes, flags=_FUSED)
                 builder.store(builder.fadd(builder.load(place), product, flags=_FUSED), place)
 
 
@@ -267,8 +267,8 @@ def _load(builder: Any, address: Any, place: Any) -> Any:
 def _spread(builder: Any, value: Any) -> Any:
     """An integer in all lanes."""
     nothing = ir.Constant(INTS, ir.Undefined)
-    one = builder.insert_element(nothing, value, ir.Constant(INT, 0))
-    return builder.shuffle_vector(one, nothing, same(INTS, 0))
+    first_lane = builder.insert_element(nothing, value, ir.Constant(INT, 0))
+    return builder.shuffle_vector(first_lane, nothing, same(INTS, 0))
 
 
 def _plus(builder: Any, number: Any, value: int) -> Any:

@@ -65,7 +65,7 @@ def exp(x: Any) -> Any:
 
 @compiled
 def largest(x: Any) -> Any:
-    """Of one number at least. As integers, whose maximum is vectorised: LLVM leaves that of floats to one lane."""
+    """The largest number of one or more, compared as integers: LLVM vectorises their maximum, not that of floats."""
     bits = x.view(np.int32)
     most = np.int32(-(2**31))
     for i in range(len(bits)):

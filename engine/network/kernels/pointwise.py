@@ -29,7 +29,7 @@ class PointwiseArguments(ctypes.Structure):
     held: int  #: [rows, size], of the norm: added to the rounded result; 0 without; may be y
     chosen: int  #: int64 [rows], of the choice: rows of x
     #: int64 [rows, 2], of the best, written: the first place of the largest number, and 1 where that is finite.
-    found: int
+    best: int
 
 
 LAYOUT: Final = np.dtype(PointwiseArguments)
@@ -178,7 +178,7 @@ def best_kernel() -> Callable[[Any], None]:
         a = numba.carray(address, (1,), LAYOUT)[0]
         num_rows, size = a.num_rows, a.size
         x = array(a.x, (num_rows, size), np.int16)
-        found = array(a.found, (num_rows, 2), np.int64)
+        best_tokens = array(a.best, (num_rows, 2), np.int64)
         row = take(address)
         while row < num_rows:
             numbers = x[row]
@@ -191,7 +191,7 @@ def best_kernel() -> Callable[[Any], None]:
             place = begin
             while place < size - 1 and _ordered(numbers[place]) != most:
                 place += 1
-            found[row, 0], found[row, 1] = place, not has_nan and _LOWEST < most < _INFINITE
+            best_tokens[row, 0], best_tokens[row, 1] = place, not has_nan and _LOWEST < most < _INFINITE
             row = take(address)
 
     return best

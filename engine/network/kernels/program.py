@@ -1,4 +1,4 @@
-"""Kernels that run one behind the other in one call, each on all threads.
+"""Kernels that run one after the other in one call, each on all threads.
 
 A pass of SmolLM2 runs some 270 kernels. Called one by one from Python, they took 3 to 4 ms more. Each of
 those calls also gave the interpreter to another thread and waited for it again.
@@ -81,5 +81,5 @@ def _generate_call(typing_context: Any, function: Any, arguments: Any) -> Any:
     return types.void(function, arguments), generate
 
 
-#: Of a kernel and of its arguments: addresses, integers.
+#: Calls a kernel with its arguments; both are addresses, as integers.
 _call: Final[Any] = intrinsic(_generate_call)

@@ -415,7 +415,7 @@ def test_what_is_left_for_drafts_is_what_the_target_and_the_passes_leave(engine:
 def test_a_draft_that_cannot_read_a_prompt_is_named_and_proposes_nothing(
     engine: TransformersEngine, draft: DraftModelDrafter
 ) -> None:
-    draft.context_length = 40
+    draft.context_length = draft.longest_text = 40
     for length, is_named in ((39, False), (40, True), (60, True)):
         job = prepare(engine, length)
         assert (engine.unserved([job]).keys() == {"small"}) == is_named

@@ -260,7 +260,7 @@ def change_heads(layer: Any, **changed: Any) -> None:
 @pytest.mark.parametrize(
     ("family", "plant"),
     [
-        ("gemma3_text", spoil_layers(lambda layer: setattr(layer, "behind_attention", None))),
+        ("gemma3_text", spoil_layers(lambda layer: setattr(layer, "after_attention", None))),
         ("qwen3", spoil_layers(lambda layer: change_heads(layer, norms=None))),
         ("llama", spoil_layers(lambda layer: change_heads(layer, scaling=layer.heads.scaling * 1.1))),
         ("qwen2", spoil_layers(lambda layer: setattr(layer.qkv, "_bias", None))),

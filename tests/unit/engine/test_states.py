@@ -83,12 +83,6 @@ class Spy(Drafter):
     def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None:
         self.seen[job_id] = []
 
-    def close(self, job_id: str) -> None:
-        pass
-
-    def clear(self) -> None:
-        pass
-
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         return [self._propose(ask) for ask in asks]
 

@@ -1,7 +1,8 @@
 """The draft model's bookkeeping over a model whose logits are a function of everything its slot holds.
 
 A slot that holds one wrong, missing or stale token gives other logits at once, so equality with a model that reads the
-whole text anew shows that what was kept was right. tests/integration/test_draft_model_tiny.py has real models."""
+whole text anew shows that what was kept was right.
+"""
 
 from __future__ import annotations
 

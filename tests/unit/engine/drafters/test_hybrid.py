@@ -93,10 +93,6 @@ class Asked(Drafter):
         self.state = replace(drafter(Model()).state, name="small")
         self.asks: list[Ask] = []
 
-    def open(self, job_id: str, text: Sequence[int], sampling: Sampling, task: str, segment: str = "") -> None: ...
-    def close(self, job_id: str) -> None: ...
-    def clear(self) -> None: ...
-
     def propose(self, asks: Sequence[Ask]) -> list[Proposal]:
         self.asks += asks
         return [Proposal((1,)) for _ in asks]

@@ -14,9 +14,7 @@ import torch
 from torch import Tensor
 
 from alphaloop.engine import Sampling
-from alphaloop.settings.models import HybridDrafterSettings, LookupDrafterSettings, RecyclingDrafterSettings
-from engine.drafters.hybrid import HybridDrafter
-from engine.drafters.lookup import LookupDrafter
+from alphaloop.settings.models import RecyclingDrafterSettings
 from engine.drafters.recycling import MOST_KNOWN, RecyclingDrafter
 from engine.measuring import measure_draft_ms
 from engine.proposal import NOTHING, Ask, Proposal
@@ -188,21 +186,3 @@ def test_what_is_handed_over_is_what_the_target_says_also_behind_rejected_drafts
     alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("again", 5)))
     assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
     assert watched.num_rejected > 0
-
-
-def test_a_text_that_goes_round_in_a_circle_is_drafted(tiny_engine: Callable[..., Any]) -> None:
-    """Beside look-up in one tree: each token says who proposed it."""
-    recycling = RecyclingDrafter("again", RecyclingDrafterSettings(), frozenset({0}))
-    lookup = LookupDrafter("lookup", LookupDrafterSettings())
-    settings = HybridDrafterSettings(sources=("lookup", "again"), rule="tree", most_tokens={"lookup": 3})
-    both = HybridDrafter("both", settings, {"lookup": lookup, "again": recycling})
-    engine = tiny_engine(num_slots=2, drafters={"again": recycling, "both": both})
-    sampling = Sampling(max_tokens=200, temperature=0.0, logit_bias=((0, -1000.0),))
-    for drafter in ("again", "both"):
-        job = make_job("one two", 1)
-        alone = finish(engine, [(job, sampling, VANILLA)])[job.job_id]
-        found = finish(engine, [(job, sampling, decision(drafter, 6))])[job.job_id]
-        assert found.token_ids == alone.token_ids
-        assert found.counts.num_accepted > 0
-        if drafter == "both":
-            assert {one.proposer for one in found.proposers} == {"lookup", "again"}

@@ -213,22 +213,6 @@ def test_long_reads_are_as_in_float32(
 
 @paired
 @torch.inference_mode()
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_a_token_attends_alike_however_its_text_is_cut(
-    num_threads: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    heads = Heads(6, 2, 64, 0.125, "some", False, None, 1e-6)
-    width, length = 150, rng.randint(0, 100)
-    qkv, held = drawn(rng, heads, width, length)
-    whole = attended(qkv, held, heads, length=length)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
-    cut = rng.randint(WIDEST_SHARED + 1, width - WIDEST_SHARED - 1)
-    assert torch.equal(attended(qkv[:cut].contiguous(), held, heads, length=length), whole[:cut])
-    assert torch.equal(attended(qkv[cut:].contiguous(), held, heads, length=length + cut), whole[cut:])
-
-
-@paired
-@torch.inference_mode()
 def test_what_lies_behind_a_text_counts_for_nothing(rng: random.Random) -> None:
     heads = Heads(2, 2, 64, 0.125, "some", False, None, 1e-6)
     qkv, held = drawn(rng, heads, 70, 20)

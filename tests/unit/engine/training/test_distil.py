@@ -127,7 +127,8 @@ def test_training_lowers_the_loss_and_moves_only_the_layers(
 
 def test_rounds_by_hand() -> None:
     # k = 2: [accept, accept, free] [reject] [accept, (the last token is the target's own)]
-    counts = walk_rounds([True, True, False, False, True, True], 2)
+    matches = [True, True, False, False, True, True]
+    counts = walk_rounds([matches, matches[1:]], 7)
     assert counts.rounds == 3
     assert counts.proposed == (3, 2)
     assert counts.trials == (3, 1)
