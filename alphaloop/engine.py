@@ -113,6 +113,14 @@ class Engine(Protocol):
         """Memory for keys and values, as it is now; None where servers have the memory."""
         return None
 
+    def loaded_models(self) -> LoadedModels:
+        """The models in this process, read from their files, which takes seconds; none where servers have them."""
+        return LoadedModels()
+
+    def gpu_bytes(self) -> Mapping[str, int]:
+        """By GPU, bytes taken since before the models were loaded; empty on a CPU and for servers."""
+        return {}
+
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
 
@@ -580,6 +588,37 @@ class DeviceMemory:
 
     free: int  #: can still be taken before the device, or the container around this process, runs out
     held: int  #: by caches now; given back when nothing runs
+
+
+Verdict = Literal["ok", "warning", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """The result of one check, of a draft against its target or of a server."""
+
+    check: str
+    verdict: Verdict
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The memory that a loaded model takes. A drafter without weights has none."""
+
+    name: str  #: the drafter's; `target`
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int  #: of a sequence that fills the context
+    device: str = ""  #: where it lies: `cuda:1`
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """The models that an engine has loaded, and how each draft model fits its target."""
+
+    sizes: tuple[ModelSize, ...] = ()  #: the target's first
+    warnings: Mapping[str, tuple[CheckFinding, ...]] = field(default_factory=dict)  #: by draft model
 
 
 #: By dtype, of logits of about 20. In bfloat16, whose neighbours are .125 apart there, 14 of 40 texts of SmolLM2

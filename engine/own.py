@@ -29,6 +29,7 @@ from alphaloop.engine import (
     FailedRequest,
     Generation,
     Load,
+    LoadedModels,
     PreparedJob,
     ProposalShape,
     Sampling,
@@ -55,6 +56,7 @@ from engine.network.language_model import PREFILL_CHUNK
 from engine.network.passes import Read
 from engine.network.slots import SlotCache, copy_beginnings, who_waits
 from engine.open_drafters import OpenDrafters
+from engine.pairing import loaded_models
 from engine.prompts import prepare_job
 from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.resident import RESIDENT_SHARE, ResidentBeginnings
@@ -82,6 +84,7 @@ def load_engine(
     for a draft model or heads that cannot draft for this target.
     """
     placement = Placement.of(models)
+    free_before = {gpu: available_bytes(gpu) for gpu in placement.devices if gpu.type != "cpu"}
     log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
     drafters = open_drafters(models, target, placement, num_slots=num_slots) | dict(beside or {})
@@ -104,6 +107,8 @@ def load_engine(
     return TransformersEngine(
         target,
         drafters,
+        models=models,
+        free_before=free_before,
         num_slots=num_slots,
         max_cache_bytes=max_cache_bytes,
         max_resident_bytes=int(RESIDENT_SHARE * max_cache_bytes) if max_resident_bytes is None else max_resident_bytes,
@@ -118,12 +123,16 @@ class TransformersEngine:
         target: Target,
         drafters: Mapping[str, Drafter],
         *,
+        models: ModelSettings,
+        free_before: Mapping[torch.device, int],
         num_slots: int,
         max_cache_bytes: int,
         max_resident_bytes: int,
     ) -> None:
         self._target = target
         self._drafters = dict(drafters)
+        self._models = models
+        self._free_before = free_before  # by GPU, before the models were loaded
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
@@ -541,6 +550,14 @@ class TransformersEngine:
             if draft.longest_text is not None and draft.state.num_read(shortest) >= draft.longest_text
         }
         return {**short, **self._open_drafters.ended}
+
+    def loaded_models(self) -> LoadedModels:
+        """Sizes of the models, and how each draft model fits; read from their files again."""
+        return loaded_models(self._models, context_length=self.identity.context_length, num_slots=self._num_slots)
+
+    def gpu_bytes(self) -> Mapping[str, int]:
+        """By GPU, bytes taken since before the models were loaded."""
+        return {str(gpu): free - available_bytes(gpu) for gpu, free in self._free_before.items()}
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""

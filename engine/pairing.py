@@ -21,10 +21,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from alphaloop.commands import CheckFinding, Verdict
+from alphaloop.engine import CheckFinding, LoadedModels, ModelSize, Verdict
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
-from alphaloop.settings.models import Dtype
-from engine.device import pass_bytes
+from alphaloop.settings.models import Dtype, ModelSettings
+from engine.device import Placement, available_bytes, pass_bytes
 from engine.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from engine.drafters.translation import Translation
 from engine.gguf_files import GgufFile
@@ -231,6 +231,44 @@ def check_pair(
         "memory": _memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
     }
     return tuple(CheckFinding(check, *one) for check, one in found.items())
+
+
+def loaded_models(models: ModelSettings, *, context_length: int, num_slots: int) -> LoadedModels:
+    """Sizes and warnings of models that are loaded by now, each draft model checked in the room that both have."""
+    served, placement = models.target, Placement.of(models)
+    target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=context_length)
+    sizes, warnings = [_size_of("target", target, context_length, placement.target)], {}
+    for name, settings in models.drafters.items():
+        if (drafter := settings.draft_model) is None:
+            continue
+        draft = facts_of(
+            drafter.source,
+            dtype=drafter.dtype or served.dtype,
+            revision=drafter.revision,
+            context_length=context_length,
+        )
+        device = placement.drafts[name]
+        sizes.append(_size_of(name, draft, min(context_length, draft.context_length), device))
+        room = DeviceRoom(str(placement.target), target.weight_bytes + available_bytes(placement.target))
+        draft_room = DeviceRoom(str(device), draft.weight_bytes + available_bytes(device))
+        if device == placement.target:
+            room = draft_room = replace(room, free=room.free + draft.weight_bytes)
+        findings = check_pair(
+            target,
+            draft,
+            num_slots=num_slots,
+            max_draft_tokens=drafter.max_draft_tokens,
+            room=room,
+            draft_room=draft_room,
+            translation=translation_between(target, draft),
+        )
+        warnings[name] = tuple(finding for finding in findings if finding.verdict == "warning")
+    return LoadedModels(tuple(sizes), warnings)
+
+
+def _size_of(name: str, facts: ModelFacts, context_length: int, device: torch.device) -> ModelSize:
+    per_token = facts.kv_bytes_per_token
+    return ModelSize(name, facts.weight_bytes, per_token, per_token * context_length, str(device))
 
 
 def refuse_or_warn(drafter: str, source: str, findings: Sequence[CheckFinding]) -> None:

@@ -16,7 +16,6 @@ from alphaloop.cli.screen import FittedTable, note, out, paragraph, print_json, 
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
-    CheckFinding,
     CheckPairOrder,
     CheckServerOrder,
     DraftMethod,
@@ -27,6 +26,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.engine import CheckFinding
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
