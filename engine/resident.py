@@ -22,9 +22,10 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
+from engine.answer import Scope
 from engine.device import is_out_of_memory
 from engine.network.slots import SHORTEST, WORTH_A_PASS, SlotCache, num_shared
-from engine.sequence import Scope, Sequence
+from engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ class ResidentBeginnings:
 
     def note(self, sequence: Sequence) -> None:
         """Remember a job's prompt, so that others can be compared with it."""
-        scope, job = sequence.scope, sequence.owner
+        scope, job = sequence.spec.scope, sequence.spec.owner
         if not self.max_bytes or scope is None or job in self._noted:
             return
         prompt = array("i", sequence.text[: sequence.num_prompt])
@@ -88,7 +89,7 @@ class ResidentBeginnings:
         """Give the empty slots of `unread` what is held of their texts, always short of the last token."""
         copies: defaultdict[tuple[_Beginning, int], list[int]] = defaultdict(list)
         for sequence in unread:
-            scope = sequence.scope
+            scope = sequence.spec.scope
             if scope is None or scope not in self._held or self.cache.lengths[sequence.slot]:
                 continue
             found, num_tokens = self._longest(scope, array("i", sequence.text[:-1]))
@@ -106,11 +107,11 @@ class ResidentBeginnings:
         `max_bytes`: what running sequences leave. Beginnings that are worth less make room; those that are worth more
         stay. Where memory runs out, all of them go.
         """
-        scope = sequence.scope
-        if scope is None or sequence.owner not in self._noted:
+        scope = sequence.spec.scope
+        if scope is None or sequence.spec.owner not in self._noted:
             return
-        prompt = self._noted[sequence.owner][1]
-        others = (one for job, one in self._of_scope[scope].items() if job != sequence.owner)
+        prompt = self._noted[sequence.spec.owner][1]
+        others = (one for job, one in self._of_scope[scope].items() if job != sequence.spec.owner)
         num_tokens = max((num_shared(prompt, one, len(prompt)) for one in others), default=0)
         num_tokens = min(num_tokens, self.cache.lengths[sequence.slot])
         _, num_held = self._longest(scope, prompt)

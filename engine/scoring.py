@@ -87,19 +87,19 @@ class Shadows:
 
     def begin(self, sequence: Sequence) -> None:
         """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
-        if not sequence.task:
+        if not sequence.spec.task:
             return
         for name, drafter in self.drafters.items():
             if not drafter.shadow_share or name in self.ended:
                 continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
-            uniform = (key_of("shadow", sequence.owner, name) + 2**63) / 2**64
+            uniform = (key_of("shadow", sequence.spec.owner, name) + 2**63) / 2**64
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    predicted = sequence.sampling.predicted
-                    propose = drafter.rereading(seen, sequence.task, sequence.segment, predicted)
+                    predicted = sequence.spec.sampling.predicted
+                    propose = drafter.rereading(seen, sequence.spec.task, sequence.spec.segment, predicted)
                     constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
@@ -125,7 +125,7 @@ class Shadows:
 
     def end(self, sequence: Sequence) -> tuple[ShadowCounts, ...]:
         """The counts of each drafter on a text that has ended."""
-        if not sequence.task:
+        if not sequence.spec.task:
             return ()
         self._decoding.take(sequence.device_s)
         found = []
@@ -159,7 +159,7 @@ class Shadows:
             return reading.rounds.take_round(
                 sequence.text,
                 has_ended=sequence.finish_reason is not None,
-                is_first_drafted=sequence.is_first_drafted,
+                is_first_drafted=sequence.drafting.is_first_drafted,
             )
         except Exception as error:
             reading.has_failed = True
@@ -200,7 +200,7 @@ class _Reading:
     def is_needed(self) -> bool:
         """Whether the run's own counts say less."""
         state = self.drafter.state
-        return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
+        return not self.sequence.drafting.has_drafted_throughout(state.name, state.max_draft_tokens)
 
 
 def with_scores(

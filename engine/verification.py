@@ -125,7 +125,7 @@ def _with_logprobs(
     """The verdicts, of sequences that want it with what the target's own `logits` say of each token that they yield."""
     begin = 0
     for index, (sequence, proposal) in enumerate(asked):
-        if (num_ranked := sequence.sampling.num_logprobs) is not None:
+        if (num_ranked := sequence.spec.sampling.num_logprobs) is not None:
             verdict = verdicts[index]
             rows = [begin, *(begin + 1 + place for place in verdict.path)]
             tokens = [*(proposal.tokens[place] for place in verdict.path), verdict.next_token]

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from alphaloop.deciding.policy import Decision, Reason
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import Engine, Generation, PreparedJob, Sampling
 from alphaloop.errors import ConfigError, InvalidField
 from alphaloop.messages import Job, Mode

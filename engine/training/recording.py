@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision, Reason
 from alphaloop.engine import Sampling
 from alphaloop.messages import Mode
 from engine.proposal import NOTHING, Ask, Drafter, Proposal
