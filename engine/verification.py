@@ -46,47 +46,49 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 
-def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
-    """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
+def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
+    """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one after the other.
 
-    Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
-    jobs with equal cuts share the computation of their distributions. A constraint acts before anything is chosen: what
-    it leaves is the target's own distribution. The likeliest token of all is the likeliest of what it leaves, if it is
-    among these. Raises DecodeFailed for logits that are not finite, because a choice
-    from them has no meaning.
+    `TokenChooser` has the order of the steps. Most jobs are greedy with plain logits: their verdicts are computed
+    together, with one wait for the device. Sampled jobs with equal cuts share the computation of their distributions.
+    Raises DecodeFailed for logits that are not finite, because a choice from them has no meaning.
     """
     best, are_finite = best_tokens(logits)
     if not are_finite:
         raise DecodeFailed("the model returned logits that are not finite")
-    found: dict[int, DraftVerdict] = {}
-    sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
+    verdicts: dict[int, DraftVerdict] = {}
+    drawing: dict[tuple[float, ...], dict[int, Tensor]] = {}  # by cut, the scores of sequences that draw
     begin = 0
-    for index, (sequence, proposal) in enumerate(asked):
+    for index, (sequence, proposal) in enumerate(judged):
         end = begin + 1 + len(proposal.tokens)
-        choice = sequence.choice
-        if choice.takes_likeliest:
-            its, scores = best[begin:end], logits[begin:end]
-            if choice.sampling.is_adjusted:
-                scores = choice.adjusted(scores, sequence.text, proposal.paths)
-                its = scores.argmax(dim=-1).tolist()
-            found[index] = _verify_likeliest(its, scores, sequence, proposal)
+        if sequence.choice.takes_likeliest:
+            verdicts[index] = _verify_likeliest(best[begin:end], logits[begin:end], sequence, proposal)
         else:
-            scores = choice.scores(logits[begin:end], sequence.text, proposal.paths)
-            if choice.constrained is not None:
-                choice.constrained.bury(scores, proposal.paths)
-            if choice.is_greedy or choice.is_reproducible:
-                places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
-                found[index] = verify_followed(choice.tokens(scores, places).tolist(), proposal)
+            scores = _scores(logits[begin:end], sequence, proposal)
+            if sequence.choice.is_greedy or sequence.choice.is_reproducible:
+                verdicts[index] = _verify_chosen(scores, sequence, proposal)
             else:
-                sampled.setdefault(choice.cut, {})[index] = scores
+                drawing.setdefault(sequence.choice.cut, {})[index] = scores
         begin = end
-    for alike in sampled.values():
-        p = asked[next(iter(alike))][0].choice.probabilities(torch.cat([*alike.values()]))
-        begin = 0
-        for index, scores in alike.items():
-            found[index] = _verify_drawn(p[begin : begin + len(scores)], *asked[index])
-            begin += len(scores)
-    return _with_logprobs([found[index] for index in range(len(asked))], logits, asked)
+    for alike in drawing.values():
+        p = judged[next(iter(alike))][0].choice.probabilities(torch.cat([*alike.values()]))
+        for index, own_p in zip(alike, torch.split(p, [len(scores) for scores in alike.values()]), strict=True):
+            verdicts[index] = _verify_drawn(own_p, *judged[index])
+    return _with_logprobs([verdicts[index] for index in range(len(judged))], logits, judged)
+
+
+def _scores(logits: Tensor, sequence: Sequence, proposal: Proposal) -> Tensor:
+    """The scores that one sequence chooses from [1 + len(tokens), vocabulary]."""
+    scores = sequence.choice.scores(logits, sequence.text, proposal.paths)
+    if sequence.constrained is not None:
+        sequence.constrained.bury(scores, proposal.paths)
+    return scores
+
+
+def _verify_chosen(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One sequence whose token at each place follows from its `scores` [1 + len(tokens), vocabulary]."""
+    places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
+    return verify_followed(sequence.choice.tokens(scores, places).tolist(), proposal)
 
 
 def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
@@ -96,9 +98,15 @@ def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
 
 
-def _verify_likeliest(best: list[int], scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
-    """One greedy sequence with its `scores` [1 + len(tokens), vocabulary] before its constraint, `best` in each row."""
-    constrained, paths = sequence.choice.constrained, proposal.paths
+def _verify_likeliest(best: list[int], logits: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One greedy sequence that bars nothing; `best` is the likeliest token in each row of its `logits`.
+
+    The likeliest token of all is the likeliest of what a constraint leaves, if it is among these: no mask is needed.
+    """
+    constrained, paths, scores = sequence.constrained, proposal.paths, logits
+    if sequence.spec.sampling.is_adjusted:
+        scores = sequence.choice.adjusted(logits, sequence.text, paths)
+        best = scores.argmax(dim=-1).tolist()
     if constrained is not None:
         best = constrained.best(best, scores, paths)
     verdict = verify_followed(best, proposal)
@@ -120,11 +128,11 @@ def _with_second_choices(verdict: DraftVerdict, scores: Tensor) -> DraftVerdict:
 
 
 def _with_logprobs(
-    verdicts: list[DraftVerdict], logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]
+    verdicts: list[DraftVerdict], logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]
 ) -> list[DraftVerdict]:
     """The verdicts, of sequences that want it with what the target's own `logits` say of each token that they yield."""
     begin = 0
-    for index, (sequence, proposal) in enumerate(asked):
+    for index, (sequence, proposal) in enumerate(judged):
         if (num_ranked := sequence.spec.sampling.num_logprobs) is not None:
             verdict = verdicts[index]
             rows = [begin, *(begin + 1 + place for place in verdict.path)]

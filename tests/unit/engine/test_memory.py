@@ -244,7 +244,9 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(bench: B
     finished: dict[str, Generation] = {}
     while not num_asked:
         finished |= {generation.job_id: generation for generation in bench.engine.step().finished}
-    assert all(sequence.drafting.drafter is None for sequence in bench.engine._admitted.running if sequence.job_id in drafting)
+    assert all(
+        sequence.drafting.drafter is None for sequence in bench.engine._admitted.running if sequence.job_id in drafting
+    )
     assert not bench.engine._admitted.parked, "nobody left its slot"
     bench.check(finished | finish(bench.engine), expected)
     assert num_asked == 1, "nobody asked that drafter again"
