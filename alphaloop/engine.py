@@ -297,9 +297,9 @@ class Step:
     num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
-    num_resident_hits: int = 0  #: texts that began with a resident beginning
-    num_resident_tokens: int = 0  #: tokens of prompts that were not read, because they were resident
-    resident_bytes: int = 0  #: of resident beginnings, behind the step
+    num_prefix_cache_hits: int = 0  #: texts that began with a cached prefix
+    num_prefix_cache_tokens: int = 0  #: tokens of prompts that were copied from the prefix cache
+    prefix_cache_bytes: int = 0  #: of cached prefixes, after the step
     num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
     drafter: str | None = None  #: the one that proposed; None where none did or several
     #: Of `draft_s`, the seconds of each proposer; empty: all are those of `drafter`.
@@ -544,7 +544,7 @@ class CacheMemory:
     """What there is for keys and values, and what they take, in bytes."""
 
     free: int  #: of the target's device, as in `DeviceMemory`
-    held: int  #: on the target's device, resident beginnings among them, which yield
+    held: int  #: on the target's device, cached prefixes among them, which yield
     target_limit: int  #: most that the target's may hold; jobs that would need more wait
     target_per_token: int
     drafts_per_token: Mapping[str, int]  #: by drafter; none for those that keep none

@@ -24,7 +24,7 @@ from typing import Any
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.settings.models import HybridDrafterSettings, ModelSettings
-from benchmarks.jobs import forced, prompts_of, sample, without_residents
+from benchmarks.jobs import forced, prompts_of, sample, without_prefix_cache
 from benchmarks.paired import Ratio, paired_ratio
 from benchmarks.reporting import console, machine, parser_of, table_of
 
@@ -36,7 +36,7 @@ _CONTEXT, _NUM_TIMED = 256, 9
 def main() -> None:
     """Measure and print."""
     options = _options()
-    settings = without_residents(ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"]))
+    settings = without_prefix_cache(ModelSettings.model_validate(tomllib.loads(options.models.read_text())["models"]))
     if LOOKUP not in settings.drafters:
         raise SystemExit(f"expected a drafter {LOOKUP} in {options.models}")
     prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)

@@ -55,12 +55,12 @@ from engine.models import Target, load_target
 from engine.network.kv_layout import BLOCK
 from engine.network.language_model import PREFILL_CHUNK
 from engine.network.passes import Read
-from engine.network.slots import copy_beginnings, who_waits
+from engine.network.slots import copy_prefixes, who_waits
 from engine.open_drafters import OpenDrafters
 from engine.pairing import loaded_models
+from engine.prefix_cache import PREFIX_CACHE_SHARE, PrefixCache
 from engine.prompts import prepare_job
 from engine.proposal import NOTHING, Ask, Drafter, Proposal
-from engine.resident import RESIDENT_SHARE, ResidentBeginnings
 from engine.scoring import Shadows, with_scores
 from engine.sequence import Sequence, sequences_of
 from engine.states import SAID, PassStates
@@ -104,7 +104,8 @@ def load_engine(
         placement.name,
         extra={"action": "cache_sized"},
     )
-    max_resident_bytes = models.target.max_resident_bytes
+    if (max_prefix_cache_bytes := models.target.max_prefix_cache_bytes) is None:
+        max_prefix_cache_bytes = int(PREFIX_CACHE_SHARE * max_cache_bytes)
     return TransformersEngine(
         target,
         drafters,
@@ -112,7 +113,7 @@ def load_engine(
         free_before=free_before,
         num_slots=num_slots,
         max_cache_bytes=max_cache_bytes,
-        max_resident_bytes=int(RESIDENT_SHARE * max_cache_bytes) if max_resident_bytes is None else max_resident_bytes,
+        max_prefix_cache_bytes=max_prefix_cache_bytes,
     )
 
 
@@ -128,7 +129,7 @@ class TransformersEngine:
         free_before: Mapping[torch.device, int],
         num_slots: int,
         max_cache_bytes: int,
-        max_resident_bytes: int,
+        max_prefix_cache_bytes: int,
     ) -> None:
         self._target = target
         self._drafters = dict(drafters)
@@ -138,10 +139,10 @@ class TransformersEngine:
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
         self._admitted = AdmittedSequences(self._cache, num_slots, max_cache_bytes)
-        self._resident = ResidentBeginnings(self._cache, max_resident_bytes)
+        self._prefix_cache = PrefixCache(self._cache, max_prefix_cache_bytes)
         self._unfinished = UnfinishedJobs()
         self._open_drafters = OpenDrafters(
-            self._drafters, lambda: self._admitted.everyone, give_back=self._resident.give_back
+            self._drafters, lambda: self._admitted.everyone, give_back=self._prefix_cache.give_back
         )
         self._shadows = Shadows(self._drafters, failed=self._open_drafters.failed, ended=self._open_drafters.ended)
 
@@ -228,7 +229,7 @@ class TransformersEngine:
             sequence.drafting.change(drafter, decision.num_draft_tokens)
             self._shadows.begin(sequence)
             self._admitted.queued.append(sequence)
-            self._resident.note(sequence)
+            self._prefix_cache.note(sequence)
         self._admitted.start_queued()
 
     def use_memory(self, view_of: ViewOf) -> None:
@@ -250,7 +251,7 @@ class TransformersEngine:
     def step(self) -> Step:
         """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
 
-        No job is lost where memory runs out: resident beginnings are dropped first. If a drafter took the last of it,
+        No job is lost where memory runs out: the prefix cache is dropped first. If a drafter took the last of it,
         that drafter's sequences decode vanilla until the next `redraft`. Otherwise half of the sequences leave their
         slots and go on later. Nor is a job lost where a drafter raises: see `open_drafters`.
         """
@@ -271,7 +272,7 @@ class TransformersEngine:
             self._open_drafters.finished(sequence)
         self._shadows.advance()
         round_.sum_by_job(batch)
-        spared = self._resident.take_spared()
+        spared = self._prefix_cache.take_spared()
         return Step(
             finished=tuple(generation for generation in whole if generation is not None),
             deltas=deltas,
@@ -279,9 +280,9 @@ class TransformersEngine:
             wall_s=wall_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
             shadow_s=time.perf_counter() - began - wall_s,
-            num_resident_hits=spared.num_hits,
-            num_resident_tokens=spared.num_tokens,
-            resident_bytes=self._resident.num_bytes,
+            num_prefix_cache_hits=spared.num_hits,
+            num_prefix_cache_tokens=spared.num_tokens,
+            prefix_cache_bytes=self._prefix_cache.num_bytes,
             drafter_failures=self._open_drafters.take_failures(),
             failed=tuple(FailedRequest(job_id, error, is_final=True) for job_id, error in failed.items()),
             **vars(round_),
@@ -291,9 +292,9 @@ class TransformersEngine:
         """Give free slots to sequences that wait, fit the memory to those that run, open their drafters; who runs."""
         self._admitted.unpark()
         self._admitted.start_queued()
-        # Resident beginnings have what the running sequences leave, and the cache grows no further than they leave.
-        self._resident.fit(self._max_cache_bytes - self._admitted.num_bytes)
-        self._cache.max_bytes = self._max_cache_bytes - self._resident.num_bytes
+        # The prefix cache has what the running sequences leave, and the cache grows no further than they leave.
+        self._prefix_cache.fit(self._max_cache_bytes - self._admitted.num_bytes)
+        self._cache.max_bytes = self._max_cache_bytes - self._prefix_cache.num_bytes
         self._open_drafters.open_due(self._admitted.running, self.memory)
         return list(self._admitted.running)
 
@@ -305,8 +306,8 @@ class TransformersEngine:
             with torch.inference_mode():
                 self._run(round_, batch)
         except Exception as error:
-            can_give_back = len(batch) > 1 or self._resident.num_bytes or any(map(self._open_drafters.taps_of, batch))
-            if not (is_out_of_memory(error) and can_give_back):
+            has_prefixes, has_taps = self._prefix_cache.num_bytes, any(map(self._open_drafters.taps_of, batch))
+            if not (is_out_of_memory(error) and (len(batch) > 1 or has_prefixes or has_taps)):
                 raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
             self._make_room(batch)
 
@@ -322,9 +323,9 @@ class TransformersEngine:
         finished = [sequence for sequence in batch if sequence.finish_reason and sequence.spec.owner not in failed]
         left = self._max_cache_bytes - self._admitted.num_bytes
         for sequence in finished:
-            self._resident.keep(sequence, left)
+            self._prefix_cache.keep(sequence, left)
             self._drop(sequence)
-        if self._cache.num_bytes + self._resident.num_bytes > self._max_cache_bytes:
+        if self._cache.num_bytes + self._prefix_cache.num_bytes > self._max_cache_bytes:
             self._trim()
         self._admitted.close_gaps()
         return finished
@@ -334,7 +335,7 @@ class TransformersEngine:
 
         Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
         """
-        self._copy_beginnings(batch)
+        self._copy_prefixes(batch)
         began = time.perf_counter()
         pending = [sequence for sequence in batch if self._is_pending(sequence)]
         asks = {sequence.job_id: sequence.ask() for sequence in pending}
@@ -397,11 +398,11 @@ class TransformersEngine:
             first = self._cache.lengths[sequence.slot]
             sequence.drafting.states.add(first, len(columns), states.of(number, columns, taps))
 
-    def _copy_beginnings(self, batch: list[Sequence]) -> None:
-        """Give slots what they need not read: of resident beginnings, and then of what other slots hold."""
+    def _copy_prefixes(self, batch: list[Sequence]) -> None:
+        """Give slots what they need not read: from the prefix cache, and then from what other slots hold."""
         unread = self._unread(batch)
-        self._resident.copy_into(unread)
-        copy_beginnings(self._cache, unread, batch)
+        self._prefix_cache.copy_into(unread)
+        copy_prefixes(self._cache, unread, batch)
 
     def _propose(self, round_: _Round, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
         """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
@@ -485,7 +486,7 @@ class TransformersEngine:
         self._open_drafters.close(sequence)
 
     def _make_room(self, batch: list[Sequence]) -> None:
-        """Memory ran out: drop resident beginnings, or, without any, the slots of the younger half of the sequences."""
+        """Memory ran out: drop the prefix cache, or, if it is empty, preempt the younger half of the sequences."""
         for sequence in batch:
             # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again. The
             # target's states that a drafter had still to read go for good.
@@ -493,7 +494,7 @@ class TransformersEngine:
                 self._open_drafters.redraft(sequence, None, 0)
             else:
                 self._open_drafters.close(sequence)
-        if self._resident.give_back():
+        if self._prefix_cache.give_back():
             return
         half = (len(batch) + 1) // 2
         self._admitted.park(batch[half:], most_running=half)
@@ -515,7 +516,7 @@ class TransformersEngine:
             self._drop(sequence)
             self._shadows.drop(sequence)
             self._open_drafters.finished(sequence)
-        self._resident.forget(job_id)
+        self._prefix_cache.forget(job_id)
         self._admitted.close_gaps()
         self._unfinished.drop(job_id)
         return True
@@ -523,7 +524,7 @@ class TransformersEngine:
     def abandon(self) -> None:
         """Drop every sequence, and the caches' memory with them."""
         self._admitted.clear()
-        self._resident.clear()
+        self._prefix_cache.clear()
         self._unfinished.clear()
         self._shadows.clear()
         self._open_drafters.clear()
@@ -539,7 +540,7 @@ class TransformersEngine:
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
         keeping, own = self._open_drafters.keeping, self._target.device
-        held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._resident.num_bytes})
+        held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._prefix_cache.num_bytes})
         for draft in keeping.values():
             held[draft.device or own] += draft.num_cache_bytes
         return CacheMemory(

