@@ -20,8 +20,8 @@ _Counts = TypeVar("_Counts", DrafterCounts, ShadowCounts)
 class AdmittedSequences:
     """Gives out the slots of `cache`, whose keys and values take at most `max_cache_bytes`.
 
-    A parked sequence has no slot. It goes on, after its own text, when others have ended. A queued sequence has not had
-    a slot yet: it is a further text of an admitted job.
+    A preempted sequence has lost its slot, and goes on where it was when others have ended. A waiting sequence has not
+    had a slot yet: it is a further text of an admitted job.
     """
 
     def __init__(self, cache: SlotCache, num_slots: int, max_cache_bytes: int) -> None:
@@ -30,29 +30,27 @@ class AdmittedSequences:
         self._max_cache_bytes = max_cache_bytes
         self._most_running = num_slots
         self.running: list[Sequence] = []
-        self.parked: list[Sequence] = []
-        self.queued: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        self.waiting: list[Sequence] = []
 
     def __len__(self) -> int:
-        return len(self.running) + len(self.parked)
+        return len(self.running) + len(self.preempted)
 
     @property
     def all(self) -> tuple[Sequence, ...]:
-        """Those that run, and then those that are parked."""
-        return (*self.running, *self.parked)
+        """Those that run, and then those that are preempted."""
+        return (*self.running, *self.preempted)
 
     @property
     def everyone(self) -> tuple[Sequence, ...]:
-        """Those of `all`, and then those that are queued."""
-        return (*self.all, *self.queued)
+        """Those of `all`, and then those that wait."""
+        return (*self.all, *self.waiting)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that the keys and values of `all` come to take at most, in the slots that they have."""
         num_rows = max((len(self), *(sequence.slot + 1 for sequence in self.running)))
-        return (
-            self._cache.num_bytes_with(num_rows, [sequence.num_positions for sequence in self.all]) if num_rows else 0
-        )
+        return self._num_bytes_with(num_rows) if num_rows else 0
 
     def of_job(self, job_id: str) -> list[Sequence]:
         """The sequences of that job; none if it is not here."""
@@ -62,10 +60,10 @@ class AdmittedSequences:
         """Whether a slot and the memory for the whole of a text of this job are free beside all others."""
         return self._has_room_for(num_positions(prepared))
 
-    def start_queued(self) -> None:
-        """Give queued sequences a slot, in their order, as far as slots and memory go."""
-        while self.queued and not self.parked and self._has_room_for(self.queued[0].num_positions):
-            sequence = self.queued.pop(0)
+    def start_waiting(self) -> None:
+        """Give waiting sequences a slot, in their order, as far as slots and memory go."""
+        while self.waiting and not self.preempted and self._has_room_for(self.waiting[0].num_positions):
+            sequence = self.waiting.pop(0)
             sequence.slot = self._acquire(sequence.num_positions)
             self.running.append(sequence)
 
@@ -81,16 +79,16 @@ class AdmittedSequences:
             self._cache.close_gaps(self.running)
         return self._cache.acquire()
 
-    def _num_bytes_with(self, num_rows: int, num_positions: int) -> int:
-        positions = [num_positions, *(sequence.num_positions for sequence in self.all)]
+    def _num_bytes_with(self, num_rows: int, *more_positions: int) -> int:
+        positions = [*more_positions, *(sequence.num_positions for sequence in self.all)]
         return self._cache.num_bytes_with(num_rows, positions)
 
     def drop(self, sequence: Sequence) -> None:
         """Let a sequence go; `close_gaps` afterwards."""
-        if sequence in self.queued:
-            self.queued.remove(sequence)
-        elif sequence in self.parked:
-            self.parked.remove(sequence)
+        if sequence in self.waiting:
+            self.waiting.remove(sequence)
+        elif sequence in self.preempted:
+            self.preempted.remove(sequence)
         else:
             self.running.remove(sequence)
             self._cache.release(sequence.slot)
@@ -102,27 +100,27 @@ class AdmittedSequences:
         if self._cache.computes_gaps:
             self._cache.close_gaps(self.running)
 
-    def park(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
+    def preempt(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
         """Take the slots of these running sequences. No more than `most_running` run until the engine was empty."""
         for sequence in sequences:
             self.running.remove(sequence)
             self._cache.release(sequence.slot)
-        self.parked += sequences
+        self.preempted += sequences
         self._most_running = most_running
         self._cache.close_gaps(self.running)
 
-    def unpark(self) -> None:
-        """Give parked sequences a slot again, as many as may run."""
-        if self.parked:
+    def resume(self) -> None:
+        """Give preempted sequences a slot again, as many as may run."""
+        if self.preempted:
             self._cache.close_gaps(self.running)
-        while self.parked and len(self.running) < self._most_running:
-            sequence = self.parked.pop(0)
+        while self.preempted and len(self.running) < self._most_running:
+            sequence = self.preempted.pop(0)
             sequence.slot = self._cache.acquire()
             self.running.append(sequence)
 
     def clear(self) -> None:
         """Drop every sequence, and the memory of the cache with them."""
-        self.running, self.parked, self.queued = [], [], []
+        self.running, self.preempted, self.waiting = [], [], []
         self._most_running = self._num_slots
         self._cache.clear()
 

@@ -216,7 +216,7 @@ class TransformersEngine:
 
         Sequences that memory had no room for, and texts of jobs admitted before that wait for a slot, go first.
         """
-        return not (self._admitted.parked or self._admitted.queued) and self._admitted.fits(prepared)
+        return not (self._admitted.preempted or self._admitted.waiting) and self._admitted.fits(prepared)
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a job in; the next steps read its prompt. Of its texts those behind the first may wait for a slot."""
@@ -228,9 +228,9 @@ class TransformersEngine:
         for sequence in sequences_of(prepared, self._target):
             sequence.drafting.change(drafter, decision.num_draft_tokens)
             self._shadows.begin(sequence)
-            self._admitted.queued.append(sequence)
+            self._admitted.waiting.append(sequence)
             self._prefix_cache.note(sequence)
-        self._admitted.start_queued()
+        self._admitted.start_waiting()
 
     def use_memory(self, view_of: ViewOf) -> None:
         """Let look-up with `memory` search earlier results, from the next job on."""
@@ -290,8 +290,8 @@ class TransformersEngine:
 
     def _schedule(self) -> list[Sequence]:
         """Give free slots to sequences that wait, fit the memory to those that run, open their drafters; who runs."""
-        self._admitted.unpark()
-        self._admitted.start_queued()
+        self._admitted.resume()
+        self._admitted.start_waiting()
         # The prefix cache has what the running sequences leave, and the cache grows no further than they leave.
         self._prefix_cache.fit(self._max_cache_bytes - self._admitted.num_bytes)
         self._cache.max_bytes = self._max_cache_bytes - self._prefix_cache.num_bytes
@@ -497,7 +497,7 @@ class TransformersEngine:
         if self._prefix_cache.give_back():
             return
         half = (len(batch) + 1) // 2
-        self._admitted.park(batch[half:], most_running=half)
+        self._admitted.preempt(batch[half:], most_running=half)
         self._trim()
 
     def _trim(self) -> None:

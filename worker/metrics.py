@@ -95,9 +95,7 @@ class WorkerMetrics:
         )
         self._prefill = counter("alphaloop_step_prefill_tokens", "Tokens of prompts read")
         self._prefix_cache_hits = counter("alphaloop_prefix_cache_hits", "Texts that began with a cached prefix")
-        self._prefix_cache_tokens = counter(
-            "alphaloop_prefix_cache_tokens", "Prompt tokens from the prefix cache"
-        )
+        self._prefix_cache_tokens = counter("alphaloop_prefix_cache_tokens", "Prompt tokens from the prefix cache")
         self._prefix_cache_bytes = gauge("alphaloop_prefix_cache_bytes", "Of cached prefixes, after the last step")
         self._shadow = counter(
             "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode"

@@ -195,12 +195,12 @@ def test_where_memory_runs_out_beginnings_go_and_no_sequence_leaves_its_slot(
         patched.setattr(engine._target.model, "read", short)
         step = engine.step()
     assert (step.batch, step.prefix_cache_bytes) == (3, 0)
-    assert not engine._admitted.parked
+    assert not engine._admitted.preempted
     texts = {job_id: list(one.token_ids) for job_id, one in finish(engine).items()}
     assert texts == right_outputs(references("llama"), jobs)
 
 
-def test_a_parked_sequence_gets_its_beginning_again(
+def test_a_preempted_sequence_gets_its_beginning_again(
     stream: OneByOne, references: Callable[[str], Reference], rng: random.Random
 ) -> None:
     engine, beginning = stream.engine, words(rng, LONG)
@@ -211,7 +211,7 @@ def test_a_parked_sequence_gets_its_beginning_again(
         engine.admit(job, VANILLA)
     first = engine.step()
     assert first.num_prefix_cache_hits == 4
-    engine._admitted.park(engine._admitted.running[2:], most_running=2)
+    engine._admitted.preempt(engine._admitted.running[2:], most_running=2)
     done = list(steps(engine))
     assert sum(step.num_prefix_cache_hits for step in done) == 2
     texts = {one.job_id: list(one.token_ids) for step in (first, *done) for one in step.finished}
