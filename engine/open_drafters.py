@@ -102,7 +102,7 @@ class OpenDrafters:
         Then the sequences that asked have lost it. Raises a fault of the device.
         """
         answers = None
-        asking = (one for one in self._admitted() if one.job_id in {ask.job_id for ask in asks})
+        asking = (sequence for sequence in self._admitted() if sequence.job_id in {ask.job_id for ask in asks})
         with self._guarding(drafter, "propose", asking):
             proposals = arrived(self._drafters[drafter].propose(asks), target.device)
             check_answers(asks, proposals, target.model.vocabulary_size)
@@ -230,8 +230,8 @@ def _without_room(due: SequenceOf[Sequence], running: SequenceOf[Sequence], memo
     Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
     (`CacheMemory.left_for_drafts`), for the sequences that run now.
     """
-    longest = max((one.num_positions for one in running), default=0)
-    width = 1 + max((one.drafting.num_draft_tokens for one in running), default=0)
+    longest = max((sequence.num_positions for sequence in running), default=0)
+    width = 1 + max((sequence.drafting.num_draft_tokens for sequence in running), default=0)
     devices = (None, *memory.elsewhere)
     left = {device: memory.left_for_drafts(len(running), longest, width, device=device) for device in devices}
 
@@ -265,8 +265,8 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
     Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
     of proposing, because another placement of the draft would not have it.
     """
-    far = {index: q for index, one in enumerate(proposals) if (q := one.q) is not None and q.device != device}
-    found = list(proposals)
+    far = {index: q for index, proposal in enumerate(proposals) if (q := proposal.q) is not None and q.device != device}
+    on_device = list(proposals)
     if far:
         # One copy: token by token and job by job there would be dozens. A float64 holds any token id exactly.
         parts = [part for q in far.values() for part in q.parts]
@@ -276,5 +276,5 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
         pieces = iter(torch.split(crossed, [part.numel() for part in parts]))
         for index, q in far.items():
             p, *ids = (next(pieces).view(part.shape) for part in q.parts)
-            found[index] = replace(proposals[index], q=DraftDistributions(p, ids[0].long() if ids else None))
-    return found
+            on_device[index] = replace(proposals[index], q=DraftDistributions(p, ids[0].long() if ids else None))
+    return on_device

@@ -219,7 +219,7 @@ class TransformersEngine:
         return not (self._admitted.preempted or self._admitted.waiting) and self._admitted.fits(prepared)
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
-        """Take a job in; the next steps read its prompt. Of its texts those behind the first may wait for a slot."""
+        """Take a job in; the next steps read its prompt. Its texts after the first may wait for a slot."""
         if not self._admitted.fits(prepared):
             raise DecodeFailed(
                 f"no free slot or memory ({self._num_slots} slots)", hint="ask has_room() before admit()"
@@ -426,7 +426,7 @@ class TransformersEngine:
             if (answers := self._open_drafters.propose(name, wanted, self._target)) is None:
                 has_failed = True
                 continue
-            num_read, longest = sum(one.num_read for one in answers), max(len(one.tokens) for one in answers)
+            num_read, longest = sum(draft.num_read for draft in answers), max(len(draft.tokens) for draft in answers)
             round_.num_draft_prefill_tokens += num_read
             round_.draft_s_by_proposer[name] = time.perf_counter() - began
             round_.shape_by_proposer[name] = ProposalShape(len(wanted), 1 + longest, num_read)
@@ -477,7 +477,7 @@ class TransformersEngine:
         with_shadows = replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
         if sequence.to_score is None:
             return with_shadows
-        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        usable = {name: drafter for name, drafter in self._drafters.items() if name not in self._open_drafters.ended}
         failed, constrained = self._open_drafters.failed, sequence.constrained
         return with_scores(with_shadows, sequence.to_score, usable, failed, constrained=constrained)
 
@@ -548,11 +548,11 @@ class TransformersEngine:
             held=held.pop(own),
             target_limit=self._max_cache_bytes,
             target_per_token=self._cache.shape.bytes_per_token,
-            drafts_per_token={name: one.bytes_per_token for name, one in keeping.items()},
+            drafts_per_token={name: draft.bytes_per_token for name, draft in keeping.items()},
             positions_at_once=BLOCK,
             per_row=pass_bytes(self._target.model.vocabulary_size, 1),
             elsewhere={str(device): DeviceMemory(available_bytes(device), of) for device, of in held.items()},
-            device_of={name: str(one.device) for name, one in keeping.items() if one.device not in (own, None)},
+            device_of={name: str(draft.device) for name, draft in keeping.items() if draft.device not in (own, None)},
         )
 
     def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:

@@ -29,7 +29,7 @@ from engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-#: Of `max_cache_bytes`, where `models.target.max_prefix_cache_bytes` is not set.
+#: Share of `max_cache_bytes`, where `models.target.max_prefix_cache_bytes` is not set.
 PREFIX_CACHE_SHARE: Final = 0.25
 HALF_LIFE_S: Final = 600.0
 #: Prompts of a scope that a job's is compared with at most, each by a binary search.

@@ -122,7 +122,7 @@ class TokenChooser:
     def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
 
-        Both [rows, n], padded with 0. Of jobs without cuts all [rows, vocabulary] and None: column i is token i.
+        Both [rows, n], padded with 0. Without cuts all [rows, vocabulary] and None: column i is token i.
         """
         if not self.sampling.is_cut:
             return probabilities(scores, self.sampling), None

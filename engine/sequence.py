@@ -110,7 +110,7 @@ class Drafting:
 
 
 class Sequence:
-    """One text of an admitted job, without a slot. The slot lags behind the tokens: by the prompt, later by the last.
+    """One text of an admitted job, without a slot. The slot has fewer tokens: none at first, later all but the last.
 
     The texts of a job share `indices`, those of its deltas.
     """
@@ -281,7 +281,7 @@ class Sequence:
         constrained = self.constrained
         if constrained is None:
             return set()
-        return {place for place in range(len(tokens)) if constrained.is_dead_behind(tuple(tokens[:place]))}
+        return {place for place in range(len(tokens)) if constrained.is_dead_after(tuple(tokens[:place]))}
 
     def _take_forced(self) -> int:
         """Append the tokens that are the only ones allowed, which the next pass reads; how many."""

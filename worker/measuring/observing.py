@@ -6,7 +6,7 @@ interrupted run has measured every way equally often. Observations are sums; rat
 
 A pass of another width rounds differently, so greedy texts may differ where two logits are almost equal
 (docs/concepts/exactness.md). The engine's interface returns no logits, but it takes biases. So the target alone decodes
-one token behind the common text, twice: each time one of the two tokens has its logit raised by a tolerance. If the
+one token after the common text, twice: each time one of the two tokens has its logit raised by a tolerance. If the
 raised token is chosen both times, both lie within the tolerance of the best, and rounding explains the difference.
 """
 
@@ -114,9 +114,9 @@ class Runner:
             self.decode(short, candidate)
 
     def run(self, turns: Iterable[BlockTurn], measured: Measurements, on_decoded: Callable[[int], None]) -> None:
-        """Fill `measured` turn by turn; `on_decoded` is told how many texts were added.
+        """Fill `measured` turn by turn; `on_decoded` is called with how many texts were added.
 
-        Ends early, with `is_interrupted`, when told to stop. Raises DecodeFailed; the turns before are kept.
+        Ends early, with `is_interrupted`, when it should stop. Raises DecodeFailed; the turns before are kept.
         """
         for turn in turns:
             seen: dict[Candidate, Observation] = {}
@@ -163,7 +163,7 @@ class Runner:
 
 
 class Stopped(Exception):
-    """The run was told to stop; the unfinished turn is dropped."""
+    """The run should stop; the unfinished turn is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Observation:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole block: reading, drafting, decoding, text."""
+        """Seconds of the whole block: reading, drafting, decoding, text."""
         return self.num_tokens / self.wall_s
 
 
@@ -216,7 +216,7 @@ def _times_of(step: Step) -> RoundTimes:
 class ExactnessCheck:
     """Compares texts; asks the target about differences. Raises DecodeFailed.
 
-    A runner that is told to stop leaves the differences unexamined.
+    A runner that should stop leaves the differences unexamined.
     """
 
     def __init__(self, runner: Runner, prepared: Sequence[PreparedJob], dtype: str) -> None:

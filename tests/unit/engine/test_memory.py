@@ -448,9 +448,9 @@ def admit(admitted: Any, number: int, num_positions: int) -> Running | None:
     if not admitted.fits(prepared):
         return None
     running = Running(str(number), -1, num_positions)
-    admitted.queued.append(running)
-    admitted.start_queued()
-    assert not admitted.queued
+    admitted.waiting.append(running)
+    admitted.start_waiting()
+    assert not admitted.waiting
     return running
 
 
