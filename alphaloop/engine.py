@@ -90,6 +90,7 @@ class Engine(Protocol):
 
     def wake(self) -> None:
         """End the wait of `step`, because there is something else to do. Any thread may call it."""
+        return
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -99,6 +100,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Drop every sequence and every connection. The last call."""
+        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""

@@ -25,6 +25,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import (
     CacheMemory,
     DeviceMemory,
+    Engine,
     EngineIdentity,
     FailedRequest,
     Generation,
@@ -117,7 +118,7 @@ def load_engine(
     )
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """`alphaloop.engine.Engine` over a transformers model. Not thread-safe: one thread owns it."""
 
     def __init__(
@@ -529,10 +530,6 @@ class TransformersEngine:
         self._shadows.clear()
         self._open_drafters.clear()
 
-    def close(self) -> None:
-        """Drop every sequence."""
-        self.abandon()
-
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._admitted.everyone), self._num_slots)
@@ -587,9 +584,6 @@ class TransformersEngine:
         if drafter is None:
             return measure_prefill_ms(self._target.model, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
-
-    def wake(self) -> None:
-        """A step waits for nothing."""
 
 
 @dataclass

@@ -67,36 +67,47 @@ def prepare_job(
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
     if (refusal := refusal_of(body, features_of(body), [served_by("own")])) is not None:
         raise refusal
-    _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
+    num_logits = len(tokenizer) if num_logits is None else num_logits
+    _refuse_unknown_tokens(sampling, num_logits)
     _refuse_empty_choice(tokenizer, sampling, end_tokens)
-    max_chars = None
-    if longest_token_chars is not None and body.truncate_prompt_tokens is None:
-        max_chars = context_length * longest_token_chars
-    if body.prompt is not None:
-        _refuse_longer(tokenizer, body.prompt, max_chars, field="body.prompt")
-        token_ids = tuple(tokenizer(body.prompt)["input_ids"])
-    else:
-        token_ids = tuple(_encode_conversation(tokenizer, _Conversation.of(tokenizer, body), max_chars))
-    if body.truncate_prompt_tokens is not None:
-        most = body.truncate_prompt_tokens
+    max_chars = None if longest_token_chars is None else context_length * longest_token_chars
+    token_ids = _tokenized(tokenizer, body, max_chars)
+    if (most := body.truncate_prompt_tokens) is not None:
         token_ids = token_ids[-(most if most > 0 else max(1, context_length - sampling.max_tokens)) :]
     if sampling.constraint is not None and sampling.constraint.kind == "tools" and reply_form is not None:
         end = tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
         sampling = replace(sampling, constraint=calls_grammar(reply_form, tokenizer, body, end, sampling.constraint))
+    _refuse_unreadable(tokenizer, token_ids, num_rows, _prompt_field(body))
+    if body.prediction is not None:
+        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
+        known = takewhile(lambda token: token < num_logits, predicted[:context_length])
+        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
+    return fit_job(job, token_ids, sampling, context_length)
+
+
+def _tokenized(tokenizer: Any, body: Body, max_chars: int | None) -> tuple[int, ...]:
+    """The whole prompt; raises PromptTooLong where it has more than `max_chars`, unless it is to be truncated."""
+    if body.truncate_prompt_tokens is not None:
+        max_chars = None
+    if body.prompt is None:
+        return tuple(_encode_conversation(tokenizer, _Conversation.of(tokenizer, body), max_chars))
+    _refuse_longer(tokenizer, body.prompt, max_chars, field="body.prompt")
+    return tuple(tokenizer(body.prompt)["input_ids"])
+
+
+def _prompt_field(body: Body) -> str:
+    return "body.prompt" if body.messages is None else "body.messages"
+
+
+def _refuse_unreadable(tokenizer: Any, token_ids: tuple[int, ...], num_rows: int | None, field: str) -> None:
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
     if num_rows is not None and (highest := max(token_ids)) >= num_rows:
         raise InvalidField(
             f"expected text that the target can read, found token {highest} "
             f"({tokenizer.convert_ids_to_tokens(highest)!r}): its embeddings have {num_rows} rows",
-            field="body.prompt" if job.body.messages is None else "body.messages",
+            field=field,
         )
-    if body.prediction is not None:
-        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
-        most = len(tokenizer) if num_logits is None else num_logits
-        known = takewhile(lambda token: token < most, predicted[:context_length])
-        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
-    return fit_job(job, token_ids, sampling, context_length)
 
 
 def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_length: int) -> PreparedJob:
@@ -105,7 +116,7 @@ def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_le
         raise PromptTooLong(
             f"expected fewer than {context_length} prompt tokens, found {len(token_ids)} (max_tokens is "
             f"{sampling.max_tokens}, prompt and output share {context_length} tokens of context)",
-            field="body.prompt" if job.body.messages is None else "body.messages",
+            field=_prompt_field(job.body),
             hint="shorten the prompt, or serve a model with a longer context",
         )
     return PreparedJob(job, token_ids, replace(sampling, max_tokens=min(sampling.max_tokens, room)))

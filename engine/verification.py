@@ -332,7 +332,7 @@ def verify_drawn_tree(
         return _descend(p, q, tokens, parents, uniforms)
     drafts = torch.tensor(tokens[:num_drawn], dtype=torch.long, device=p.device)
     num_accepted, rest = _verify_as_block(p[: num_drawn + 1], q, drafts, uniforms[:num_drawn])
-    return _descend(p, q, tokens, parents, uniforms, range(num_accepted), rest)
+    return _descend(p, q, tokens, parents, uniforms, accepted=range(num_accepted), left=rest)
 
 
 def _descend(

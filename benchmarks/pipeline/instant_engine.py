@@ -108,13 +108,6 @@ class InstantEngine(Engine):
         """Drop every job."""
         self._running = []
 
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
-    def close(self) -> None:
-        """Drop every job."""
-        self.abandon()
-
     def load(self) -> Load:
         """How full the engine is."""
         return Load(len(self._running), self._num_slots)
