@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, runtime_checkable
 
 from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_bucket
+from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.policy import Decision
 from alphaloop.errors import AlphaloopError
 from alphaloop.lookup import ViewOf
 from alphaloop.messages import Choice, Constraint, Job

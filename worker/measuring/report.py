@@ -86,13 +86,13 @@ def report_of(
     """
     candidates = [candidate for candidate in measured.candidates if candidate != VANILLA]
     vanilla = figures_of(measured, VANILLA, Exactness(), 1)
-    found = [figures_of(measured, c, exactness.get(c, Exactness()), len(candidates)) for c in candidates]
+    figures = [figures_of(measured, c, exactness.get(c, Exactness()), len(candidates)) for c in candidates]
     rows = []
-    for own in found:
+    for own in figures:
         judgement = judge(own.ratio, setup.bar, len(candidates), is_exact=own.exactness.is_exact)
         costs = costs_of(vanilla, own)
         name = own.candidate.drafter or ""
-        siblings = [other for other in found if other.candidate.drafter == name and other is not own]
+        siblings = [other for other in figures if other.candidate.drafter == name and other is not own]
         is_best = all(other.ratio.estimate <= own.ratio.estimate for other in siblings)
         evidence = CandidateEvidence(
             own,
@@ -132,12 +132,12 @@ def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
     if shipped is None:
         return ()
     others = [row for row in rows if row.judgement.verdict is ShipVerdict.SHIP and row is not shipped]
-    found = []
+    rivals = []
     for row in others:
         bounds = total_bounds(shipped.figures.blocks, row.figures.blocks, len(others))
         if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
-            found.append(row.candidate)
-    return tuple(found)
+            rivals.append(row.candidate)
+    return tuple(rivals)
 
 
 def figures_of(measured: Measurements, candidate: Candidate, exactness: Exactness, num_comparisons: int) -> Figures:
@@ -279,8 +279,8 @@ def temperature(e: CandidateEvidence) -> str | None:
 
 def tokenizer(e: CandidateEvidence) -> str | None:
     """What the check of the pair found in its vocabulary, special tokens or chat template."""
-    found = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
-    return f"Draft and target do not fit in full. {' '.join(found)}" if found else None
+    warnings = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
+    return f"Draft and target do not fit in full. {' '.join(warnings)}" if warnings else None
 
 
 def domain(e: CandidateEvidence) -> str | None:

@@ -214,7 +214,7 @@ class MeasuringSession:
             replace(prepared[number], sampling=replace(prepared[number].sampling, temperature=0.0))
             for number in sampled
         ]
-        found = {}
+        samples = {}
         for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
             best = best_of(report.rows, drafter)
             if best.judgement.verdict is ShipVerdict.SHIP:
@@ -226,5 +226,5 @@ class MeasuringSession:
             greedy = [(n, text.counts) for n, text in zip(sampled, generations, strict=True) if text.is_counted]
             texts = self.measured.generations(best.candidate)
             own = [(n, text.counts) for n, text in texts if n in sampled and text.is_counted]
-            found[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
-        return found
+            samples[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
+        return samples
