@@ -14,15 +14,15 @@ from typing import Any, Final, Self
 
 from alphaloop.wording import how_many, named
 
-#: Shares of loads are told apart where they differ by more.
+#: Shares of loads that differ by more are shown apart.
 _MARGIN: Final = 0.1
-#: A load with a smaller share of the rounds is not told.
+#: A load with a smaller share of the rounds is not shown.
 _FEW: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class AtLoad:
-    """Rounds of jobs beside which at most so many sequences ran."""
+    """Rounds of jobs beside which at most `most` sequences ran."""
 
     least_running: int
     most_running: int
@@ -43,7 +43,7 @@ class Decoded:
     by_load: tuple[AtLoad, ...]  #: bands of load that double, lowest first
     drafters: tuple[str, ...]
     num_draft_tokens: tuple[int, int] | None  #: smallest and largest of the jobs' longest k; None without any
-    running: int  #: the usual load: half of the rounds had at most so many sequences
+    running: int  #: the usual load: half of the rounds had at most that many sequences
     sampling_bucket: str  #: that of most jobs
     form_bucket: str = ""  #: likewise
 
@@ -51,7 +51,7 @@ class Decoded:
     def of_json(cls, found: Mapping[str, Any]) -> Self:
         """From the JSON of a report, a status or an explanation."""
         kept = {field.name: found[field.name] for field in fields(cls)}
-        loads = tuple(AtLoad(**one) for one in kept.pop("by_load"))
+        loads = tuple(AtLoad(**load) for load in kept.pop("by_load"))
         k = kept.pop("num_draft_tokens")
         drafters = tuple(kept.pop("drafters"))
         return cls(by_load=loads, num_draft_tokens=tuple(k) if k else None, drafters=drafters, **kept)
@@ -59,12 +59,12 @@ class Decoded:
     @property
     def num_rounds(self) -> int:
         """Rounds at every load, without prefills."""
-        return sum(one.num_rounds for one in self.by_load)
+        return sum(load.num_rounds for load in self.by_load)
 
     @property
     def num_drafted_rounds(self) -> int:
-        """Of them, those that drafted."""
-        return sum(one.num_drafted_rounds for one in self.by_load)
+        """Those that drafted."""
+        return sum(load.num_drafted_rounds for load in self.by_load)
 
     @property
     def drafted_share(self) -> float | None:
@@ -83,9 +83,9 @@ class Decoded:
     @property
     def differing_loads(self) -> tuple[AtLoad, ...]:
         """The loads with their shares, where these differ; else empty."""
-        told = tuple(one for one in self.by_load if one.num_rounds > _FEW * self.num_rounds)
-        shares = [one.num_drafted_rounds / one.num_rounds for one in told]
-        return told if len(told) > 1 and max(shares) - min(shares) > _MARGIN else ()
+        loads = tuple(load for load in self.by_load if load.num_rounds > _FEW * self.num_rounds)
+        shares = [load.num_drafted_rounds / load.num_rounds for load in loads]
+        return loads if len(loads) > 1 and max(shares) - min(shares) > _MARGIN else ()
 
 
 def at_loads(counted: Iterable[tuple[int, int, int]]) -> tuple[AtLoad, ...]:
@@ -104,7 +104,7 @@ def at_loads(counted: Iterable[tuple[int, int, int]]) -> tuple[AtLoad, ...]:
 
 
 def usual_load(weighted: Iterable[tuple[int, int]]) -> int:
-    """From sequences and rounds: half of the rounds had at most so many sequences. 1 without a round."""
+    """From sequences and rounds: half of the rounds had at most that many sequences. 1 without a round."""
     rounds: Counter[int] = Counter()
     for running, num_rounds in weighted:
         rounds[running] += num_rounds
@@ -143,7 +143,7 @@ def percent(share: float | None) -> str:
 
 def drafted_by_load(done: Decoded | None) -> list[str]:
     """`96% at 1-2`, by the sequences that ran, lowest load first; empty where the load made no difference."""
-    return [] if done is None else [f"{percent(one.drafted_share)} at {_band(one)}" for one in done.differing_loads]
+    return [] if done is None else [f"{percent(load.drafted_share)} at {_band(load)}" for load in done.differing_loads]
 
 
 def drafted_sentence(done: Decoded | None) -> str:
@@ -154,14 +154,14 @@ def drafted_sentence(done: Decoded | None) -> str:
     if not done.num_rounds:
         return f"No round behind the prompts of {jobs} was decoded"
     by_load = ", ".join(drafted_by_load(done))
-    told = f"{percent(done.drafted_share)} of the {how_many(done.num_rounds, 'round')} of {jobs} drafted"
+    sentence = f"{percent(done.drafted_share)} of the {how_many(done.num_rounds, 'round')} of {jobs} drafted"
     if done.drafters:
-        told += f", with {' and '.join(done.drafters)}"
-    return f"{told} ({by_load} running)" if by_load else told
+        sentence += f", with {' and '.join(done.drafters)}"
+    return f"{sentence} ({by_load} running)" if by_load else sentence
 
 
 def setting(one: NextJob | None) -> str:
-    """`lookup k=12`, `vanilla`; `-` where nobody can say."""
+    """`lookup k=12`, `vanilla`; `-` where it is not known."""
     return "-" if one is None else named(one.drafter, one.num_draft_tokens)
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from alphaloop.costs import CostPoint
+from alphaloop.engine import CheckFinding
 from alphaloop.server_identity import EngineIdentity, Granularity, ServerKind
 from alphaloop.settings.models import DeviceName, Dtype
 
@@ -166,9 +167,6 @@ def line_of(said: BaseModel) -> bytes:
 Tell = Callable[[CommandEvent], None]
 
 
-Verdict = Literal["ok", "warning", "refused"]
-
-
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What rounds cost on this device."""
@@ -177,15 +175,6 @@ class Calibration:
     points: tuple[CostPoint, ...]
     seconds: float  #: in all, the loading of the model included
     is_stored: bool
-
-
-@dataclass(frozen=True, slots=True)
-class CheckFinding:
-    """One check, of a draft against its target or of a server, and what it found."""
-
-    check: str
-    verdict: Verdict
-    sentence: str
 
 
 @dataclass(frozen=True, slots=True)

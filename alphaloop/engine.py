@@ -1,8 +1,8 @@
-"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`, and what they take and tell.
+"""The interface between the loop and an engine: `admit`, `redraft`, `step`, `load`, and what they take and return.
 
 The code that uses this interface does not depend on the library that decodes, and an engine does not depend on Kafka or
-Postgres. Of an engine that owns a device, each `step` is one round of all sequences; sequences join and leave between
-two steps. Of an engine that sends jobs to servers, a `step` is what came from them since the step before;
+Postgres. In an engine that owns a device, each `step` is one round of all sequences; sequences join and leave between
+two steps. In an engine that sends jobs to servers, a `step` is what came from them since the step before;
 such an engine `AsksServers` too.
 """
 
@@ -90,6 +90,7 @@ class Engine(Protocol):
 
     def wake(self) -> None:
         """End the wait of `step`, because there is something else to do. Any thread may call it."""
+        return
 
     def cancel(self, job_id: str) -> bool:
         """Drop a sequence between two steps; False if it is not here."""
@@ -99,6 +100,7 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Drop every sequence and every connection. The last call."""
+        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""
@@ -113,6 +115,14 @@ class Engine(Protocol):
         """Memory for keys and values, as it is now; None where servers have the memory."""
         return None
 
+    def loaded_models(self) -> LoadedModels:
+        """The models in this process, read from their files, which takes seconds; none where servers have them."""
+        return LoadedModels()
+
+    def gpu_bytes(self) -> Mapping[str, int]:
+        """By GPU, bytes taken since before the models were loaded; empty on a CPU and for servers."""
+        return {}
+
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it.
 
@@ -126,7 +136,7 @@ class Engine(Protocol):
 
 @runtime_checkable
 class AsksServers(Protocol):
-    """What an engine that sends jobs to servers tells of these, beside what every engine does. Any thread may ask."""
+    """What an engine that sends jobs to servers knows of these, beside what every engine does. Any thread may ask."""
 
     def unavailable(self) -> str | None:
         """Why nothing can be decoded now, in words: every server is away."""
@@ -178,14 +188,14 @@ class Sampling:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
-    n: int = 1  #: texts of the job; those behind the first have seeds seed + i
-    min_tokens: int = 0  #: before so many tokens no end token, stop token or stop string ends the text
+    n: int = 1  #: texts of the job; those after the first have seeds seed + i
+    min_tokens: int = 0  #: before that many tokens no end token, stop token or stop string ends the text
     ignore_eos: bool = False  #: the model's end tokens are text
     bad_words: tuple[str, ...] = ()  #: never written
     allowed_token_ids: tuple[int, ...] = ()  #: no others are written; empty: all
     include_stop_str_in_output: bool = False  #: the stop string is part of the text
     skip_special_tokens: bool = True  #: special tokens are no part of the text
-    num_logprobs: int | None = None  #: likeliest tokens told at each place; 0: the chosen one's alone; None: nothing
+    num_logprobs: int | None = None  #: likeliest tokens with each token; 0: its own logprob alone; None: nothing
     constraint: Constraint | None = None  #: what the text has to match
     form_bucket: str = ""  #: which forms of jobs share evidence: of alphaloop.acceptance.form_bucket
     #: The prompt's last tokens, and those that will probably follow, which change no distribution; empty: not known.
@@ -259,7 +269,7 @@ class Load:
 
     num_running: int  #: admitted and not ended
     num_slots: int
-    #: Of those that run, jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
+    #: Running jobs that only some servers may decode and that wait for these. MOST_WAITING take no slot.
     waiting: frozenset[str] = frozenset()
     absent: frozenset[str] = frozenset()  #: of those that wait, jobs whose servers are all away
 
@@ -289,12 +299,12 @@ class Step:
     num_positions: int = 0  #: target positions of the round's pass, all sequences together; 0: batch · width
     context: int = 0  #: tokens a sequence that the pass could look back on, the mean
     num_prefill_tokens: int = 0  #: tokens of prompts read in this step
-    num_resident_hits: int = 0  #: texts that began with a resident beginning
-    num_resident_tokens: int = 0  #: tokens of prompts that were not read, because they were resident
-    resident_bytes: int = 0  #: of resident beginnings, behind the step
+    num_prefix_cache_hits: int = 0  #: texts that began with a cached prefix
+    num_prefix_cache_tokens: int = 0  #: tokens of prompts that were copied from the prefix cache
+    prefix_cache_bytes: int = 0  #: of cached prefixes, after the step
     num_draft_prefill_tokens: int = 0  #: tokens of texts that draft models read before they could propose
     drafter: str | None = None  #: the one that proposed; None where none did or several
-    #: Of `draft_s`, the seconds of each proposer; empty: all are those of `drafter`.
+    #: The seconds of `draft_s`, by proposer; empty: all are those of `drafter`.
     draft_s_by_proposer: Mapping[str, float] = field(default_factory=dict)
     #: What each proposed in them; of one without, it was for all sequences of the step, up to its `width`.
     shape_by_proposer: Mapping[str, ProposalShape] = field(default_factory=dict)
@@ -354,7 +364,7 @@ class Generation:
 
     job_id: str
     text: str
-    token_ids: tuple[int, ...]  #: empty where the server does not tell
+    token_ids: tuple[int, ...]  #: empty where the server does not return them
     finish_reason: FinishReason
     num_prompt_tokens: int
     counts: AcceptanceCounts  #: of all rounds: those of `drafted`, and the vanilla ones
@@ -363,19 +373,19 @@ class Generation:
     device_s: float  #: the job's share: each step's time divided by the sequences in it, and scoring a control
     batch_size: int  #: most sequences that shared a step with it
     chances: tuple[int, ...] = ()  #: by position, rounds in which it was asked for with all before it accepted
-    #: Of drafters that did not decode it and can be scored for nothing; of a control, of its `scored_drafters`.
+    #: Counts of drafters that did not decode this job but are scored for free; for a control, its `scored_drafters`.
     shadows: tuple[ShadowCounts, ...] = ()
     drafted: tuple[DrafterCounts, ...] = ()  #: of each drafter that had a round; they may change within a job
     num_vanilla_rounds: int = 0  #: rounds that belong to no drafter, the prefill's among them
     #: What each proposer offered inside the rounds, where not all was its drafter's own; no sum of `counts`.
     proposers: tuple[ProposerCounts, ...] = ()
-    #: Of a greedy probe or control, by token of its text; empty for others, and where the engine does not tell.
+    #: For a greedy probe or control, by token of its text; empty for others, and where the engine does not know.
     second_choices: tuple[SecondChoice, ...] = ()
     served: Served | None = None  #: where and how fast a server decoded it; None: this process did
     #: Where the answer says more than `text`: several texts, reasoning, calls of tools, logprobs. `text` is the first
     #: one's content, `token_ids` and `counts` are of all.
     choices: tuple[Choice, ...] = ()
-    num_reasoning_tokens: int | None = None  #: of all texts; None where not told
+    num_reasoning_tokens: int | None = None  #: of all texts; None where not known
     num_unparsed_calls: int = 0  #: pieces of its texts that begin like a call of a tool and are none: they stay text
 
     @property
@@ -409,7 +419,7 @@ class ShadowCounts:
 
 @dataclass(frozen=True, slots=True)
 class SecondChoice:
-    """The target's second choice where it chose a token greedily, and how far its logit lies behind."""
+    """The target's second choice where it chose a token greedily, and how far its logit is below."""
 
     token_id: int
     gap: float
@@ -417,19 +427,19 @@ class SecondChoice:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where a server decoded a text, and how fast; costs are learned from it, because no server tells of its passes."""
+    """Where a server decoded a text, and how fast; costs are learned from it, because no server reports its passes."""
 
     endpoint: str  #: its name in the settings
     drafter: str | None  #: what drafts there; None: nothing does
     draft_revision: str  #: empty without a drafter
     num_draft_tokens: int  #: the k that decoded it; 0 without a drafter
     num_beside: float  #: our requests in flight at that endpoint while this one was, the mean, itself included
-    num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not told
+    num_rounds: int | None  #: passes of the target, the one that read the prompt included; None where not reported
     prefill_s: float | None  #: from the start of work to the first token; None where not known
     decode_s: float | None  #: from the first token to the last; None where not known
     queue_s: float | None = None  #: in the server's queue; None where not known
-    granularity: Granularity = "rounds"  #: how finely the server told what was drafted
-    num_proposed: int = 0  #: draft tokens, as the server told
+    granularity: Granularity = "rounds"  #: how finely the server reported what was drafted
+    num_proposed: int = 0  #: draft tokens, as the server reported
     num_accepted: int = 0
     is_counted: bool = True  #: whether the job's counts are known; if not, they say only how many tokens it has
     slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
@@ -437,10 +447,10 @@ class Served:
     num_texts: int = 1  #: of the request
 
     def num_passes(self, num_tokens: int) -> int | None:
-        """Passes of the target for a text of `num_tokens`; None where not even sums are told.
+        """Passes of the target for a text of `num_tokens`; None where not even sums are reported.
 
         Each pass yields one token more than it accepts; the last one may have been cut. Several texts share passes, and
-        no server tells how many.
+        no server reports how many.
         """
         if self.num_texts > 1:
             return None
@@ -487,11 +497,11 @@ class SuspectCounts:
 
 @dataclass(frozen=True, slots=True)
 class ServerLoad:
-    """Requests in flight while one was, the means: ours, and those of others as far as servers told of them."""
+    """Requests in flight while one was, the means: ours, and those of others as far as servers reported them."""
 
     num_beside: float  #: at its endpoint, itself included
     num_elsewhere: float  #: at all other endpoints of the fleet together
-    is_whole: bool  #: whether every endpoint told of all its requests, all the time
+    is_whole: bool  #: whether every endpoint reported all its requests, all the time
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,12 +511,12 @@ class SliceCounts:
     num_requests: int
     num_prompt_tokens: int  #: of all
     num_tokens: int  #: of all texts
-    counts: AcceptanceCounts  #: all rounds behind the prompts', and one for the prompts
+    counts: AcceptanceCounts  #: all rounds after the prompts', and one for the prompts
 
     def num_passes(self, num_tokens: int) -> int:
         """Passes of the target for one of its texts, if each had as many tokens a round."""
-        behind = max(1, self.num_tokens - self.num_requests)
-        return 1 + round((num_tokens - 1) * (self.counts.rounds - 1) / behind)
+        num_after = max(1, self.num_tokens - self.num_requests)
+        return 1 + round((num_tokens - 1) * (self.counts.rounds - 1) / num_after)
 
 
 @dataclass(frozen=True, slots=True)
@@ -518,8 +528,8 @@ class FailedRequest:
     is_final: bool  #: whether the same request would fail for ever
 
 
-#: Of the memory that the models leave on the target's device, for keys and values of target and drafts there: the rest
-#: is for logits and all else.
+#: Share of the memory that the models leave on the target's device for keys and values of target and drafts there: the
+#: rest is for logits and all else.
 CACHE_SHARE: Final = 0.5
 
 
@@ -536,17 +546,17 @@ class CacheMemory:
     """What there is for keys and values, and what they take, in bytes."""
 
     free: int  #: of the target's device, as in `DeviceMemory`
-    held: int  #: on the target's device, resident beginnings among them, which yield
+    held: int  #: on the target's device, cached prefixes among them, which yield
     target_limit: int  #: most that the target's may hold; jobs that would need more wait
     target_per_token: int
     drafts_per_token: Mapping[str, int]  #: by drafter; none for those that keep none
-    positions_at_once: int  #: a slot grows by so many tokens
-    per_row: int  #: of a pass, behind the head: logits, and probabilities of sampled jobs
+    positions_at_once: int  #: tokens by which a slot grows
+    per_row: int  #: of a pass, after the head: logits, and probabilities of sampled jobs
     elsewhere: Mapping[str, DeviceMemory] = field(default_factory=dict)  #: devices that hold drafts only, by name
     device_of: Mapping[str, str] = field(default_factory=dict)  #: by drafter, which of them; none: the target's device
 
     def of_target(self, num_slots: int, num_tokens: int) -> int:
-        """What the target's keys and values take for so many sequences, the longest of `num_tokens`."""
+        """What the target's keys and values take for `num_slots` sequences, the longest of `num_tokens`."""
         return min(self.target_limit, num_slots * self._in_blocks(num_tokens) * self.target_per_token)
 
     def of_draft(self, drafter: str, num_slots: int, num_tokens: int) -> int:
@@ -561,9 +571,9 @@ class CacheMemory:
         A device without the target keeps a row of each draft token until it is verified:
         free + held - rows · bytes a row.
         """
-        its = DeviceMemory(self.free, self.held) if device is None else self.elsewhere[device]
+        memory = DeviceMemory(self.free, self.held) if device is None else self.elsewhere[device]
         of_target = self.of_target(num_slots, num_tokens) if device is None else 0
-        return its.free + its.held - of_target - num_slots * width * self.per_row
+        return memory.free + memory.held - of_target - num_slots * width * self.per_row
 
     def left_elsewhere(self, num_slots: int, num_tokens: int, width: int) -> dict[str, int]:
         """The same for each drafter whose device is not the target's."""
@@ -580,6 +590,37 @@ class DeviceMemory:
 
     free: int  #: can still be taken before the device, or the container around this process, runs out
     held: int  #: by caches now; given back when nothing runs
+
+
+Verdict = Literal["ok", "warning", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckFinding:
+    """The result of one check, of a draft against its target or of a server."""
+
+    check: str
+    verdict: Verdict
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """The memory that a loaded model takes. A drafter without weights has none."""
+
+    name: str  #: the drafter's; `target`
+    weight_bytes: int
+    kv_bytes_per_token: int
+    kv_bytes_per_slot: int  #: of a sequence that fills the context
+    device: str = ""  #: where it lies: `cuda:1`
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModels:
+    """The models that an engine has loaded, and how each draft model fits its target."""
+
+    sizes: tuple[ModelSize, ...] = ()  #: the target's first
+    warnings: Mapping[str, tuple[CheckFinding, ...]] = field(default_factory=dict)  #: by draft model
 
 
 #: By dtype, of logits of about 20. In bfloat16, whose neighbours are .125 apart there, 14 of 40 texts of SmolLM2

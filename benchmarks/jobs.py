@@ -46,9 +46,9 @@ class PromptJob:
         return encode_job(self.as_job(decoding=decoding))
 
 
-def without_residents(models: ModelSettings) -> ModelSettings:
-    """The same models, but no beginning stays resident: where prompts come again, every run reads them."""
-    return models.model_copy(update={"target": models.target.model_copy(update={"max_resident_bytes": 0})})
+def without_prefix_cache(models: ModelSettings) -> ModelSettings:
+    """The same models without a prefix cache: where prompts come again, every run reads them."""
+    return models.model_copy(update={"target": models.target.model_copy(update={"max_prefix_cache_bytes": 0})})
 
 
 def forced(drafter: str | None = None, num_draft_tokens: int = 0, *, revision: str = "benchmark") -> Decision:

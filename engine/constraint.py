@@ -1,4 +1,4 @@
-"""What may stand behind a constrained text, and behind drafts of it.
+"""What may follow a constrained text, and drafts of it.
 
 The target's distribution of a constrained job is the model's own, cut to the tokens that the grammar allows and
 renormalised, before anything is chosen from it. So is the drafter's, before it draws: a drawn token that the grammar
@@ -32,13 +32,13 @@ from engine.proposal import FORCED, Proposal
 #: The proposer of tokens that follow from the grammar but are not the only ones allowed.
 GRAMMAR: Final = "grammar"
 
-#: Tokens behind the text.
+#: Tokens after the text.
 Tokens = tuple[int, ...]
 Words = NDArray[np.uint32]
 
 
 class ConstrainedText:
-    """One text under its constraint: a matcher that has read what was put out, and masks behind the text and drafts.
+    """One text under its constraint: a matcher that has read what was put out, and masks after the text and drafts.
 
     A greedy text asks about the likeliest token alone, which is less work than a mask, and for a mask only where that
     is refused. What is drawn needs all masks; those that `begin_masks` began are computed on other threads, and
@@ -48,11 +48,11 @@ class ConstrainedText:
     def __init__(self, grammars: Grammars, matcher: LLMatcher) -> None:
         self._grammars = grammars
         self._matcher = matcher
-        #: Drafts that the matcher has read behind the text.
+        #: Drafts that the matcher has read after the text.
         self._drafts: Tokens = ()
         self._masks: dict[Tokens, Words] = {}
         self._computing: Future[None] | None = None
-        #: Drafts behind which the grammar and the job's other fields leave no token.
+        #: Drafts after which the grammar and the job's other fields leave no token.
         self._dead: set[Tokens] = set()
         #: Whether forced tokens become text without a pass. Not where more than the grammar decides on a token.
         self.takes_forced = grammars.takes_forced
@@ -78,7 +78,7 @@ class ConstrainedText:
 
     @property
     def may_end(self) -> bool:
-        """Whether the text matches as it stands. Not behind a grammar that became too complex: its masks hold ends."""
+        """Whether the text matches as it stands. Not after a grammar became too complex: its masks hold ends."""
         matcher = self._settled()
         return matcher.is_accepting() and not matcher.is_error()
 
@@ -97,7 +97,7 @@ class ConstrainedText:
             raise self.conflict()
 
     def take_beginning(self, most: int) -> list[int]:
-        """Take the tokens that every text begins with, at most so many, and never the whole text."""
+        """Take the tokens that every text begins with, at most `most`, and never the whole text."""
         tokens: list[int] = []
         while len(tokens) < most and (token := self.forced_token) is not None:
             self.take(token)
@@ -113,8 +113,8 @@ class ConstrainedText:
             return GrammarConflict("expected a grammar within the limits of a step, found one that became too complex")
         return GrammarConflict()
 
-    def is_dead_behind(self, drafts: Tokens) -> bool:
-        """Whether no token can follow there, as the last choice behind them has found."""
+    def is_dead_after(self, drafts: Tokens) -> bool:
+        """Whether no token can follow there, as the last choice there has shown."""
         return drafts in self._dead
 
     # What may follow
@@ -133,7 +133,7 @@ class ConstrainedText:
         self._masks |= masks
 
     def restrict(self, scores: Tensor, paths: Sequence[Tokens]) -> None:
-        """Put -inf into `scores` [rows, columns] for what may not stand behind the text and each of `paths`."""
+        """Put -inf into `scores` [rows, columns] for what may not follow the text and each of `paths`."""
         refused = np.stack([self._bits(~self._mask(path)) for path in paths])
         scores.masked_fill_(torch.from_numpy(refused).to(scores.device), -torch.inf)
 
@@ -147,7 +147,7 @@ class ConstrainedText:
             scores[row] = 0.0
 
     def best(self, unrestricted: Sequence[int], scores: Tensor, paths: Sequence[Tokens]) -> list[int]:
-        """The likeliest token that may stand behind each of `paths`, which begin with their own beginnings.
+        """The likeliest token that may follow each of `paths`. A path comes after its own beginnings.
 
         `unrestricted` are the likeliest of `scores` [rows, columns]. They stay where a draft before them is not the
         likeliest itself: no text goes on there.
@@ -166,8 +166,8 @@ class ConstrainedText:
         return best
 
     def _allows(self, path: Tokens, token: int) -> bool:
-        """What the mask behind `path` says of a token, without the mask."""
-        forced = self._behind(path).compute_ff_tokens()
+        """What the mask after `path` says of a token, without the mask."""
+        forced = self._after(path).compute_ff_tokens()
         return self._permits(token, forced[0] if forced else None)
 
     def _permits(self, token: int, only: int | None) -> bool:
@@ -185,14 +185,14 @@ class ConstrainedText:
         return self._masks[path]
 
     def _computed(self, path: Tokens) -> Words:
-        return np.frombuffer(self._behind(path).compute_bitmask(), dtype=np.uint32)
+        return np.frombuffer(self._after(path).compute_bitmask(), dtype=np.uint32)
 
-    def _behind(self, path: Tokens) -> LLMatcher:
-        """The matcher behind the text and the drafts of `path`, which the masks allow."""
+    def _after(self, path: Tokens) -> LLMatcher:
+        """The matcher after the text and the drafts of `path`, which the masks allow."""
         self._await()
         if path != self._drafts:
             pairs = enumerate(zip(path, self._drafts, strict=False))
-            num_alike = next((n for n, (one, other) in pairs if one != other), min(len(path), len(self._drafts)))
+            num_alike = next((n for n, (token, draft) in pairs if token != draft), min(len(path), len(self._drafts)))
             self._matcher.rollback(len(self._drafts) - num_alike)
             self._matcher.consume_tokens(list(path[num_alike:]))
             self._drafts = path
@@ -202,12 +202,12 @@ class ConstrainedText:
         return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._grammars.num_columns].view(np.bool_)
 
     def _before_end(self, path: Sequence[int]) -> Tokens:
-        # Nothing stands behind the end of a text: any mask will do.
+        # Nothing follows the end of a text: any mask will do.
         return tuple(path[:-1] if path and path[-1] in self._grammars.end_tokens else path)
 
     def _settled(self) -> LLMatcher:
-        """The matcher behind the text."""
-        return self._behind(())
+        """The matcher after the text."""
+        return self._after(())
 
     def _await(self) -> None:
         if self._computing is not None:
@@ -238,7 +238,7 @@ class ConstrainedText:
         if not self._has_end(tokens):
             tokens += self._read(self._must_follow()[: most - len(tokens)])
         self._matcher.rollback(len(tokens) - self._has_end(tokens))
-        q, told = proposal.q, proposal.proposers or (drafter,) * len(proposal.tokens)
+        q, proposers = proposal.q, proposal.proposers or (drafter,) * len(proposal.tokens)
         if q is not None:
             q = q[:num_drafted].followed_by([token for token, _ in tokens[num_drafted:]])
         return replace(
@@ -246,9 +246,9 @@ class ConstrainedText:
             tokens=tuple(token for token, _ in tokens),
             q=q,
             together=proposal.together[:num_drafted],
-            proposers=_told(
+            proposers=_named(
                 [
-                    FORCED if is_forced else GRAMMAR if place >= num_own else told[place]
+                    FORCED if is_forced else GRAMMAR if place >= num_own else proposers[place]
                     for place, (_, is_forced) in enumerate(tokens)
                 ],
                 drafter,
@@ -256,22 +256,22 @@ class ConstrainedText:
         )
 
     def _read(self, tokens: Sequence[int]) -> list[tuple[int, bool]]:
-        """Those before the first that is refused or behind an end, which the matcher reads, and which are forced."""
-        found: list[tuple[int, bool]] = []
+        """Those up to the first that is refused or ends the text, which the matcher reads, and which are forced."""
+        read: list[tuple[int, bool]] = []
         for token in tokens:
             only = self.forced_token
             if token in self._grammars.end_tokens:
-                return [*found, (token, False)] if self._matcher.is_accepting() else found
+                return [*read, (token, False)] if self._matcher.is_accepting() else read
             if only not in (None, token) or not self._matcher.try_consume_tokens([token]):
                 break
-            found.append((token, only is not None))
-        return found
+            read.append((token, only is not None))
+        return read
 
     def _read_forced(self, most: int) -> list[tuple[int, bool]]:
-        found: list[tuple[int, bool]] = []
-        while len(found) < most and (token := self.forced_token) is not None:
-            found += self._read([token])
-        return found
+        forced: list[tuple[int, bool]] = []
+        while len(forced) < most and (token := self.forced_token) is not None:
+            forced += self._read([token])
+        return forced
 
     def _has_end(self, tokens: Sequence[tuple[int, bool]]) -> bool:
         return bool(tokens) and tokens[-1][0] in self._grammars.end_tokens
@@ -284,7 +284,7 @@ class ConstrainedText:
     def _fit_tree(self, proposal: Proposal, drafter: str) -> Proposal:
         kept: dict[int, int] = {-1: -1}
         tokens, parents, proposers = list[int](), list[int](), list[str]()
-        told = proposal.proposers or (drafter,) * len(proposal.tokens)
+        own_proposers = proposal.proposers or (drafter,) * len(proposal.tokens)
         matcher, paths = self._matcher, proposal.paths
         for index, (token, parent) in enumerate(zip(proposal.tokens, proposal.parents or (), strict=True)):
             before = paths[parent + 1]
@@ -298,34 +298,34 @@ class ConstrainedText:
                 kept[index] = len(tokens)
                 tokens.append(token)
                 parents.append(kept[parent])
-                proposers.append(FORCED if only is not None else told[index])
+                proposers.append(FORCED if only is not None else own_proposers[index])
         if not tokens:
             return replace(proposal, tokens=(), parents=None, q=None, proposers=())
-        return replace(proposal, tokens=tuple(tokens), parents=tuple(parents), proposers=_told(proposers, drafter))
+        return replace(proposal, tokens=tuple(tokens), parents=tuple(parents), proposers=_named(proposers, drafter))
 
 
-def _told(proposers: Sequence[str], drafter: str) -> tuple[str, ...]:
+def _named(proposers: Sequence[str], drafter: str) -> tuple[str, ...]:
     """Nothing, where all are the drafter's own."""
-    return tuple(proposers) if any(one != drafter for one in proposers) else ()
+    return tuple(proposers) if any(name != drafter for name in proposers) else ()
 
 
 def compute_masks(grammars: Grammars, wanted: Sequence[tuple[ConstrainedText, Sequence[Tokens]]]) -> None:
-    """Begin to compute the masks behind each text and its drafts, beside the caller, on the library's threads."""
-    asked = [(text, text.begin_masks(paths)) for text, paths in wanted]
-    num_rows = sum(1 + len(leaf) for _, chains in asked for _, leaf in chains)
+    """Begin to compute the masks after each text and its drafts on the library's threads."""
+    to_compute = [(text, text.begin_masks(paths)) for text, paths in wanted]
+    num_rows = sum(1 + len(leaf) for _, chains in to_compute for _, leaf in chains)
     if not num_rows:
         return
     masks = np.full((num_rows, -(-grammars.tokens.vocab_size // 32)), 0xFFFFFFFF, dtype=np.uint32)
     chains: list[tuple[LLMatcher, int, list[int]]] = []
-    found: list[tuple[ConstrainedText, dict[Tokens, Words]]] = []
+    rows_of: list[tuple[ConstrainedText, dict[Tokens, Words]]] = []
     begin = 0
-    for text, of_text in asked:
-        its: dict[Tokens, Words] = {}
+    for text, of_text in to_compute:
+        rows: dict[Tokens, Words] = {}
         for matcher, leaf in of_text:
             chains.append((matcher, begin, list(leaf)))
-            its |= {leaf[:num]: masks[begin + num] for num in range(len(leaf) + 1)}
+            rows |= {leaf[:num]: masks[begin + num] for num in range(len(leaf) + 1)}
             begin += 1 + len(leaf)
-        found.append((text, its))
+        rows_of.append((text, rows))
     row_bytes = masks.shape[1] * masks.itemsize
 
     def compute() -> None:
@@ -336,5 +336,5 @@ def compute_masks(grammars: Grammars, wanted: Sequence[tuple[ConstrainedText, Se
             grammars.executor.unsafe_compute_mask_ptr_with_draft_token(drafted, *where)
 
     computing = grammars.thread.submit(compute)
-    for text, its in found:
-        text.await_masks(computing, its.items())
+    for text, rows in rows_of:
+        text.await_masks(computing, rows.items())

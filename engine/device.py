@@ -131,7 +131,7 @@ _PROBABILITY_BYTES: Final = 8  #: float64, in which a sampled job is verified
 
 
 def pass_bytes(vocabulary: int, num_rows: int) -> int:
-    """Bytes that the rows of a pass (slots · width) take behind the head: logits, and probabilities where sampled."""
+    """Bytes that the rows of a pass (slots · width) take after the head: logits, and probabilities where sampled."""
     return num_rows * vocabulary * (_LOGITS_BYTES + _PROBABILITY_BYTES)
 
 

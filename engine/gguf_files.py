@@ -100,8 +100,8 @@ class GgufFile:
         self._refuse("tensors", [name for name in self._tensors if not {name, name.removesuffix(".weight")} & read])
 
     def _scale_rotation(self, config: Any) -> None:
-        given, factor, original = (self._keys.get(f"{self._kind}.{name}") for name in _SCALING)
-        kind = given or ("none" if factor is None else "linear")  # as llama.cpp reads it
+        rope_kind, factor, original = (self._keys.get(f"{self._kind}.{name}") for name in _SCALING)
+        kind = rope_kind or ("none" if factor is None else "linear")  # as llama.cpp reads it
         rope: dict[str, Any] = config.rope_parameters or {}
         rope = rope.get("full_attention", rope)
         if kind in ("linear", "yarn"):

@@ -27,7 +27,7 @@ from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint
 from alphaloop.messages.fields import MAX_LEVELS, depth_of
 
-#: Of a constraint's source. The largest of 570 schemas in use had 15 kB.
+#: Bytes of a constraint's source, at most. The largest of 570 schemas in use had 15 kB.
 MAX_SOURCE_BYTES: Final = 131_072
 #: Compiled grammars that are kept; one takes up to some MB.
 MAX_KEPT: Final = 128
@@ -47,7 +47,7 @@ _LIMITS: Final = LLParserLimits(
 JSON_STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _NAME: Final = re.compile(r"[A-Za-z_$][\w$-]{0,63}", re.ASCII)
-#: Where a schema holds schemas: by name, one behind the other, or alone.
+#: Where a schema holds schemas: by name, in a list, or alone.
 _BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _IN_ORDER: Final = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
 _ALONE: Final = (
@@ -120,13 +120,13 @@ class Grammars:
     def compiled(self, constraint: Constraint) -> LLMatcher:
         """A matcher at the beginning of a text, the caller's own. Raises InvalidField."""
         key = hashlib.sha256(f"{constraint.kind}\0{constraint.field}\0{constraint.source}".encode()).digest()
-        found = self._kept.pop(key, None) or self._compile(constraint)
-        self._kept[key] = found
+        matcher = self._kept.pop(key, None) or self._compile(constraint)
+        self._kept[key] = matcher
         if len(self._kept) > MAX_KEPT:
             del self._kept[next(iter(self._kept))]
-        if isinstance(found, InvalidField):
-            raise InvalidField(found.message, field=found.field, hint=found.hint)
-        return found.deep_copy()
+        if isinstance(matcher, InvalidField):
+            raise InvalidField(matcher.message, field=matcher.field, hint=matcher.hint)
+        return matcher.deep_copy()
 
     def _compile(self, constraint: Constraint) -> LLMatcher | InvalidField:
         try:
@@ -171,8 +171,8 @@ class Grammars:
 def tokens_with_bytes(tokenizer: Any, num_columns: int, end_tokens: frozenset[int]) -> LLTokenizer:
     """The library's view of a tokenizer: each token's bytes, and how forced text is tokenized.
 
-    It knows byte-level and byte-fallback tokenizers by their decoder. A SentencePiece vocabulary without bytes is told
-    as byte-fallback: its tokens are their letters, with ▁ for a space. Of other tokenizers a token's text depends on
+    It knows byte-level and byte-fallback tokenizers by their decoder. A SentencePiece vocabulary without bytes is given
+    as byte-fallback: its tokens are their letters, with ▁ for a space. In other tokenizers a token's text depends on
     its neighbours. Raises ValueError for those.
     """
     if not tokenizer.is_fast:
@@ -204,7 +204,7 @@ def _grammar_of(constraint: Constraint, schema: Any) -> str:
             return LLMatcher.grammar_from_regex(constraint.source)
         case "choice":
             choices = json.loads(constraint.source)
-            if not (isinstance(choices, list) and choices and all(isinstance(one, str) for one in choices)):
+            if not (isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices)):
                 raise ValueError("choices are an array of texts")
             return LLMatcher.grammar_from_lark("start: " + " | ".join(map(json.dumps, choices)))
         case "grammar":
@@ -269,14 +269,14 @@ def _fault_in(schema: dict[str, Any], field: str, error_of: Callable[[Mapping[st
         is_deeper = False
         for inner in _parts_of(part, schema):
             num_tries += 1
-            if num_tries > _MAX_TRIES or any(inner.path == one.path for one in failing):
+            if num_tries > _MAX_TRIES or any(inner.path == above.path for above in failing):
                 continue
             if error_of({**definitions, **inner.schema}) == wrong:
                 part, is_deeper = inner, True
                 failing.append(part)
                 break
     # A part that refers to one of those above it fails as that one does.
-    part = next((one for one in reversed(failing) if _reason(wrong, one.schema)[0]), part)
+    part = next((above for above in reversed(failing) if _reason(wrong, above.schema)[0]), part)
     keyword, expected = _reason(wrong, part.schema)
     path = part.path if keyword is None else (*part.path, keyword)
     return InvalidField(
@@ -290,11 +290,11 @@ def _reason(wrong: str, schema: Mapping[str, Any]) -> tuple[str | None, str]:
     """The keyword at fault, where it is known, and what was expected instead."""
     if wrong.startswith("Unimplemented keys: ["):
         named = re.findall(r'"([^"]+)"', wrong)
-        keyword = next((one for one in named if one in schema and _NAME.fullmatch(one)), None)
+        keyword = next((name for name in named if name in schema and _NAME.fullmatch(name)), None)
         return keyword, "a schema without this keyword, which no grammar here can keep to"
     for begin, keywords, expected in _FAULTS:
         if begin in wrong:
-            return next((one for one in keywords if one in schema), None), expected
+            return next((keyword for keyword in keywords if keyword in schema), None), expected
     return None, "a schema that some text matches and that compiles"
 
 
@@ -308,14 +308,14 @@ def _all_parts(part: _Part) -> Iterator[_Part]:
 def _parts_of(part: _Part, root: Mapping[str, Any]) -> Iterator[_Part]:
     for key in _BY_NAME:
         inner = part.schema.get(key)
-        for name, one in inner.items() if isinstance(inner, dict) else ():
-            if isinstance(one, dict):
-                yield _Part((*part.path, key, name), one)
+        for name, schema in inner.items() if isinstance(inner, dict) else ():
+            if isinstance(schema, dict):
+                yield _Part((*part.path, key, name), schema)
     for key in _IN_ORDER:
         inner = part.schema.get(key)
-        for place, one in enumerate(inner) if isinstance(inner, list) else ():
-            if isinstance(one, dict):
-                yield _Part((*part.path, key, place), one)
+        for place, schema in enumerate(inner) if isinstance(inner, list) else ():
+            if isinstance(schema, dict):
+                yield _Part((*part.path, key, place), schema)
     for key in _ALONE:
         if isinstance(inner := part.schema.get(key), dict):
             yield _Part((*part.path, key), inner)
@@ -343,7 +343,7 @@ def _referred(reference: str, root: Mapping[str, Any]) -> _Part | None:
 
 
 def _shown(path: Path, root: Any) -> Iterator[str]:
-    """The path's pieces; a name that is no plain one is told by its place, because it may be any text."""
+    """The path's pieces; a name that is not plain is given by its place, because it may be any text."""
     here = root
     for piece in path:
         if isinstance(piece, int) or _NAME.fullmatch(piece):

@@ -123,12 +123,12 @@ class Target:
 
     @cached_property
     def byte_tokens(self) -> dict[int, int]:
-        """Of the tokenizer, by token id; empty where it has none."""
+        """The tokenizer's byte tokens, by token id; empty where it has none."""
         return byte_tokens(self.tokenizer)
 
     @cached_property
     def special_tokens(self) -> dict[int, str]:
-        """Of the tokenizer, by token id."""
+        """The tokenizer's special tokens, by token id."""
         return special_tokens(self.tokenizer)
 
     @cached_property
@@ -291,7 +291,7 @@ def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
     behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
     ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
     misshapen = [
-        f"{name} {list(found)} instead of {list(wanted)}" for name, found, wanted in sorted(info["mismatched_keys"])
+        f"{name} {list(shape)} instead of {list(wanted)}" for name, shape, wanted in sorted(info["mismatched_keys"])
     ]
     unexpected = sorted(name for name in info["unexpected_keys"] if not _UNUSED.search(name) and not ahead.search(name))
     missing = sorted(name for name in info["missing_keys"] if not _UNUSED.search(name))
@@ -312,12 +312,12 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
 
     Without those that the model cannot write: -1 means none, and an added token may have no row.
     """
-    found: set[Any] = set()
+    tokens: set[Any] = set()
     for holder in (model.generation_config, model.config, text_config(model.config), tokenizer):
         named = getattr(holder, "eos_token_id", None)
-        found.update(named if isinstance(named, list) else [named])
+        tokens.update(named if isinstance(named, list) else [named])
     num_rows = len(model.get_input_embeddings().weight)
-    return frozenset(token for token in found if isinstance(token, int) and 0 <= token < num_rows)
+    return frozenset(token for token in tokens if isinstance(token, int) and 0 <= token < num_rows)
 
 
 def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
@@ -326,8 +326,8 @@ def sampling_defaults(config: Any, *, are_used: bool) -> SamplingDefaults:
     Raises ConfigError where jobs are to take settings that no job may have.
     """
     names = ("temperature", "top_p", "top_k", "min_p") if config.do_sample else ()
-    found = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
-    suggested = {name: value for name, value in found.items() if value is not None}
+    values = {name: getattr(config, name, None) for name in (*names, "repetition_penalty")}
+    suggested = {name: value for name, value in values.items() if value is not None}
     if config.do_sample:
         suggested = {"temperature": 1.0, **suggested}
     try:
@@ -377,7 +377,7 @@ def refuse_tokenizer(tokenizer: Any, model: Any) -> None:
     num_rows = len(model.get_input_embeddings().weight)
     outside = sorted(token_id for token_id in tokenizer.get_vocab().values() if token_id >= num_rows)
     known = getattr(tokenizer, "added_tokens_decoder", {})
-    ordinary, added = [one for one in outside if one not in known], [one for one in outside if one in known]
+    ordinary, added = [token for token in outside if token not in known], [token for token in outside if token in known]
     if ordinary:
         raise UnsupportedModel(
             f"expected a tokenizer for {num_rows} rows of embeddings, found {len(ordinary)} tokens without a row, the "
@@ -503,8 +503,8 @@ def _weight_files(path: Path) -> list[Path]:
 
 def _deciding(folder: Path) -> set[Path]:
     """The files beside the weights. Raises UnsupportedModel for JSON that cannot be read: transformers ignores some."""
-    found = {file for pattern in DECIDING for file in folder.glob(pattern)}
-    for file in sorted(found):
+    files = {file for pattern in DECIDING for file in folder.glob(pattern)}
+    for file in sorted(files):
         if file.suffix == ".json":
             try:
                 content = json.loads(file.read_text("utf-8"))
@@ -512,7 +512,7 @@ def _deciding(folder: Path) -> set[Path]:
                 raise UnsupportedModel(f"{file}: {error}", hint="is the download complete?") from error
             if not isinstance(content, dict):
                 raise UnsupportedModel(f"{file}: expected an object, found {type(content).__name__}")
-    return found
+    return files
 
 
 def _is_finished(folder: Path) -> bool:
@@ -529,8 +529,8 @@ _PACKAGE_HINT: Final = (
 def _locate(source: str, hub_revision: str | None, wanted: list[str]) -> Path:
     if source.startswith("package:"):
         path = _in_package(source.removeprefix("package:"))
-    elif (given := Path(source).expanduser()).exists():
-        path = given.resolve()
+    elif (local := Path(source).expanduser()).exists():
+        path = local.resolve()
     elif source.endswith(".gguf") or source.startswith((".", "/", "~")):
         raise ModelNotFound(f"expected a model folder or a .gguf file, found nothing at {source}")
     else:
@@ -545,10 +545,10 @@ def _in_package(name: str) -> Path:
     folders = list(spec.submodule_search_locations or []) if spec else []
     if not folders:
         raise ModelNotFound(f"no installed package {name}", hint=_PACKAGE_HINT)
-    found = sorted(Path(folders[0]).rglob("*.gguf"))
-    if len(found) != 1:
-        raise ModelNotFound(f"expected one .gguf file inside the package {name}, found {len(found)}")
-    return found[0]
+    files = sorted(Path(folders[0]).rglob("*.gguf"))
+    if len(files) != 1:
+        raise ModelNotFound(f"expected one .gguf file inside the package {name}, found {len(files)}")
+    return files[0]
 
 
 def _from_hub(name: str, revision: str | None, wanted: list[str]) -> Path:

@@ -56,7 +56,8 @@ class OpenDrafters:
 
     def taps_of(self, sequence: Sequence) -> tuple[int, ...]:
         """Which states of the target the drafter of a sequence wants, also while it is paused."""
-        return self._drafters[sequence.drafter.name].taps if sequence.drafter is not None else ()
+        name = sequence.drafting.name
+        return () if name is None else self._drafters[name].taps
 
     @property
     def keeping(self) -> dict[str, Drafter]:
@@ -77,15 +78,19 @@ class OpenDrafters:
         A sequence whose draft model has no memory left for it decodes vanilla from now on. `memory` is called if a
         draft model is to be opened.
         """
-        due = [sequence for sequence in running if sequence.drafting is not None and not sequence.is_open]
+        due = [
+            sequence
+            for sequence in running
+            if sequence.drafting.of_next_round is not None and not sequence.drafting.is_open
+        ]
         if not due:
             return
         models = self.keeping
-        takes_memory = any(sequence.drafter is not None and sequence.drafter.name in models for sequence in due)
+        takes_memory = any(sequence.drafting.name in models for sequence in due)
         short = _without_room(due, running, memory()) if takes_memory else []
         for sequence in due:
             if sequence in short:
-                sequence.redraft(None, 0)
+                sequence.drafting.change(None, 0)
             else:
                 self._open(sequence)
         if short:
@@ -97,7 +102,7 @@ class OpenDrafters:
         Then the sequences that asked have lost it. Raises a fault of the device.
         """
         answers = None
-        asking = (one for one in self._admitted() if one.job_id in {ask.job_id for ask in asks})
+        asking = (sequence for sequence in self._admitted() if sequence.job_id in {ask.job_id for ask in asks})
         with self._guarding(drafter, "propose", asking):
             proposals = arrived(self._drafters[drafter].propose(asks), target.device)
             check_answers(asks, proposals, target.model.vocabulary_size)
@@ -106,16 +111,17 @@ class OpenDrafters:
 
     def redraft(self, sequence: Sequence, drafter: DrafterState | None, num_draft_tokens: int) -> None:
         """Let a sequence draft with `drafter` from its next round on, and close the drafter before if it is another."""
-        if sequence.drafter != drafter:
+        if sequence.drafting.drafter != drafter:
             self.close(sequence)
-        sequence.redraft(drafter, num_draft_tokens)
+        sequence.drafting.change(drafter, num_draft_tokens)
 
     def close(self, sequence: Sequence) -> None:
         """Close the drafter of a sequence: the next round that asks opens it again, and it reads the text anew."""
-        is_open, sequence.is_open = sequence.is_open, False
-        if is_open and sequence.drafter is not None:
-            with self._guarding(sequence.drafter.name, "close", [sequence]):
-                self._drafters[sequence.drafter.name].close(sequence.job_id)
+        name, is_open = sequence.drafting.name, sequence.drafting.is_open
+        sequence.drafting.is_open = False
+        if is_open and name is not None:
+            with self._guarding(name, "close", [sequence]):
+                self._drafters[name].close(sequence.job_id)
 
     @contextmanager
     def _guarding(self, drafter: str, doing: str, sequences: Iterable[Sequence] = ()) -> Iterator[None]:
@@ -157,7 +163,7 @@ class OpenDrafters:
         """In every sequence, and with it whatever shares slots with it."""
         lost = {name for name in self._drafters if self._parts_of(name) & self._parts_of(drafter)}
         for sequence in self._admitted():
-            if sequence.drafter is not None and sequence.drafter.name in lost:
+            if sequence.drafting.name in lost:
                 self.redraft(sequence, None, 0)
 
     def _parts_of(self, name: str) -> set[str]:
@@ -171,8 +177,8 @@ class OpenDrafters:
 
     def finished(self, sequence: Sequence) -> None:
         """A sequence has ended, or was cancelled: drafters that it drafted with, and that never failed it, worked."""
-        for counts in sequence.counts.drafted:
-            if counts.drafter not in sequence.lost_drafters:
+        for counts in sequence.drafting.counts.drafted:
+            if counts.drafter not in sequence.drafting.lost_drafters:
                 self._num_in_a_row[counts.drafter] = 0
 
     def clear(self) -> None:
@@ -182,20 +188,21 @@ class OpenDrafters:
                 drafter.clear()
 
     def _open(self, sequence: Sequence) -> None:
-        if sequence.drafter is None:
+        spec, drafting = sequence.spec, sequence.drafting
+        if (name := drafting.name) is None:
             return
-        drafter = self._drafters[sequence.drafter.name]
+        drafter = self._drafters[name]
         # What another drafter would have proposed under a constraint does not follow from this one's drafts: forced
         # tokens take places in them.
-        if sequence.task and sequence.constrained is None:
-            sequence.counts.sharing[sequence.drafter.name] = drafter.sharing()
-        sequence.is_open = True  # also where it fails: whatever it holds of the sequence by then is closed
-        with self._guarding(sequence.drafter.name, "open", [sequence]):
-            drafter.open(sequence.job_id, sequence.text, sequence.sampling, sequence.task, sequence.segment)
+        if spec.task and sequence.constrained is None:
+            drafting.counts.sharing[name] = drafter.sharing()
+        drafting.is_open = True  # also where it fails: whatever it holds of the sequence by then is closed
+        with self._guarding(name, "open", [sequence]):
+            drafter.open(sequence.job_id, sequence.text, spec.sampling, spec.task, spec.segment)
 
     def _give_up(self, sequence: Sequence, drafter: str) -> None:
-        sequence.lost_drafters.add(drafter)
-        if sequence.drafter is not None and sequence.drafter.name == drafter:
+        sequence.drafting.lost_drafters.add(drafter)
+        if sequence.drafting.name == drafter:
             self.redraft(sequence, None, 0)
 
     def _end(self, drafter: str, doing: str, error: Exception) -> None:
@@ -223,17 +230,17 @@ def _without_room(due: SequenceOf[Sequence], running: SequenceOf[Sequence], memo
     Each sequence is taken to be as long as the longest. The same arithmetic as in a decision
     (`CacheMemory.left_for_drafts`), for the sequences that run now.
     """
-    longest = max((one.num_positions for one in running), default=0)
-    width = 1 + max((one.num_draft_tokens for one in running), default=0)
+    longest = max((sequence.num_positions for sequence in running), default=0)
+    width = 1 + max((sequence.drafting.num_draft_tokens for sequence in running), default=0)
     devices = (None, *memory.elsewhere)
     left = {device: memory.left_for_drafts(len(running), longest, width, device=device) for device in devices}
 
     def taken(sequence: Sequence) -> tuple[str | None, int]:
-        name = "" if sequence.drafter is None else sequence.drafter.name
+        name = sequence.drafting.name or ""
         return memory.device_of.get(name), memory.of_draft(name, 1, longest) if name else 0
 
     for sequence in running:
-        if sequence.is_open:
+        if sequence.drafting.is_open:
             device, needed = taken(sequence)
             left[device] -= needed
     short = []
@@ -258,8 +265,8 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
     Those that are there already stay as they are. Others have arrived when this returns: the wait belongs to the time
     of proposing, because another placement of the draft would not have it.
     """
-    far = {index: q for index, one in enumerate(proposals) if (q := one.q) is not None and q.device != device}
-    found = list(proposals)
+    far = {index: q for index, proposal in enumerate(proposals) if (q := proposal.q) is not None and q.device != device}
+    on_device = list(proposals)
     if far:
         # One copy: token by token and job by job there would be dozens. A float64 holds any token id exactly.
         parts = [part for q in far.values() for part in q.parts]
@@ -269,5 +276,5 @@ def arrived(proposals: SequenceOf[Proposal], device: torch.device) -> list[Propo
         pieces = iter(torch.split(crossed, [part.numel() for part in parts]))
         for index, q in far.items():
             p, *ids = (next(pieces).view(part.shape) for part in q.parts)
-            found[index] = replace(proposals[index], q=DraftDistributions(p, ids[0].long() if ids else None))
-    return found
+            on_device[index] = replace(proposals[index], q=DraftDistributions(p, ids[0].long() if ids else None))
+    return on_device

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -25,10 +25,12 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import (
     CacheMemory,
     DeviceMemory,
+    Engine,
     EngineIdentity,
     FailedRequest,
     Generation,
     Load,
+    LoadedModels,
     PreparedJob,
     ProposalShape,
     Sampling,
@@ -37,7 +39,7 @@ from alphaloop.engine import (
     TokenDelta,
     target_limit,
 )
-from alphaloop.errors import DecodeFailed, InvalidField, JobTooLarge, reason_of
+from alphaloop.errors import AlphaloopError, DecodeFailed, InvalidField, JobTooLarge, reason_of
 from alphaloop.logs import START_PROGRESS
 from alphaloop.lookup import ViewOf
 from alphaloop.messages import Constraint, Job
@@ -45,6 +47,7 @@ from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.settings.models import (
     ModelSettings,
 )
+from engine.admission import AdmittedSequences, UnfinishedJobs, num_positions
 from engine.constraint import compute_masks
 from engine.device import Placement, available_bytes, is_out_of_memory, pass_bytes
 from engine.drafters.methods import open_drafters
@@ -53,15 +56,16 @@ from engine.models import Target, load_target
 from engine.network.kv_layout import BLOCK
 from engine.network.language_model import PREFILL_CHUNK
 from engine.network.passes import Read
-from engine.network.slots import SlotCache, copy_beginnings, who_waits
+from engine.network.slots import copy_prefixes, who_waits
 from engine.open_drafters import OpenDrafters
+from engine.pairing import loaded_models
+from engine.prefix_cache import PREFIX_CACHE_SHARE, PrefixCache
 from engine.prompts import prepare_job
 from engine.proposal import NOTHING, Ask, Drafter, Proposal
-from engine.resident import RESIDENT_SHARE, ResidentBeginnings
 from engine.scoring import Shadows, with_scores
-from engine.sequence import Sequence, UnfinishedJobs, by_owner, sequences_of
+from engine.sequence import Sequence, sequences_of
 from engine.states import SAID, PassStates
-from engine.verification import verify
+from engine.verification import DraftVerdict, verify
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +86,7 @@ def load_engine(
     for a draft model or heads that cannot draft for this target.
     """
     placement = Placement.of(models)
+    free_before = {gpu: available_bytes(gpu) for gpu in placement.devices if gpu.type != "cpu"}
     log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
     drafters = open_drafters(models, target, placement, num_slots=num_slots) | dict(beside or {})
@@ -100,17 +105,20 @@ def load_engine(
         placement.name,
         extra={"action": "cache_sized"},
     )
-    max_resident_bytes = models.target.max_resident_bytes
+    if (max_prefix_cache_bytes := models.target.max_prefix_cache_bytes) is None:
+        max_prefix_cache_bytes = int(PREFIX_CACHE_SHARE * max_cache_bytes)
     return TransformersEngine(
         target,
         drafters,
+        models=models,
+        free_before=free_before,
         num_slots=num_slots,
         max_cache_bytes=max_cache_bytes,
-        max_resident_bytes=int(RESIDENT_SHARE * max_cache_bytes) if max_resident_bytes is None else max_resident_bytes,
+        max_prefix_cache_bytes=max_prefix_cache_bytes,
     )
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """`alphaloop.engine.Engine` over a transformers model. Not thread-safe: one thread owns it."""
 
     def __init__(
@@ -118,20 +126,24 @@ class TransformersEngine:
         target: Target,
         drafters: Mapping[str, Drafter],
         *,
+        models: ModelSettings,
+        free_before: Mapping[torch.device, int],
         num_slots: int,
         max_cache_bytes: int,
-        max_resident_bytes: int,
+        max_prefix_cache_bytes: int,
     ) -> None:
         self._target = target
         self._drafters = dict(drafters)
+        self._models = models
+        self._free_before = free_before  # by GPU, before the models were loaded
         self._num_slots = num_slots
         self._max_cache_bytes = max_cache_bytes
         self._cache = target.model.new_cache(num_slots, max_bytes=max_cache_bytes)
         self._admitted = AdmittedSequences(self._cache, num_slots, max_cache_bytes)
-        self._resident = ResidentBeginnings(self._cache, max_resident_bytes)
+        self._prefix_cache = PrefixCache(self._cache, max_prefix_cache_bytes)
         self._unfinished = UnfinishedJobs()
         self._open_drafters = OpenDrafters(
-            self._drafters, lambda: self._admitted.everyone, give_back=self._resident.give_back
+            self._drafters, lambda: self._admitted.everyone, give_back=self._prefix_cache.give_back
         )
         self._shadows = Shadows(self._drafters, failed=self._open_drafters.failed, ended=self._open_drafters.ended)
 
@@ -177,7 +189,7 @@ class TransformersEngine:
         )
         if prepared.sampling.constraint is not None:
             self._compile(job, prepared.sampling.constraint)
-        needed = self._cache.num_bytes_with(1, [_num_positions(prepared)])
+        needed = self._cache.num_bytes_with(1, [num_positions(prepared)])
         if needed > self._max_cache_bytes:
             raise JobTooLarge(
                 f"expected at most {self._max_cache_bytes} bytes of keys and values, found {needed}: "
@@ -205,21 +217,21 @@ class TransformersEngine:
 
         Sequences that memory had no room for, and texts of jobs admitted before that wait for a slot, go first.
         """
-        return not (self._admitted.parked or self._admitted.queued) and self._admitted.fits(prepared)
+        return not (self._admitted.preempted or self._admitted.waiting) and self._admitted.fits(prepared)
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
-        """Take a job in; the next steps read its prompt. Of its texts those behind the first may wait for a slot."""
+        """Take a job in; the next steps read its prompt. Its texts after the first may wait for a slot."""
         if not self._admitted.fits(prepared):
             raise DecodeFailed(
                 f"no free slot or memory ({self._num_slots} slots)", hint="ask has_room() before admit()"
             )
         drafter = self._open_drafters.state(decision.drafter)
         for sequence in sequences_of(prepared, self._target):
-            sequence.redraft(drafter, decision.num_draft_tokens)
+            sequence.drafting.change(drafter, decision.num_draft_tokens)
             self._shadows.begin(sequence)
-            self._admitted.queued.append(sequence)
-            self._resident.note(sequence)
-        self._admitted.start_queued()
+            self._admitted.waiting.append(sequence)
+            self._prefix_cache.note(sequence)
+        self._admitted.start_waiting()
 
     def use_memory(self, view_of: ViewOf) -> None:
         """Let look-up with `memory` search earlier results, from the next job on."""
@@ -240,117 +252,136 @@ class TransformersEngine:
     def step(self) -> Step:
         """One round for every admitted sequence. Raises DecodeFailed, after which `abandon` empties the engine.
 
-        No job is lost where memory runs out: resident beginnings are dropped first. If a drafter took the last of it,
+        No job is lost where memory runs out: the prefix cache is dropped first. If a drafter took the last of it,
         that drafter's sequences decode vanilla until the next `redraft`. Otherwise half of the sequences leave their
         slots and go on later. Nor is a job lost where a drafter raises: see `open_drafters`.
         """
         began = time.perf_counter()
-        self._admitted.unpark()
-        self._admitted.start_queued()
-        self._fit_resident()
-        self._open_drafters.open_due(self._admitted.running, self.memory)
-        batch = list(self._admitted.running)
+        batch = self._schedule()
         round_ = _Round(tokens_by_job={sequence.job_id: 0 for sequence in batch})
-        try:
-            if batch:
-                with torch.inference_mode():
-                    self._run(round_, batch)
-        except Exception as error:
-            can_give_back = len(batch) > 1 or self._resident.num_bytes or any(map(self._open_drafters.taps_of, batch))
-            if is_out_of_memory(error) and can_give_back:
-                self._make_room(batch)
-            else:
-                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
-        deltas: list[TokenDelta] = []
-        for sequence in batch:
-            with _failing_alone(sequence):
-                deltas += sequence.take_deltas()
-        failed = {sequence.owner: sequence.failure for sequence in batch if sequence.failure is not None}
-        for job_id in failed:
-            self.cancel(job_id)
-        finished = [sequence for sequence in batch if sequence.finish_reason and sequence.owner not in failed]
-        left = self._max_cache_bytes - self._admitted.num_bytes
-        for sequence in finished:
-            self._resident.keep(sequence, left)
-            self._drop(sequence)
-        if self._cache.num_bytes + self._resident.num_bytes > self._max_cache_bytes:
-            self._trim()
-        self._admitted.close_gaps()
+        self._run_in_memory(round_, batch)
+        deltas = _deltas(batch)
+        failed = self._drop_failed(batch)
+        finished = self._drop_finished(batch, failed)
         wall_s = time.perf_counter() - began
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
-        # Scoring comes behind the clocks of all texts: neither they nor the cost of the round include it.
-        generations = [sequence.generation() for sequence in finished]
-        scored = tuple(self._scored(*one) for one in zip(finished, generations, strict=True))
-        whole = [self._unfinished.take(*one) for one in zip(finished, scored, strict=True)]
+        # Scoring comes after the clocks of all texts: neither they nor the cost of the round include it.
+        generations = [self._scored(sequence, sequence.generation()) for sequence in finished]
+        whole = [self._unfinished.take(*ended) for ended in zip(finished, generations, strict=True)]
         for sequence in finished:
             self._open_drafters.finished(sequence)
         self._shadows.advance()
-        round_.tell_by_job(batch)
-        spared = self._resident.take_spared()
+        round_.sum_by_job(batch)
+        spared = self._prefix_cache.take_spared()
         return Step(
-            finished=tuple(one for one in whole if one is not None),
-            deltas=tuple(deltas),
+            finished=tuple(generation for generation in whole if generation is not None),
+            deltas=deltas,
             batch=len(batch),
             wall_s=wall_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
             shadow_s=time.perf_counter() - began - wall_s,
-            num_resident_hits=spared.num_hits,
-            num_resident_tokens=spared.num_tokens,
-            resident_bytes=self._resident.num_bytes,
+            num_prefix_cache_hits=spared.num_hits,
+            num_prefix_cache_tokens=spared.num_tokens,
+            prefix_cache_bytes=self._prefix_cache.num_bytes,
             drafter_failures=self._open_drafters.take_failures(),
             failed=tuple(FailedRequest(job_id, error, is_final=True) for job_id, error in failed.items()),
             **vars(round_),
         )
+
+    def _schedule(self) -> list[Sequence]:
+        """Give free slots to sequences that wait, fit the memory to those that run, open their drafters; who runs."""
+        self._admitted.resume()
+        self._admitted.start_waiting()
+        # The prefix cache has what the running sequences leave, and the cache grows no further than they leave.
+        self._prefix_cache.fit(self._max_cache_bytes - self._admitted.num_bytes)
+        self._cache.max_bytes = self._max_cache_bytes - self._prefix_cache.num_bytes
+        self._open_drafters.open_due(self._admitted.running, self.memory)
+        return list(self._admitted.running)
+
+    def _run_in_memory(self, round_: _Round, batch: list[Sequence]) -> None:
+        """Run the round; where memory runs out, the round is lost and there is room for the next."""
+        if not batch:
+            return
+        try:
+            with torch.inference_mode():
+                self._run(round_, batch)
+        except Exception as error:
+            has_prefixes, has_taps = self._prefix_cache.num_bytes, any(map(self._open_drafters.taps_of, batch))
+            if not (is_out_of_memory(error) and (len(batch) > 1 or has_prefixes or has_taps)):
+                raise DecodeFailed(f"a step over {len(batch)} sequences failed: {reason_of(error)}") from error
+            self._make_room(batch)
+
+    def _drop_failed(self, batch: list[Sequence]) -> dict[str, AlphaloopError]:
+        """Cancel the jobs with a text that cannot go on; why, by job."""
+        failed = {sequence.spec.owner: sequence.failure for sequence in batch if sequence.failure is not None}
+        for job_id in failed:
+            self.cancel(job_id)
+        return failed
+
+    def _drop_finished(self, batch: list[Sequence], failed: Container[str]) -> list[Sequence]:
+        """Take the slots of sequences whose text has ended; these."""
+        finished = [sequence for sequence in batch if sequence.finish_reason and sequence.spec.owner not in failed]
+        left = self._max_cache_bytes - self._admitted.num_bytes
+        for sequence in finished:
+            self._prefix_cache.keep(sequence, left)
+            self._drop(sequence)
+        if self._cache.num_bytes + self._prefix_cache.num_bytes > self._max_cache_bytes:
+            self._trim()
+        self._admitted.close_gaps()
+        return finished
 
     def _run(self, round_: _Round, batch: list[Sequence]) -> None:
         """Propose, read, verify, keep: one pass of the target over `batch`.
 
         Raises whatever torch raises; then no sequence has taken anything, and slots hold what their lengths say.
         """
-        cache = self._cache
-        self._copy_beginnings(batch)
+        self._copy_prefixes(batch)
         began = time.perf_counter()
         pending = [sequence for sequence in batch if self._is_pending(sequence)]
         asks = {sequence.job_id: sequence.ask() for sequence in pending}
         proposals = self._propose(round_, pending, asks)
-        proposals = {one.job_id: one.fit(proposals[one.job_id], asks[one.job_id]) for one in pending}
-        proposed = time.perf_counter()
-        reads = [_verifying(sequence, proposals[sequence.job_id]) for sequence in pending]
-        round_.proposed_by_job = {job_id: len(one.tokens) for job_id, one in proposals.items() if one.tokens}
+        judged = [(sequence, sequence.fit(proposals[sequence.job_id], asks[sequence.job_id])) for sequence in pending]
+        round_.draft_s = time.perf_counter() - began
         prompts = self._prompts(batch)
+        reads = [_verifying(sequence, proposal) for sequence, proposal in judged]
+        round_.proposed_by_job = {sequence.job_id: len(draft.tokens) for sequence, draft in judged if draft.tokens}
         reads += [Read(sequence.slot, tokens, num_logits=int(is_last)) for sequence, tokens, is_last in prompts]
-        asked = [(sequence, proposals[sequence.job_id]) for sequence in pending]
-        asked += [(sequence, NOTHING) for sequence, _, is_last in prompts if is_last]
+        judged += [(sequence, NOTHING) for sequence, _, is_last in prompts if is_last]
+        self._begin_masks(judged)
+        logits, states = self._read(reads, batch)
+        verdicts = verify(logits, judged) if judged else []
+        round_.verify_s = time.perf_counter() - began - round_.draft_s
+        round_.take_widths(reads[: len(pending)], prompts)
+        for number, (sequence, tokens, _) in enumerate(prompts, len(pending)):
+            self._keep_states(states, number, sequence, range(len(tokens)))
+            self._cache.lengths[sequence.slot] += len(tokens)
+        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
+        for number, ((sequence, proposal), verdict) in reversed(list(enumerate(zip(judged, verdicts, strict=True)))):
+            if self._num_unread(sequence):
+                self._keep_accepted(states, number, sequence, verdict)
+            with _failing_alone(sequence):
+                round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
+        round_.context = sum(self._cache.lengths[sequence.slot] for sequence in batch) // len(batch)
+
+    def _begin_masks(self, judged: list[tuple[Sequence, Proposal]]) -> None:
+        """Begin to compute the masks of constrained texts, while the device reads."""
         compute_masks(
             self._target.grammars,
             [
-                (one.constrained, proposal.paths)
-                for one, proposal in asked
-                if one.constrained is not None and not one.choice.takes_likeliest
+                (sequence.constrained, proposal.paths)
+                for sequence, proposal in judged
+                if sequence.constrained is not None and not sequence.choice.takes_likeliest
             ],
         )
-        logits, states = self._read(reads, batch)
-        verdicts = verify(logits, asked) if asked else []
-        verified = time.perf_counter()
-        for number, (sequence, tokens, _) in enumerate(prompts, len(pending)):
-            self._keep_states(states, number, sequence, range(len(tokens)))
-            cache.lengths[sequence.slot] += len(tokens)
-        # Texts that were read to their end come first: keeping drafts may fail, and these would not be read again.
-        for number, ((sequence, proposal), verdict) in reversed(list(enumerate(zip(asked, verdicts, strict=True)))):
-            if self._num_unread(sequence):
-                sequence.is_first_drafted |= not sequence.has_begun
-                fresh = sequence.num_fresh
-                columns = (*range(fresh), *(index + fresh for index in verdict.path))
-                self._keep_states(states, number, sequence, columns)
-                cache.keep(sequence.slot, columns)
-            with _failing_alone(sequence):
-                round_.tokens_by_job[sequence.job_id] = sequence.take(proposal, verdict, asks.get(sequence.job_id))
-        widths = [len(read.token_ids) for read in reads[: len(pending)]]
-        round_.width, round_.num_positions = max(widths, default=1), sum(widths)
-        round_.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
-        round_.context = sum(cache.lengths[sequence.slot] for sequence in batch) // len(batch)
-        round_.draft_s, round_.verify_s = proposed - began, verified - proposed
+
+    def _keep_accepted(self, states: PassStates | None, number: int, sequence: Sequence, verdict: DraftVerdict) -> None:
+        """Keep keys, values and states of what read `number` has of the text, without rejected drafts."""
+        sequence.drafting.is_first_drafted |= not sequence.has_begun
+        fresh = sequence.num_fresh
+        columns = (*range(fresh), *(index + fresh for index in verdict.path))
+        self._keep_states(states, number, sequence, columns)
+        self._cache.keep(sequence.slot, columns)
 
     def _read(self, reads: list[Read], batch: list[Sequence]) -> tuple[Tensor, PassStates | None]:
         """The pass, with the states that drafters of `batch` want; None where none wants any."""
@@ -366,13 +397,13 @@ class TransformersEngine:
         """Keep those of `columns` of read `number` for the drafter of `sequence`, before its slot's length changes."""
         if states is not None and (taps := self._open_drafters.taps_of(sequence)):
             first = self._cache.lengths[sequence.slot]
-            sequence.states.add(first, len(columns), states.of(number, columns, taps))
+            sequence.drafting.states.add(first, len(columns), states.of(number, columns, taps))
 
-    def _copy_beginnings(self, batch: list[Sequence]) -> None:
-        """Give slots what they need not read: of resident beginnings, and then of what other slots hold."""
+    def _copy_prefixes(self, batch: list[Sequence]) -> None:
+        """Give slots what they need not read: from the prefix cache, and then from what other slots hold."""
         unread = self._unread(batch)
-        self._resident.copy_into(unread)
-        copy_beginnings(self._cache, unread, batch)
+        self._prefix_cache.copy_into(unread)
+        copy_prefixes(self._cache, unread, batch)
 
     def _propose(self, round_: _Round, pending: list[Sequence], asks: dict[str, Ask | None]) -> dict[str, Proposal]:
         """A proposal for each sequence whose slot lacks the last token only; `asks` by job_id.
@@ -383,20 +414,20 @@ class TransformersEngine:
         by_drafter: defaultdict[str, list[Ask]] = defaultdict(list)
         for sequence in pending:
             ask = asks[sequence.job_id]
-            if sequence.drafting is not None and ask is not None and ask.num_tokens > 0:
-                by_drafter[sequence.drafting.name].append(ask)
+            if (drafter := sequence.drafting.of_next_round) is not None and ask is not None and ask.num_tokens > 0:
+                by_drafter[drafter.name].append(ask)
         has_failed = False
         by_job = {sequence.job_id: sequence for sequence in pending}
         for name, asking in by_drafter.items():
             # A drafter before it in this loop may have lost the memory of both.
-            wanted = [ask for ask in asking if by_job[ask.job_id].drafting is not None]
+            wanted = [ask for ask in asking if by_job[ask.job_id].drafting.of_next_round is not None]
             if not wanted:
                 continue
             began = time.perf_counter()
             if (answers := self._open_drafters.propose(name, wanted, self._target)) is None:
                 has_failed = True
                 continue
-            num_read, longest = sum(one.num_read for one in answers), max(len(one.tokens) for one in answers)
+            num_read, longest = sum(draft.num_read for draft in answers), max(len(draft.tokens) for draft in answers)
             round_.num_draft_prefill_tokens += num_read
             round_.draft_s_by_proposer[name] = time.perf_counter() - began
             round_.shape_by_proposer[name] = ProposalShape(len(wanted), 1 + longest, num_read)
@@ -404,19 +435,20 @@ class TransformersEngine:
             for source, (seconds, shape) in self._drafters[name].by_source().items():
                 if source not in by_drafter:  # which has times of its own
                     round_.draft_s_by_proposer[source], round_.shape_by_proposer[source] = seconds, shape
-        proposals |= {sequence.job_id: NOTHING for sequence in pending if sequence.drafting is None}
-        used = {None if sequence.drafting is None else sequence.drafting.name for sequence in pending}
+        vanilla = {sequence.job_id for sequence in pending if sequence.drafting.of_next_round is None}
+        proposals |= dict.fromkeys(vanilla, NOTHING)
+        asks |= dict.fromkeys(vanilla)
+        used = {None if sequence.job_id in vanilla else sequence.drafting.name for sequence in pending}
         # What a failure took is no drafter's time.
         round_.drafter = used.pop() if len(used) == 1 and not has_failed else None
-        round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.drafting is not None)
-        asks |= {sequence.job_id: None for sequence in pending if sequence.drafting is None}
+        round_.drafting = tuple(sequence.job_id for sequence in pending if sequence.job_id not in vanilla)
         return proposals
 
     def _prompts(self, batch: list[Sequence]) -> list[tuple[Sequence, list[int], bool]]:
         """Pieces of the oldest texts that are still to be read: the sequence, the tokens, whether they are its last."""
         unread = self._unread(batch)
         # If most sequences wait for their prompts, reading prompts comes first.
-        is_hurried = any(sequence.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
+        is_hurried = any(sequence.spec.is_streamed for sequence in batch) and 2 * len(unread) <= len(batch)
         room = SHARED_CHUNK if is_hurried else PREFILL_CHUNK
         pieces: list[tuple[Sequence, list[int], bool]] = []
         waiting = who_waits(self._cache, unread, room)
@@ -446,7 +478,7 @@ class TransformersEngine:
         with_shadows = replace(generation, shadows=(*generation.shadows, *self._shadows.end(sequence)))
         if sequence.to_score is None:
             return with_shadows
-        usable = {name: one for name, one in self._drafters.items() if name not in self._open_drafters.ended}
+        usable = {name: drafter for name, drafter in self._drafters.items() if name not in self._open_drafters.ended}
         failed, constrained = self._open_drafters.failed, sequence.constrained
         return with_scores(with_shadows, sequence.to_score, usable, failed, constrained=constrained)
 
@@ -454,13 +486,8 @@ class TransformersEngine:
         self._admitted.drop(sequence)
         self._open_drafters.close(sequence)
 
-    def _fit_resident(self) -> None:
-        """Resident beginnings have what the running sequences leave, and the cache grows no further than they leave."""
-        self._resident.fit(self._max_cache_bytes - self._admitted.num_bytes)
-        self._cache.max_bytes = self._max_cache_bytes - self._resident.num_bytes
-
     def _make_room(self, batch: list[Sequence]) -> None:
-        """Memory ran out: drop resident beginnings, or, without any, the slots of the younger half of the sequences."""
+        """Memory ran out: drop the prefix cache, or, if it is empty, preempt the younger half of the sequences."""
         for sequence in batch:
             # A drafter's state is unknown after memory ran out: it is opened again, and reads the text again. The
             # target's states that a drafter had still to read go for good.
@@ -468,10 +495,10 @@ class TransformersEngine:
                 self._open_drafters.redraft(sequence, None, 0)
             else:
                 self._open_drafters.close(sequence)
-        if self._resident.give_back():
+        if self._prefix_cache.give_back():
             return
         half = (len(batch) + 1) // 2
-        self._admitted.park(batch[half:], most_running=half)
+        self._admitted.preempt(batch[half:], most_running=half)
         self._trim()
 
     def _trim(self) -> None:
@@ -490,7 +517,7 @@ class TransformersEngine:
             self._drop(sequence)
             self._shadows.drop(sequence)
             self._open_drafters.finished(sequence)
-        self._resident.forget(job_id)
+        self._prefix_cache.forget(job_id)
         self._admitted.close_gaps()
         self._unfinished.drop(job_id)
         return True
@@ -498,14 +525,10 @@ class TransformersEngine:
     def abandon(self) -> None:
         """Drop every sequence, and the caches' memory with them."""
         self._admitted.clear()
-        self._resident.clear()
+        self._prefix_cache.clear()
         self._unfinished.clear()
         self._shadows.clear()
         self._open_drafters.clear()
-
-    def close(self) -> None:
-        """Drop every sequence."""
-        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""
@@ -514,7 +537,7 @@ class TransformersEngine:
     def memory(self) -> CacheMemory:
         """Memory for keys and values, as it is now. Reads each device's state: 0.3 ms for a CPU."""
         keeping, own = self._open_drafters.keeping, self._target.device
-        held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._resident.num_bytes})
+        held: Counter[torch.device] = Counter({own: self._cache.num_bytes + self._prefix_cache.num_bytes})
         for draft in keeping.values():
             held[draft.device or own] += draft.num_cache_bytes
         return CacheMemory(
@@ -522,11 +545,11 @@ class TransformersEngine:
             held=held.pop(own),
             target_limit=self._max_cache_bytes,
             target_per_token=self._cache.shape.bytes_per_token,
-            drafts_per_token={name: one.bytes_per_token for name, one in keeping.items()},
+            drafts_per_token={name: draft.bytes_per_token for name, draft in keeping.items()},
             positions_at_once=BLOCK,
             per_row=pass_bytes(self._target.model.vocabulary_size, 1),
             elsewhere={str(device): DeviceMemory(available_bytes(device), of) for device, of in held.items()},
-            device_of={name: str(one.device) for name, one in keeping.items() if one.device not in (own, None)},
+            device_of={name: str(draft.device) for name, draft in keeping.items() if draft.device not in (own, None)},
         )
 
     def unserved(self, jobs: SequenceOf[PreparedJob]) -> Mapping[str, str]:
@@ -542,6 +565,14 @@ class TransformersEngine:
         }
         return {**short, **self._open_drafters.ended}
 
+    def loaded_models(self) -> LoadedModels:
+        """Sizes of the models, and how each draft model fits; read from their files again."""
+        return loaded_models(self._models, context_length=self.identity.context_length, num_slots=self._num_slots)
+
+    def gpu_bytes(self) -> Mapping[str, int]:
+        """By GPU, bytes taken since before the models were loaded."""
+        return {str(gpu): free - available_bytes(gpu) for gpu, free in self._free_before.items()}
+
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of one target pass of that shape, or of that drafter's proposal for it."""
         if drafter is None:
@@ -553,117 +584,6 @@ class TransformersEngine:
         if drafter is None:
             return measure_prefill_ms(self._target.model, num_tokens, num_samples)
         return measure_draft_prefill_ms(self._drafters[drafter], num_tokens, num_samples)
-
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
-
-class AdmittedSequences:
-    """Gives out the slots of `cache`, whose keys and values take at most `max_cache_bytes`.
-
-    A parked sequence has no slot. It goes on, behind its own text, when others have ended. A queued one has not had a
-    slot yet: it is a further text of an admitted job.
-    """
-
-    def __init__(self, cache: SlotCache, num_slots: int, max_cache_bytes: int) -> None:
-        self._cache = cache
-        self._num_slots = num_slots
-        self._max_cache_bytes = max_cache_bytes
-        self._most_running = num_slots
-        self.running: list[Sequence] = []
-        self.parked: list[Sequence] = []
-        self.queued: list[Sequence] = []
-
-    def __len__(self) -> int:
-        return len(self.running) + len(self.parked)
-
-    @property
-    def all(self) -> tuple[Sequence, ...]:
-        """Those that run, and then those that are parked."""
-        return (*self.running, *self.parked)
-
-    @property
-    def everyone(self) -> tuple[Sequence, ...]:
-        """Those of `all`, and then those that are queued."""
-        return (*self.all, *self.queued)
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that the keys and values of `all` come to take at most, in the slots that they have."""
-        num_rows = max((len(self), *(sequence.slot + 1 for sequence in self.running)))
-        return self._cache.num_bytes_with(num_rows, [one.num_positions for one in self.all]) if num_rows else 0
-
-    def of_job(self, job_id: str) -> list[Sequence]:
-        """The sequences of that job; none if it is not here."""
-        return [sequence for sequence in self.everyone if sequence.owner == job_id]
-
-    def fits(self, prepared: PreparedJob) -> bool:
-        """Whether a slot and the memory for the whole of a text of this job are free beside all others."""
-        return self._has_room_for(_num_positions(prepared))
-
-    def start_queued(self) -> None:
-        """Give queued sequences a slot, in their order, as far as slots and memory go."""
-        while self.queued and not self.parked and self._has_room_for(self.queued[0].num_positions):
-            sequence = self.queued.pop(0)
-            sequence.slot = self._acquire(sequence.num_positions)
-            self.running.append(sequence)
-
-    def _has_room_for(self, num_positions: int) -> bool:
-        if len(self) >= self._num_slots:
-            return False
-        return self._num_bytes_with(len(self) + 1, num_positions) <= self._max_cache_bytes
-
-    def _acquire(self, num_positions: int) -> int:
-        """A slot for which there is room. The others move together first where gaps would take too much memory."""
-        num_rows = max((len(self) + 1, *(sequence.slot + 1 for sequence in self.running)))
-        if self._num_bytes_with(num_rows, num_positions) > self._max_cache_bytes:
-            self._cache.close_gaps(self.running)
-        return self._cache.acquire()
-
-    def _num_bytes_with(self, num_rows: int, num_positions: int) -> int:
-        positions = [num_positions, *(sequence.num_positions for sequence in self.all)]
-        return self._cache.num_bytes_with(num_rows, positions)
-
-    def drop(self, sequence: Sequence) -> None:
-        """Let a sequence go; `close_gaps` afterwards."""
-        if sequence in self.queued:
-            self.queued.remove(sequence)
-        elif sequence in self.parked:
-            self.parked.remove(sequence)
-        else:
-            self.running.remove(sequence)
-            self._cache.release(sequence.slot)
-        if not len(self):
-            self._most_running = self._num_slots
-
-    def close_gaps(self) -> None:
-        """Let the running sequences move together in the cache, where gaps cost time."""
-        if self._cache.computes_gaps:
-            self._cache.close_gaps(self.running)
-
-    def park(self, sequences: SequenceOf[Sequence], *, most_running: int) -> None:
-        """Take the slots of these running sequences. No more than `most_running` run until the engine was empty."""
-        for sequence in sequences:
-            self.running.remove(sequence)
-            self._cache.release(sequence.slot)
-        self.parked += sequences
-        self._most_running = most_running
-        self._cache.close_gaps(self.running)
-
-    def unpark(self) -> None:
-        """Give parked sequences a slot again, as many as may run."""
-        if self.parked:
-            self._cache.close_gaps(self.running)
-        while self.parked and len(self.running) < self._most_running:
-            sequence = self.parked.pop(0)
-            sequence.slot = self._cache.acquire()
-            self.running.append(sequence)
-
-    def clear(self) -> None:
-        """Drop every sequence, and the memory of the cache with them."""
-        self.running, self.parked, self.queued = [], [], []
-        self._most_running = self._num_slots
-        self._cache.clear()
 
 
 @dataclass
@@ -685,14 +605,37 @@ class _Round:
     verify_s: float = 0.0
     sequences_by_job: dict[str, int] = field(default_factory=dict)
 
-    def tell_by_job(self, batch: SequenceOf[Sequence]) -> None:
-        """Of a job's several sequences, numbers are sums, under the job's id."""
-        owners = {sequence.job_id: sequence.owner for sequence in batch if sequence.job_id != sequence.owner}
-        if owners:
-            self.sequences_by_job = dict(Counter(one.owner for one in batch if one.num_texts > 1))
-            self.tokens_by_job = by_owner(self.tokens_by_job, owners)
-            self.proposed_by_job = by_owner(self.proposed_by_job, owners)
-            self.drafting = tuple(dict.fromkeys(owners.get(one, one) for one in self.drafting))
+    def take_widths(self, reads: SequenceOf[Read], prompts: SequenceOf[tuple[Sequence, list[int], bool]]) -> None:
+        """Take what a pass has read: what verifies proposals, and pieces of prompts."""
+        widths = [len(read.token_ids) for read in reads]
+        self.width, self.num_positions = max(widths, default=1), sum(widths)
+        self.num_prefill_tokens = sum(len(tokens) for _, tokens, _ in prompts)
+
+    def sum_by_job(self, batch: SequenceOf[Sequence]) -> None:
+        """Make numbers of a job's several sequences their sum, under the job's id."""
+        owners = {sequence.job_id: sequence.spec.owner for sequence in batch}
+        if all(job_id == owner for job_id, owner in owners.items()):
+            return
+        self.sequences_by_job = dict(Counter(sequence.spec.owner for sequence in batch if sequence.spec.num_texts > 1))
+        self.tokens_by_job = _by_owner(self.tokens_by_job, owners)
+        self.proposed_by_job = _by_owner(self.proposed_by_job, owners)
+        self.drafting = tuple(dict.fromkeys(owners[job_id] for job_id in self.drafting))
+
+
+def _by_owner(by_sequence: Mapping[str, int], owners: Mapping[str, str]) -> dict[str, int]:
+    sums: Counter[str] = Counter()
+    for job_id, num in by_sequence.items():
+        sums[owners[job_id]] += num
+    return dict(sums)
+
+
+def _deltas(batch: SequenceOf[Sequence]) -> tuple[TokenDelta, ...]:
+    """The text that every sequence has added."""
+    deltas: list[TokenDelta] = []
+    for sequence in batch:
+        with _failing_alone(sequence):
+            deltas += sequence.take_deltas()
+    return tuple(deltas)
 
 
 @contextmanager
@@ -712,7 +655,3 @@ def _verifying(sequence: Sequence, proposal: Proposal) -> Read:
     if proposal.parents is not None:
         parents = [*range(-1, fresh - 1), *(parent + fresh for parent in proposal.parents)]
     return Read(sequence.slot, tokens, num_logits=1 + len(proposal.tokens), parents=parents)
-
-
-def _num_positions(prepared: PreparedJob) -> int:
-    return len(prepared.token_ids) + prepared.sampling.max_tokens

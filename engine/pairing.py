@@ -21,10 +21,10 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from alphaloop.commands import CheckFinding, Verdict
+from alphaloop.engine import CheckFinding, LoadedModels, ModelSize, Verdict
 from alphaloop.errors import IncompatiblePair, UnsupportedModel
-from alphaloop.settings.models import Dtype
-from engine.device import pass_bytes
+from alphaloop.settings.models import Dtype, ModelSettings
+from engine.device import Placement, available_bytes, pass_bytes
 from engine.drafters.draft_vocabulary import read_draft_vocabulary, restrict_head
 from engine.drafters.translation import Translation
 from engine.gguf_files import GgufFile
@@ -90,7 +90,7 @@ class ModelFacts:
         return self.kv_bytes_per_token * self.context_length
 
     def proposing(self, num_tokens: int) -> ModelFacts:
-        """The same with a head that is cut to so many tokens: of one that the embeddings lend, a copy."""
+        """The same with a head that is cut to `num_tokens`; a head that is the embeddings is copied."""
         num_cut = max(0, self.num_head_rows - num_tokens) * self.hidden_size
         copied = num_tokens * self.hidden_size
         return replace(
@@ -222,7 +222,7 @@ def check_pair(
             "special tokens": _translated_ends(translation),
         }
         draft = replace(draft, kv_bytes_per_token=math.ceil(draft.kv_bytes_per_token * translation.length))
-    found = of_tokens | {
+    checks = of_tokens | {
         "chat template": _chat_template(target, draft),
         "size": _size(target, draft),
         "architecture": _architecture(target, draft),
@@ -230,7 +230,45 @@ def check_pair(
         "context": _context(target, draft),
         "memory": _memory(target, draft, num_slots, max_draft_tokens, room, draft_room or room),
     }
-    return tuple(CheckFinding(check, *one) for check, one in found.items())
+    return tuple(CheckFinding(check, *result) for check, result in checks.items())
+
+
+def loaded_models(models: ModelSettings, *, context_length: int, num_slots: int) -> LoadedModels:
+    """Sizes and warnings of models that are loaded by now, each draft model checked in the room that both have."""
+    served, placement = models.target, Placement.of(models)
+    target = facts_of(served.source, dtype=served.dtype, revision=served.revision, context_length=context_length)
+    sizes, warnings = [_size_of("target", target, context_length, placement.target)], {}
+    for name, settings in models.drafters.items():
+        if (drafter := settings.draft_model) is None:
+            continue
+        draft = facts_of(
+            drafter.source,
+            dtype=drafter.dtype or served.dtype,
+            revision=drafter.revision,
+            context_length=context_length,
+        )
+        device = placement.drafts[name]
+        sizes.append(_size_of(name, draft, min(context_length, draft.context_length), device))
+        room = DeviceRoom(str(placement.target), target.weight_bytes + available_bytes(placement.target))
+        draft_room = DeviceRoom(str(device), draft.weight_bytes + available_bytes(device))
+        if device == placement.target:
+            room = draft_room = replace(room, free=room.free + draft.weight_bytes)
+        findings = check_pair(
+            target,
+            draft,
+            num_slots=num_slots,
+            max_draft_tokens=drafter.max_draft_tokens,
+            room=room,
+            draft_room=draft_room,
+            translation=translation_between(target, draft),
+        )
+        warnings[name] = tuple(finding for finding in findings if finding.verdict == "warning")
+    return LoadedModels(tuple(sizes), warnings)
+
+
+def _size_of(name: str, facts: ModelFacts, context_length: int, device: torch.device) -> ModelSize:
+    per_token = facts.kv_bytes_per_token
+    return ModelSize(name, facts.weight_bytes, per_token, per_token * context_length, str(device))
 
 
 def refuse_or_warn(drafter: str, source: str, findings: Sequence[CheckFinding]) -> None:
@@ -269,7 +307,7 @@ def translation_between(target: ModelFacts, draft: ModelFacts) -> Translation | 
 
 
 def _intersection(target: ModelFacts, draft: ModelFacts, translation: Translation) -> _Found:
-    """Of a draft with another tokenizer: whether enough of what the target writes can be proposed."""
+    """With another tokenizer: whether enough of what the target writes can be proposed."""
     share, cost = translation.share, draft.bytes_read / target.bytes_read
     said = (
         f"Another tokenizer: {len(translation):,} of the target's {len(target.tokens):,} tokens are the draft's too, "
@@ -291,7 +329,7 @@ def _intersection(target: ModelFacts, draft: ModelFacts, translation: Translatio
 
 
 def _translated_ends(translation: Translation) -> _Found:
-    ends = [one.eos_token for one in (translation.target, translation.draft)]
+    ends = [tokenizer.eos_token for tokenizer in (translation.target, translation.draft)]
     if not translation.has_end:
         return (
             "warning",
@@ -315,7 +353,7 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
             " Nor can they be matched by their bytes: the tokens of one of the tokenizers have none of their own."
         )
         return ("refused", f"Expected the target's vocabulary, found another. {said}{unmatched}")
-    only_target, only_draft = (sorted(one.tokens.keys() - shared) for one in (target, draft))
+    only_target, only_draft = (sorted(facts.tokens.keys() - shared) for facts in (target, draft))
     # Whatever the draft's tokenizer says: a text holds every token that the target can read and write.
     if unreadable := sorted(i for i in target.tokens if draft.num_rows <= i < target.num_rows):
         return (
@@ -326,8 +364,8 @@ def _vocabulary(target: ModelFacts, draft: ModelFacts) -> _Found:
         )
     if only_target or only_draft:
         parts = [
-            f"{len(ids):,} only the {who} knows (from {ids[0]}, {one.tokens[ids[0]]!r})"
-            for who, one, ids in (("target", target, only_target), ("draft", draft, only_draft))
+            f"{len(ids):,} only the {who} knows (from {ids[0]}, {facts.tokens[ids[0]]!r})"
+            for who, facts, ids in (("target", target, only_target), ("draft", draft, only_draft))
             if ids
         ]
         return ("warning", f"{len(shared):,} ids name the same tokens; {', '.join(parts)}: those are never proposed.")
@@ -361,10 +399,10 @@ def _special_tokens(target: ModelFacts, draft: ModelFacts) -> _Found:
 def _chat_template(target: ModelFacts, draft: ModelFacts) -> _Found:
     if target.chat_template == draft.chat_template:
         return ("ok", "The same." if target.chat_template else "Neither has one.")
-    found = "has another" if draft.chat_template else "has none"
+    has = "has another" if draft.chat_template else "has none"
     return (
         "warning",
-        f"The draft {found}: it reads prompts in the target's form, and will guess worse where it was trained on its "
+        f"The draft {has}: it reads prompts in the target's form, and will guess worse where it was trained on its "
         f"own.",
     )
 
@@ -452,10 +490,10 @@ def _memory(
         ]
     all_said = " ".join(
         f"{said}; with {num_slots} slots {shown_bytes(of_weights + num_slots * per_slot)}, "
-        f"of {shown_bytes(one.free)} free on {one.device}."
-        for one, of_weights, per_slot, said in needs
+        f"of {shown_bytes(place.free)} free on {place.device}."
+        for place, of_weights, per_slot, said in needs
     )
-    fitting = [((one.free - of_weights) // per_slot, one.device) for one, of_weights, per_slot, _ in needs]
+    fitting = [((place.free - of_weights) // per_slot, place.device) for place, of_weights, per_slot, _ in needs]
     num_fitting = min(num for num, _ in fitting)
     if num_fitting >= num_slots:
         return ("ok", all_said)

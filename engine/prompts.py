@@ -1,7 +1,7 @@
 """A job's prompt as token ids, and whether it fits.
 
 In a conversation, control tokens are what the chat template writes; in a message their strings are text. Otherwise
-somebody who types `<|im_end|>` into a message could end it and begin another in the system's name. Why and how:
+anyone who types `<|im_end|>` into a message could end it and begin another in the system's name. Why and how:
 docs/decisions/0005-special-tokens.md. A prompt that cannot fit is refused before it is tokenized, by how much text one
 token can stand for.
 """
@@ -56,7 +56,7 @@ def prepare_job(
     `end_tokens` are the model's.
 
     Control tokens may be written in a `prompt`; in a message their strings are text
-    (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves behind the prompt; a
+    (docs/decisions/0005-special-tokens.md). `max_tokens` is lowered to what the context leaves after the prompt; a
     prompt that leaves nothing is refused. So are token ids that the model does not have: in a prompt those from
     `num_rows`, the rows of its embeddings, and in sampling settings those from `num_logits`; None: what the tokenizer
     has. A prompt with more characters than the context's tokens could stand for, at `longest_token_chars` each, is
@@ -67,36 +67,47 @@ def prepare_job(
         raise InvalidField(f"expected {target!r}, the model served here", field="body.model")
     if (refusal := refusal_of(body, features_of(body, sampling), [served_by("own")])) is not None:
         raise refusal
-    _refuse_unknown_tokens(sampling, len(tokenizer) if num_logits is None else num_logits)
+    num_logits = len(tokenizer) if num_logits is None else num_logits
+    _refuse_unknown_tokens(sampling, num_logits)
     _refuse_empty_choice(tokenizer, sampling, end_tokens)
-    max_chars = None
-    if longest_token_chars is not None and body.truncate_prompt_tokens is None:
-        max_chars = context_length * longest_token_chars
-    if body.prompt is not None:
-        _refuse_longer(tokenizer, body.prompt, max_chars, field="body.prompt")
-        token_ids = tuple(tokenizer(body.prompt)["input_ids"])
-    else:
-        token_ids = tuple(_encode_conversation(tokenizer, _Conversation.of(tokenizer, body), max_chars))
-    if body.truncate_prompt_tokens is not None:
-        most = body.truncate_prompt_tokens
+    max_chars = None if longest_token_chars is None else context_length * longest_token_chars
+    token_ids = _tokenized(tokenizer, body, max_chars)
+    if (most := body.truncate_prompt_tokens) is not None:
         token_ids = token_ids[-(most if most > 0 else max(1, context_length - sampling.max_tokens)) :]
     if sampling.constraint is not None and sampling.constraint.kind == "tools" and reply_form is not None:
         end = tokenizer.decode(token_ids[-PROMPT_END:], skip_special_tokens=False)
         sampling = replace(sampling, constraint=calls_grammar(reply_form, tokenizer, body, end, sampling.constraint))
+    _refuse_unreadable(tokenizer, token_ids, num_rows, _prompt_field(body))
+    if body.prediction is not None:
+        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
+        known = takewhile(lambda token: token < num_logits, predicted[:context_length])
+        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
+    return fit_job(job, token_ids, sampling, context_length)
+
+
+def _tokenized(tokenizer: Any, body: Body, max_chars: int | None) -> tuple[int, ...]:
+    """The whole prompt; raises PromptTooLong where it has more than `max_chars`, unless it is to be truncated."""
+    if body.truncate_prompt_tokens is not None:
+        max_chars = None
+    if body.prompt is None:
+        return tuple(_encode_conversation(tokenizer, _Conversation.of(tokenizer, body), max_chars))
+    _refuse_longer(tokenizer, body.prompt, max_chars, field="body.prompt")
+    return tuple(tokenizer(body.prompt)["input_ids"])
+
+
+def _prompt_field(body: Body) -> str:
+    return "body.prompt" if body.messages is None else "body.messages"
+
+
+def _refuse_unreadable(tokenizer: Any, token_ids: tuple[int, ...], num_rows: int | None, field: str) -> None:
     if not token_ids:
         raise InvalidField("expected a prompt of at least one token, found none", field="body")
     if num_rows is not None and (highest := max(token_ids)) >= num_rows:
         raise InvalidField(
             f"expected text that the target can read, found token {highest} "
             f"({tokenizer.convert_ids_to_tokens(highest)!r}): its embeddings have {num_rows} rows",
-            field="body.prompt" if job.body.messages is None else "body.messages",
+            field=field,
         )
-    if body.prediction is not None:
-        predicted = tokenizer(body.prediction.content[:max_chars], add_special_tokens=False)["input_ids"]
-        most = len(tokenizer) if num_logits is None else num_logits
-        known = takewhile(lambda token: token < most, predicted[:context_length])
-        sampling = replace(sampling, predicted=(*token_ids[-MAX_NGRAM:], *known))
-    return fit_job(job, token_ids, sampling, context_length)
 
 
 def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_length: int) -> PreparedJob:
@@ -105,7 +116,7 @@ def fit_job(job: Job, token_ids: tuple[int, ...], sampling: Sampling, context_le
         raise PromptTooLong(
             f"expected fewer than {context_length} prompt tokens, found {len(token_ids)} (max_tokens is "
             f"{sampling.max_tokens}, prompt and output share {context_length} tokens of context)",
-            field="body.prompt" if job.body.messages is None else "body.messages",
+            field=_prompt_field(job.body),
             hint="shorten the prompt, or serve a model with a longer context",
         )
     return PreparedJob(job, token_ids, replace(sampling, max_tokens=min(sampling.max_tokens, room)))
@@ -123,9 +134,9 @@ def _refuse_unknown_tokens(sampling: Sampling, num_tokens: int) -> None:
 
 @lru_cache(maxsize=64)  # each text of a job asks for them, and a job may have 256 words
 def bad_word_tokens(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    """The token sequences that write a word: at the beginning of a text, behind a space, and behind a line break.
+    """The token sequences that write a word: at the beginning of a text, after a space, and after a line break.
 
-    vLLM leaves out the third, and a spelling behind a space that has another number of tokens, which a third of the
+    vLLM leaves out the third, and a spelling after a space that has another number of tokens, which a third of the
     common words of SmolLM2's tokenizer have. Here both are barred too, because a bad word is never written. The third
     differs where a tokenizer puts a space before every text, as SentencePiece's do. Raises InvalidField for a word
     without a token.
@@ -134,14 +145,14 @@ def bad_word_tokens(tokenizer: Any, words: tuple[str, ...]) -> tuple[tuple[int, 
     def tokens(text: str) -> tuple[int, ...]:
         return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    found: dict[tuple[int, ...], None] = {}
+    spellings: dict[tuple[int, ...], None] = {}
     for number, word in enumerate(word.lstrip() for word in words):
         if not (first := tokens(word)):
             raise InvalidField("expected a word that the target can write", field=f"body.bad_words.{number}")
-        line, behind = tokens("\n"), tokens(f"\n{word}")
-        third = behind[len(line) :] if behind[: len(line)] == line else ()
-        found |= dict.fromkeys(filter(None, (first, tokens(f" {word}"), third)))
-    return tuple(found)
+        line, both = tokens("\n"), tokens(f"\n{word}")
+        third = both[len(line) :] if both[: len(line)] == line else ()
+        spellings |= dict.fromkeys(filter(None, (first, tokens(f" {word}"), third)))
+    return tuple(spellings)
 
 
 def _refuse_empty_choice(tokenizer: Any, sampling: Sampling, end_tokens: Collection[int]) -> None:
@@ -155,7 +166,7 @@ def _refuse_empty_choice(tokenizer: Any, sampling: Sampling, end_tokens: Collect
         return
     ends = {*end_tokens, *sampling.stop_token_ids} if sampling.min_tokens else set()
     if not set(sampling.allowed_token_ids) - last - ends:
-        beside = " and ".join(name for name, one in (("bad_words", last), ("min_tokens", ends)) if one)
+        beside = " and ".join(name for name, tokens in (("bad_words", last), ("min_tokens", ends)) if tokens)
         raise InvalidField(
             f"expected a token that may be written everywhere, found none beside {beside}",
             field="body.allowed_token_ids",
@@ -203,9 +214,9 @@ class _Conversation:
     @property
     def texts(self) -> list[str]:
         """Every string that its sender wrote."""
-        found: list[str] = []
-        self.changed(*[lambda text: found.append(text) or text] * 2)  # type: ignore[func-returns-value]
-        return found
+        texts: list[str] = []
+        self.changed(*[lambda text: texts.append(text) or text] * 2)  # type: ignore[func-returns-value]
+        return texts
 
     def changed(self, change: Callable[[str], str], rename: Callable[[str], str]) -> _Conversation:
         """The same with other strings, and with other names in objects, which are strings too."""
@@ -430,8 +441,8 @@ class _Control:
 
         For all that are no letters, where it or the template may make one of several.
         """
-        unsafe = [one for one in set(content) if not self.letters.isdisjoint(one + self.normalize(one))]
-        safe = content.translate({ord(one): "x" for one in unsafe}) if unsafe else content
+        unsafe = [char for char in set(content) if not self.letters.isdisjoint(char + self.normalize(char))]
+        safe = content.translate({ord(char): "x" for char in unsafe}) if unsafe else content
         is_safe = not self.is_rewritten and self.letters.isdisjoint(self.normalize(safe))
         return safe if is_safe else re.sub(r"[^\w\s]", "x", safe)
 
@@ -464,13 +475,13 @@ def _any_of(strings: Iterable[str]) -> re.Pattern[str]:
 
 def _telling_letter(string: str) -> str:
     """A character that few other texts have: `<` of `<|im_end|>`. SentencePiece writes ▁ for each space."""
-    return next((one for one in string if not (one.isalnum() or one.isspace() or one == "▁")), string[0])
+    return next((char for char in string if not (char.isalnum() or char.isspace() or char == "▁")), string[0])
 
 
 def _with_typed_as_text(
     tokenizer: Any, control: _Control, said: _Conversation, text: str, options: Mapping[str, bool]
 ) -> list[int] | None:
-    """Token ids in which control tokens that stand in a message are ordinary tokens; None where they cannot be told."""
+    """Token ids in which control tokens that stand in a message are ordinary tokens; None where they are not known."""
     if not tokenizer.is_fast:
         return None
     encoded = tokenizer(text, return_offsets_mapping=True, **options)

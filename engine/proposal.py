@@ -34,7 +34,7 @@ class Ask:
     num_tokens: int  #: most tokens wanted
     choice: TokenChooser  #: how this job's tokens are chosen
     is_timed: bool = False  #: as many as are asked for, however doubtful: what that takes is measured
-    #: Of the target, since the last ask; None where the drafter has no `taps`, or where there are none yet.
+    #: The target's states since the last ask; None where the drafter has no `taps`, or where there are none yet.
     states: States | None = None
 
 
@@ -50,12 +50,12 @@ class DraftDistributions:
 
     @classmethod
     def of_rows(cls, rows: Sequence[tuple[Tensor, Tensor | None]]) -> DraftDistributions:
-        """Of each draft its probabilities and their tokens, both [columns]: a narrower row is padded with 0."""
+        """From each draft's probabilities and their tokens, both [columns]: a narrower row is padded with 0."""
         if all(tokens is None for _, tokens in rows):
             return cls(torch.stack([p for p, _ in rows]))
         known = [(p, torch.arange(len(p), device=p.device) if tokens is None else tokens) for p, tokens in rows]
         columns = max(len(p) for p, _ in known)
-        padded = [[functional.pad(one, (0, columns - len(one))) for one in row] for row in known]
+        padded = [[functional.pad(part, (0, columns - len(part))) for part in row] for row in known]
         return cls(torch.stack([p for p, _ in padded]), torch.stack([tokens for _, tokens in padded]))
 
     def __len__(self) -> int:
@@ -137,11 +137,11 @@ class Proposal:
         """The same without forced tokens, which are no trials: of such a token, the depth of the one before it."""
         if FORCED not in self.proposers:
             return self.depths
-        found: list[int] = []
+        depths: list[int] = []
         for index, proposer in enumerate(self.proposers):
             parent = index - 1 if self.parents is None else self.parents[index]
-            found.append((found[parent] if parent >= 0 else 0) + (proposer != FORCED))
-        return found
+            depths.append((depths[parent] if parent >= 0 else 0) + (proposer != FORCED))
+        return depths
 
     def forced_in(self, path: Sequence[int]) -> list[int]:
         """Places on a path of accepted tokens, from 0, at which the token was forced."""
@@ -150,14 +150,14 @@ class Proposal:
         return [place for place, index in enumerate(path) if self.proposers[index] == FORCED]
 
     def children(self, parent: int) -> Sequence[int]:
-        """Indices of the tokens behind token `parent`; of -1, behind the pending token."""
+        """Indices of the tokens after token `parent`; after the pending token if that is -1."""
         if self.parents is None:
             return range(parent + 1, min(parent + 2, len(self.tokens)))
-        return [index for index, its in enumerate(self.parents) if its == parent]
+        return [index for index, above in enumerate(self.parents) if above == parent]
 
     @property
     def paths(self) -> list[tuple[int, ...]]:
-        """No token, and then each with its ancestors before it: behind each of them the target chooses."""
+        """No token, and then each with its ancestors before it: after each of them the target chooses."""
         paths: list[tuple[int, ...]] = [()]
         for index, token in enumerate(self.tokens):
             paths.append((*paths[index if self.parents is None else self.parents[index] + 1], token))
@@ -186,23 +186,24 @@ def check_answers(asks: Sequence[Ask], answers: Sequence[Proposal], vocabulary: 
     """
     if len(answers) != len(asks):
         raise DecodeFailed(f"expected {len(asks)} proposals, found {len(answers)}")
-    for ask, one in zip(asks, answers, strict=True):
-        num = len(one.tokens)
+    for ask, answer in zip(asks, answers, strict=True):
+        num = len(answer.tokens)
         if num > ask.num_tokens:
             raise DecodeFailed(f"expected at most {ask.num_tokens} draft tokens, found {num}")
-        if one.parents is not None and (
-            len(one.parents) != num or any(not -1 <= parent < i for i, parent in enumerate(one.parents))
+        if answer.parents is not None and (
+            len(answer.parents) != num or any(not -1 <= parent < i for i, parent in enumerate(answer.parents))
         ):
             raise DecodeFailed("expected a parent before each draft token, found another tree")
-        if one.q is not None and (len(one.q) > num if one.parents is not None else len(one.q) != num):
-            raise DecodeFailed(f"expected distributions of {num} draft tokens, found {len(one.q)}")
+        if answer.q is not None and (len(answer.q) > num if answer.parents is not None else len(answer.q) != num):
+            raise DecodeFailed(f"expected distributions of {num} draft tokens, found {len(answer.q)}")
         if vocabulary is None:
             continue
-        if num and not 0 <= min(one.tokens) <= max(one.tokens) < vocabulary:
-            raise DecodeFailed(f"expected draft tokens below {vocabulary}, found {min(one.tokens)}, {max(one.tokens)}")
-        if one.q is not None and one.q.token_ids is None and one.q.probabilities.shape[1] != vocabulary:
-            found = tuple(one.q.probabilities.shape)
-            raise DecodeFailed(f"expected distributions over {vocabulary} tokens, found {found}")
+        if num and not 0 <= min(answer.tokens) <= max(answer.tokens) < vocabulary:
+            least, most = min(answer.tokens), max(answer.tokens)
+            raise DecodeFailed(f"expected draft tokens below {vocabulary}, found {least}, {most}")
+        if answer.q is not None and answer.q.token_ids is None and answer.q.probabilities.shape[1] != vocabulary:
+            shape = tuple(answer.q.probabilities.shape)
+            raise DecodeFailed(f"expected distributions over {vocabulary} tokens, found {shape}")
 
 
 class Drafter(Protocol):
@@ -284,7 +285,7 @@ class Drafter(Protocol):
     ) -> Callable[[int], Proposal] | None:
         """What it would propose after `seen`, the prompt of a greedy text, to which the caller appends `output`.
 
-        Of earlier results nothing is used. None where its drafts do not follow from one pass over the text.
+        Earlier results are not used. None where its drafts do not follow from one pass over the text.
         """
         return None
 
@@ -349,12 +350,12 @@ class RoundCounts:
         AcceptanceCounts.with_round. A position is a chance where it was asked for and all before it were accepted, as
         far as the text goes.
         """
-        one = self._drafters.setdefault(drafter.name, _Rounds(drafter, num_allowed, num_allowed))
-        one.longest, one.shortest = max(one.longest, num_allowed), min(one.shortest, num_allowed)
-        one.counts = one.counts.with_round(
+        rounds = self._drafters.setdefault(drafter.name, _Rounds(drafter, num_allowed, num_allowed))
+        rounds.longest, rounds.shortest = max(rounds.longest, num_allowed), min(rounds.shortest, num_allowed)
+        rounds.counts = rounds.counts.with_round(
             num_proposed, num_accepted, num_emitted=num_emitted, num_tested=num_tested, num_forced=num_forced
         )
-        one.reach(min(num_asked, num_emitted))
+        rounds.reach(min(num_asked, num_emitted))
 
     def take_proposers(self, drafter: str, proposal: Proposal, path: Sequence[int], *, num_emitted: int) -> None:
         """Count the proposers of a round of `drafter`, before `take_drafted` counts it: see ProposerCounts.
@@ -365,22 +366,22 @@ class RoundCounts:
         if not self._by_proposer:
             if not proposal.proposers:
                 return
-            for name, one in self._drafters.items():
-                if one.counts.trials:
-                    self._by_proposer[name] = list(one.counts.trials), list(one.counts.accepts)
+            for name, rounds in self._drafters.items():
+                if rounds.counts.trials:
+                    self._by_proposer[name] = list(rounds.counts.trials), list(rounds.counts.accepts)
         depth = 0
         for place in range(min(len(path) + 1, num_emitted)):
             siblings = proposal.children(path[place - 1] if place else -1)
-            its = [(proposal.proposers[index] if proposal.proposers else drafter, index) for index in siblings]
-            if its and all(name == FORCED for name, _ in its):
+            tried = [(proposal.proposers[index] if proposal.proposers else drafter, index) for index in siblings]
+            if tried and all(name == FORCED for name, _ in tried):
                 continue
             taken = proposal.tokens[path[place]] if place < len(path) else None
-            for name in dict.fromkeys(name for name, _ in its if name != FORCED):
+            for name in dict.fromkeys(name for name, _ in tried if name != FORCED):
                 trials, accepts = self._by_proposer.setdefault(name, ([], []))
                 trials += [0] * (depth + 1 - len(trials))
                 accepts += [0] * (depth + 1 - len(accepts))
                 trials[depth] += 1
-                accepts[depth] += any(one == name and proposal.tokens[index] == taken for one, index in its)
+                accepts[depth] += any(own == name and proposal.tokens[index] == taken for own, index in tried)
             depth += 1
 
     def take_shared(
@@ -399,7 +400,7 @@ class RoundCounts:
 
         Drafters with the same weights and the same reading of the prompt differ only in where they end a draft. Up to
         the end of the shorter draft both propose the same tokens, so a round of one shows how many of the other's
-        tokens would have been accepted. The other's tokens behind the end of the actual draft are unknown: those
+        tokens would have been accepted. The other's tokens after the end of the actual draft are unknown: those
         positions are no chances.
 
         The counts are an estimate. A gate ends drafts at doubtful tokens, so the unknown tokens are not a random part,
@@ -418,7 +419,7 @@ class RoundCounts:
             if 0 < other.min_probability < gate:
                 continue
             state, most = other.state, other.state.max_draft_tokens
-            one = self._shared.setdefault(state.name, _Rounds(state, most, most, chances=[0] * most))
+            rounds = self._shared.setdefault(state.name, _Rounds(state, most, most, chances=[0] * most))
             limit = min(most, num_possible) if num_asked else 0
             end = min(limit, _closing(proposal, other.min_probability) or limit)
             # Where the decoding drafter proposed nothing or ended without its gate, this one would have done the same.
@@ -427,30 +428,30 @@ class RoundCounts:
             accepted = min(num_accepted, known)
             emitted = min(accepted + 1, num_emitted)
             depth = limit if not is_whole and not other.min_probability else known
-            one.counts = one.counts.with_round(
+            rounds.counts = rounds.counts.with_round(
                 depth, accepted, num_emitted=emitted, num_tested=min(known, num_accepted + 1)
             )
-            # Behind the asked length only the ends of drafts are known; they alone would make drafts look short.
-            one.reach(min(limit if is_whole else known, num_asked, emitted))
+            # Beyond the asked length only the ends of drafts are known; they alone would make drafts look short.
+            rounds.reach(min(limit if is_whole else known, num_asked, emitted))
 
     @property
     def total(self) -> AcceptanceCounts:
         """All rounds."""
         num_rounds = self.num_vanilla_rounds
         vanilla = AcceptanceCounts(num_rounds, num_rounds, num_forced=self.num_vanilla_forced)
-        return sum((one.counts for one in self._drafters.values()), vanilla)
+        return sum((rounds.counts for rounds in self._drafters.values()), vanilla)
 
     @property
     def chances(self) -> tuple[int, ...]:
         """By position, all drafters together."""
-        return added(*(one.chances for one in self._drafters.values()))
+        return added(*(rounds.chances for rounds in self._drafters.values()))
 
     @property
     def drafted(self) -> tuple[DrafterCounts, ...]:
         """The rounds of each drafter that had any, in the order in which the drafters began."""
         return tuple(
-            DrafterCounts(name, one.state.revision, one.longest, one.counts, tuple(one.chances))
-            for name, one in self._drafters.items()
+            DrafterCounts(name, rounds.state.revision, rounds.longest, rounds.counts, tuple(rounds.chances))
+            for name, rounds in self._drafters.items()
         )
 
     @property
@@ -468,17 +469,22 @@ class RoundCounts:
         """
         return tuple(
             ShadowCounts(
-                name, one.state.revision, one.longest, PREFILL + one.counts, tuple(one.chances), is_whole=False
+                name,
+                rounds.state.revision,
+                rounds.longest,
+                PREFILL + rounds.counts,
+                tuple(rounds.chances),
+                is_whole=False,
             )
-            for name, one in self._shared.items()
+            for name, rounds in self._shared.items()
             if name not in self._drafters
         )
 
     def has_drafted_throughout(self, drafter: str, num_draft_tokens: int, *, num_prefill_rounds: int) -> bool:
-        """Whether every round behind the prefill allowed `drafter` at least `num_draft_tokens`, and there was one."""
-        one = self._drafters.get(drafter)
+        """Whether every round after the prefill allowed `drafter` at least `num_draft_tokens`, and there was one."""
+        rounds = self._drafters.get(drafter)
         is_alone = len(self._drafters) == 1 and self.num_vanilla_rounds <= num_prefill_rounds
-        return one is not None and is_alone and one.shortest >= num_draft_tokens
+        return rounds is not None and is_alone and rounds.shortest >= num_draft_tokens
 
 
 def _closing(proposal: Proposal, gate: float) -> int | None:

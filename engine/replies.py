@@ -1,9 +1,9 @@
-"""What a target's answer consists of: reasoning, content and calls of tools, told apart while the text comes.
+"""What a target's answer consists of: reasoning, content and calls of tools, separated while the text comes.
 
 How a model writes them is its `ReplyForm`: the response template that its tokenizer brings (transformers'
 `response_template`), or one of four forms that people's models have, named in the settings or found in the chat
-template. A call is told when it is whole. What begins like a call and is none stays text, and is counted. Nothing is
-told that could still turn out to be the beginning of a tag.
+template. A call is reported when it is whole. What begins like a call and is none stays text, and is counted. Text that
+could still turn out to be the beginning of a tag waits.
 """
 
 from __future__ import annotations
@@ -165,11 +165,11 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
     prompt has not ended it, then a call, or several. Each tool's parameters are a schema of their own, so that their
     references hold.
     """
-    told = json.loads(wanted.source)
+    source = json.loads(wanted.source)
     rules, names = [], []
     numbers = {tool["function"]["name"]: number for number, tool in enumerate(body.tools or ())}
     key = "parameters" if form.parser == "llama3" else "arguments"
-    for number, function in enumerate(told["functions"]):
+    for number, function in enumerate(source["functions"]):
         head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
         field = f"body.tools.{numbers[function['name']]}.function.parameters"
         schema = {"x-guidance": JSON_STYLE, **as_compiled(function.get("parameters") or {}, field), "type": "object"}
@@ -177,13 +177,13 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
         rules.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
         names.append(f"call_{number}")
     begin, end, many = (_in_grammar(tokenizer, tag) for tag in (_BEGIN_CALL, _END_CALL, _MISTRAL))
-    before, between, behind = {
+    before, between, after = {
         "hermes": (f'{begin} "\\n"', f'"\\n" {end} "\\n" {begin} "\\n"', f'"\\n" {end}'),
         "mistral": (f'{many} "["', '", "', '"]"'),
         "llama3": ("", '"; "', ""),
         "json": ('"["', '", "', '"]"'),
     }[form.parser]
-    several = f"({between} call)*" if told["parallel"] else ""
+    several = f"({between} call)*" if source["parallel"] else ""
     thought = ""
     begins = has_begun_reasoning(form, body, prompt)
     if form.reasoning is not None and begins is not False:
@@ -193,7 +193,7 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
             rules.append(f"thought: /(?s:.*)/ {_in_grammar(tokenizer, closing)} /\\n*/")
         else:
             rules.append(f"thought: thinking /\\n*/\nthinking[suffix={json.dumps(closing)}]: /(?s:.*)/")
-    lines = [f"start: {thought} {before} call {several} {behind}", f"call: {' | '.join(names)}", *rules]
+    lines = [f"start: {thought} {before} call {several} {after}", f"call: {' | '.join(names)}", *rules]
     return Constraint("grammar", "\n".join(lines), wanted.field)
 
 
@@ -311,12 +311,12 @@ class _TagReader(AnswerReader):
         if place < 0 and not is_last:
             return []
         end = place if place >= 0 else len(self._rest)
-        found = _calls_in(self._rest[:end], self._form.parser)
+        calls = _calls_in(self._rest[:end], self._form.parser)
         end += len(closing) if place >= 0 else 0
         written, self._rest = self._opened + self._rest[:end], self._rest[end:]
-        self._opened, self._is_behind = "", bool(found)
-        if found:
-            return self._calls.add(found)
+        self._opened, self._is_behind = "", bool(calls)
+        if calls:
+            return self._calls.add(calls)
         self.num_unparsed += 1
         return [AnswerPiece(written)]
 
@@ -329,10 +329,10 @@ class _TagReader(AnswerReader):
             return self._tell(len(self._rest))
         if not is_last:
             return []
-        found = _calls_in(shown.removeprefix(_LLAMA), self._form.parser, is_whole=not has_tag)
-        if found and (has_tag or all(name in self._calls.names for name, _ in found)):
+        calls = _calls_in(shown.removeprefix(_LLAMA), self._form.parser, is_whole=not has_tag)
+        if calls and (has_tag or all(name in self._calls.names for name, _ in calls)):
             self._rest = ""
-            return self._calls.add(found)
+            return self._calls.add(calls)
         self.num_unparsed += has_tag or re.match(r'[\[{\s]*"(name|arguments|parameters|function)"', shown) is not None
         return self._tell(len(self._rest))
 
@@ -369,11 +369,11 @@ class _TemplateReader(AnswerReader):
 
     def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
         # Character by character, because an error takes with it what the parser found in the same text.
-        fed = [piece for one in text for piece in self._fed(one)]
+        fed = [piece for char in text for piece in self._fed(char)]
         fed += self._fed("", is_last=True) if is_last else []
         for part, alike in groupby(fed, key=lambda piece: piece.part):
             pieces = list(alike)
-            yield from pieces if part == "tool_calls" else [AnswerPiece("".join(one.text for one in pieces), part)]
+            yield from pieces if part == "tool_calls" else [AnswerPiece("".join(piece.text for piece in pieces), part)]
 
     def _fed(self, text: str, *, is_last: bool = False) -> list[AnswerPiece]:
         self._unread += text
@@ -402,7 +402,7 @@ class _TemplateReader(AnswerReader):
         )
 
     def _pieces(self, event: Mapping[str, Any], num_after: int) -> list[AnswerPiece]:
-        """Of an event that the last `num_after` characters come after."""
+        """The pieces of an event after which the last `num_after` characters come."""
         part = _PARTS.get(event["field"])
         is_call = event["type"] == "region_close" and event["field"] == "tool_calls"
         if not is_call and (event["type"] != "region_chunk" or part is None):
@@ -411,8 +411,8 @@ class _TemplateReader(AnswerReader):
         written, self._unread = self._unread[:end], self._unread[end:]
         if not is_call:
             return [AnswerPiece(event["text"], part or "content")]
-        if found := _as_calls(event["value"]):
-            return self._calls.add(found)
+        if calls := _as_calls(event["value"]):
+            return self._calls.add(calls)
         self.num_unparsed += 1
         return [AnswerPiece(written)]
 
@@ -421,7 +421,7 @@ class _TemplateReader(AnswerReader):
         return [AnswerPiece(text)] if text else []
 
     def num_reasoning_tokens(self, output: Sequence[int]) -> int | None:
-        """Not told: a template does not say which tokens they are."""
+        """None: a template does not say which tokens they are."""
         return None
 
 
@@ -451,9 +451,9 @@ def _is_open_text(written: str) -> bool:
 def _calls_in(written: str, parser: ToolParser, *, is_whole: bool = False) -> list[tuple[str, str]] | None:
     """Names and arguments of the calls that a text consists of; None where it is anything else."""
     if parser == "mistral":
-        pieces = [one for one in written.split(_MISTRAL) if one.strip()]
-        found = [_mistral_calls(one.strip()) for one in pieces]
-        return None if not found or None in found else [call for one in found for call in one or ()]
+        pieces = [piece for piece in written.split(_MISTRAL) if piece.strip()]
+        by_piece = [_mistral_calls(piece.strip()) for piece in pieces]
+        return None if not by_piece or None in by_piece else [call for calls in by_piece for call in calls or ()]
     values, rest, decoder = [], written.strip(), json.JSONDecoder()
     while rest:
         try:
@@ -481,9 +481,9 @@ def _as_calls(value: object, *, is_whole: bool = False) -> list[tuple[str, str]]
     None too where arguments are no JSON that every reader takes. `is_whole`: no tag says that these are calls, so what
     has other keys is none.
     """
-    found = []
-    for one in value if isinstance(value, list) else [value]:
-        outer = one if isinstance(one, dict) else {}
+    calls: list[tuple[str, str]] = []
+    for call in value if isinstance(value, list) else [value]:
+        outer = call if isinstance(call, dict) else {}
         item = outer["function"] if isinstance(outer.get("function"), dict) else outer
         name, keys = item.get("name"), {*outer, *item} - _KEYS_OF_CALLS
         if not isinstance(name, str) or not name or (keys - _ARGUMENTS and (is_whole or not keys & _ARGUMENTS)):
@@ -493,7 +493,7 @@ def _as_calls(value: object, *, is_whole: bool = False) -> list[tuple[str, str]]
             arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
             if not isinstance(arguments, dict):
                 return None
-            found.append((encodable(name), as_json(arguments, separators=(", ", ": "))))
+            calls.append((encodable(name), as_json(arguments, separators=(", ", ": "))))
         except (ValueError, RecursionError):
             return None
-    return found or None
+    return calls or None

@@ -1,7 +1,6 @@
 """How one job's tokens are chosen: from logits to scores, to a distribution, to a token; and its random numbers.
 
-`TokenChooser` is the job's rule; the rest of the module is its parts, in the order in which they act: `_Bars`,
-`_Penalties`, `probabilities`, the noise of reproducible jobs, random numbers.
+`TokenChooser` is the job's rule, and has the order of its steps; the rest of the module is these steps, in that order.
 """
 
 from __future__ import annotations
@@ -38,6 +37,20 @@ NOTHING_BARRED: Final = Barred()
 class TokenChooser:
     """One job's rule from logits to tokens, and the source of its randomness.
 
+    The steps, in the order of vLLM's sampler:
+
+    1. Logprobs, if the job wants them, are those of the logits as they come (`verification`).
+    2. Bar: what `allowed_token_ids` leaves out, `bad_words`, and end tokens before `min_tokens`.
+    3. Add `logit_bias`.
+    4. Penalise repetition, frequency and presence.
+    5. Mask what the constraint refuses.
+    6. A greedy job takes the likeliest token. If its text is compared with another, the second choice is noted.
+    7. Otherwise divide by the temperature and cut to top_k, top_p and min_p.
+    8. Draw: with noise that follows from the seed, or from the job's own random numbers.
+
+    `scores` has steps 2 to 5, `tokens` 6, and 7 and 8 of a job with a seed; without one, `probabilities` is step 7, and
+    a rule of `verification` draws with `uniforms`. A drafter goes the same way with its own logits.
+
     Randomness never depends on the batch, the device or the process. With a seed a token's noise follows from the seed
     and the token's position alone; without one the draws follow, in order, from the job_id, so that a job that is
     decoded again after a crash in the same way gets the same text.
@@ -68,17 +81,15 @@ class TokenChooser:
         self.is_plain = not (sampling.is_adjusted or self.is_barring or constrained is not None)
         self._num_prompt = num_prompt
         self._barred = barred
-        self._bars: dict[torch.device, _Bars] = {}
         # A draft on another device has numbers of its own there: shared ones would cross with every token.
-        self._penalties: dict[torch.device, _Penalties] = {}
+        self._adjustments: dict[torch.device, _Adjustments] = {}
         self._job_key = key_of("job", job_id)
         self._num_drawn = 0
 
     def scores(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         """`logits` [rows, vocabulary] with bias and penalties, -inf where a token is barred or refused.
 
-        At least float32 unless the job is plain. In the order of vLLM's sampler: `allowed_token_ids`, `bad_words`,
-        `min_tokens`, `logit_bias`, penalties; what is barred stays so, whatever is added. Row i stands behind `text`
+        At least float32 unless the job is plain. What is barred stays so, whatever is added. Row i stands after `text`
         (prompt and output with the pending token, which may only grow between calls) and the tokens of paths[i]. Where
         the constraint and the rest leave nothing, the whole row is -inf.
         """
@@ -92,13 +103,17 @@ class TokenChooser:
     def adjusted(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
         """A copy of `logits` with all of that but the constraint."""
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        device = scores.device
+        if (adjustments := self._adjustments.get(device)) is None:
+            adjustments = _Adjustments(self.sampling, self._barred, self._num_prompt, device)
+            self._adjustments[device] = adjustments
         if self.is_barring:
-            if (bars := self._bars.get(scores.device)) is None:
-                bars = self._bars[scores.device] = _Bars(self.sampling, self._barred, self._num_prompt, scores.device)
-            bars.bar(scores, text, paths)
-        if (penalties := self._penalties.get(scores.device)) is None:
-            penalties = self._penalties[scores.device] = _Penalties(self.sampling, self._num_prompt, scores.device)
-        return penalties.adjust(scores, text, paths)
+            adjustments.bar(scores, text, paths)
+        if self.sampling.logit_bias:
+            adjustments.add_bias(scores)
+        if self.sampling.has_penalty:
+            adjustments.penalise(scores, text, paths)
+        return scores
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Distribution of each row [rows, vocabulary], in float64. Jobs of equal `cut` may share a call."""
@@ -107,7 +122,7 @@ class TokenChooser:
     def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
         """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
 
-        Both [rows, n], padded with 0. Of jobs without cuts all [rows, vocabulary] and None: column i is token i.
+        Both [rows, n], padded with 0. Without cuts all [rows, vocabulary] and None: column i is token i.
         """
         if not self.sampling.is_cut:
             return probabilities(scores, self.sampling), None
@@ -143,22 +158,36 @@ class TokenChooser:
         return key_of("seed", self.sampling.seed, position)
 
 
-class _Bars:
-    """What one job may not write, on one device: exact under drafts, because each row is judged by its own path."""
+class _Adjustments:
+    """What one job's settings and its own text change of scores on one device.
+
+    Exact under drafts, because each row is judged by its own path.
+    """
 
     def __init__(self, sampling: Sampling, barred: Barred, num_prompt: int, device: torch.device) -> None:
-        self._min_tokens = sampling.min_tokens
-        self._end_tokens = sorted(barred.end_tokens)
+        self._sampling = sampling
         self._num_prompt = num_prompt
         self._device = device
-        self._allowed = torch.tensor(sampling.allowed_token_ids, dtype=torch.long, device=device)
-        always = sorted({word[0] for word in barred.bad_words if len(word) == 1})
-        self._always = torch.tensor(always, dtype=torch.long, device=device)
-        self._behind: dict[tuple[int, ...], list[int]] = {}
+        self._end_tokens = sorted(barred.end_tokens)
+        self._allowed = self._ids(sampling.allowed_token_ids)
+        self._always = self._ids(sorted({word[0] for word in barred.bad_words if len(word) == 1}))
+        self._after: dict[tuple[int, ...], list[int]] = {}  # what the rest of a bad word bars
         for *before, last in barred.bad_words:
             if before:
-                self._behind.setdefault(tuple(before), []).append(last)
-        self._longest = max(map(len, self._behind), default=0)
+                self._after.setdefault(tuple(before), []).append(last)
+        self._longest = max(map(len, self._after), default=0)
+        self._biased = self._ids([token for token, _ in sampling.logit_bias])
+        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device=device)
+        # Only the repetition penalty looks at the prompt.
+        self._num_read = 0 if sampling.repetition_penalty != 1 else num_prompt
+        # Tokens that were read, in order of first appearance, each with its place and how often the output has it.
+        self._places: dict[int, int] = {}
+        self._in_output: Counter[int] = Counter()
+        self._tokens = self._ids(())
+        self._counts = self._ids(())
+
+    def _ids(self, tokens: Sequence[int]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.long, device=self._device)
 
     def bar(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """-inf into `scores` [rows, vocabulary] for every token that cannot follow the text and the row's path."""
@@ -167,61 +196,41 @@ class _Bars:
             scores.fill_(-torch.inf)
             scores[:, self._allowed] = kept
         scores[:, self._always] = -torch.inf
-        found: list[tuple[int, int]] = []
-        last = list(text[max(self._num_prompt, len(text) - self._longest) :]) if self._behind else []
+        cells: list[tuple[int, int]] = []
+        last = list(text[max(self._num_prompt, len(text) - self._longest) :]) if self._after else []
         for row, path in enumerate(paths):
-            if self._behind:
+            if self._after:
                 output = (*last, *path)[-self._longest :]
                 ends = (output[begin:] for begin in range(len(output)))
-                found += ((row, token) for end in ends for token in self._behind.get(end, ()))
-            if len(text) - self._num_prompt + len(path) < self._min_tokens:
-                found += ((row, token) for token in self._end_tokens)
-        if found:
-            rows, tokens = torch.tensor(found, dtype=torch.long, device=self._device).unbind(1)
+                cells += ((row, token) for end in ends for token in self._after.get(end, ()))
+            if len(text) - self._num_prompt + len(path) < self._sampling.min_tokens:
+                cells += ((row, token) for token in self._end_tokens)
+        if cells:
+            rows, tokens = torch.tensor(cells, dtype=torch.long, device=self._device).unbind(1)
             scores[rows, tokens] = -torch.inf
 
+    def add_bias(self, scores: Tensor) -> None:
+        """Add `logit_bias` to `scores` [rows, vocabulary]."""
+        scores.index_add_(1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
 
-class _Penalties:
-    """One job's bias and penalties on one device: how its settings and its own text change the scores.
+    def penalise(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Penalise tokens of the text and of each row's path in `scores` [rows, vocabulary]. Reads each token once.
 
-    In this order: `logit_bias` is added; the repetition penalty (Keskar et al. 2019)
-    divides positive and multiplies negative scores of every token of prompt and output; the frequency penalty is
-    subtracted once for each time a token stands in the output, the presence penalty once for each token that does
-    (OpenAI). Each token of the text is read once.
-    """
-
-    def __init__(self, sampling: Sampling, num_prompt: int, device: torch.device) -> None:
-        self._sampling = sampling
-        self._num_prompt = num_prompt
-        self._device = device
-        self._has_penalty = sampling.has_penalty
-        self._biased = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long, device=device)
-        self._biases = torch.tensor([bias for _, bias in sampling.logit_bias], dtype=torch.float64, device=device)
-        # Only the repetition penalty looks at the prompt.
-        self._num_read = 0 if sampling.repetition_penalty != 1 else num_prompt
-        # Tokens that were read, in order of first appearance, each with its place and how often the output has it.
-        self._places: dict[int, int] = {}
-        self._in_output: Counter[int] = Counter()
-        self._tokens = torch.empty(0, dtype=torch.long, device=device)
-        self._counts = torch.empty(0, dtype=torch.long, device=device)
-
-    def adjust(self, scores: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
-        """`scores`, changed in place."""
-        if len(self._biased):
-            scores.index_add_(1, self._biased, self._biases.to(scores.dtype).expand(len(scores), -1))
-        if self._has_penalty:
-            self._read(text)
-            ahead = [
-                (row, token, num + self._in_output[token])
-                for row, path in enumerate(paths)
-                for token, num in Counter(path).items()
-            ]
-            rows, tokens, counts = torch.tensor(ahead, dtype=torch.long, device=self._device).reshape(-1, 3).unbind(1)
-            # Read before the text's tokens are written: a token ahead may be one of them.
-            before = scores[rows, tokens]
-            scores[:, self._tokens] = self._penalised(scores[:, self._tokens], self._counts)
-            scores[rows, tokens] = self._penalised(before, counts)
-        return scores
+        The repetition penalty (Keskar et al. 2019) divides positive and multiplies negative scores of every token of
+        prompt and output; the frequency penalty is subtracted once for each time a token stands in the output, the
+        presence penalty once for each token that does (OpenAI).
+        """
+        self._read(text)
+        ahead = [
+            (row, token, num + self._in_output[token])
+            for row, path in enumerate(paths)
+            for token, num in Counter(path).items()
+        ]
+        rows, tokens, counts = torch.tensor(ahead, dtype=torch.long, device=self._device).reshape(-1, 3).unbind(1)
+        # Read before the text's tokens are written: a token ahead may be one of them.
+        before = scores[rows, tokens]
+        scores[:, self._tokens] = self._penalised(scores[:, self._tokens], self._counts)
+        scores[rows, tokens] = self._penalised(before, counts)
 
     def _penalised(self, scores: Tensor, counts: Tensor) -> Tensor:
         sampling = self._sampling
@@ -234,7 +243,7 @@ class _Penalties:
         return scores
 
     def _read(self, text: Sequence[int]) -> None:
-        """Take in what was added to the text."""
+        """Count what was added to the text."""
         fresh: list[int] = []
         places: list[int] = []
         for index in range(self._num_read, len(text)):
@@ -246,9 +255,8 @@ class _Penalties:
                 self._in_output[token] += 1
                 places.append(self._places[token])
         self._num_read = len(text)
-        added = torch.tensor(fresh, dtype=torch.long, device=self._device)
+        added, where = self._ids(fresh), self._ids(places)
         self._tokens = torch.cat((self._tokens, added))
-        where = torch.tensor(places, dtype=torch.long, device=self._device)
         counts = torch.cat((self._counts, torch.zeros_like(added)))
         self._counts = counts.index_add(0, where, torch.ones_like(where))
 

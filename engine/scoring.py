@@ -1,7 +1,7 @@
 """Counts that a drafter would have on a text that it did not decode: no pass of the target, no speculative decoding.
 
 `Shadows` reads along with look-up while texts are written; `with_scores` reads a control's text with the drafters that
-its job asks for. Both walk over the text in virtual rounds: the drafter proposes behind what stands so far, the
+its job asks for. Both walk over the text in virtual rounds: the drafter proposes after what stands so far, the
 proposal is compared with the tokens that really follow, and the text goes on by those that agree and one more.
 """
 
@@ -28,8 +28,7 @@ ADVANCE_S: Final = 0.002
 _FADING: Final = 0.99
 #: Output tokens of a text in which a virtual round may begin. Bounds what one text takes: 10 to 30 ms.
 MAX_TOKENS: Final = 512
-#: Stands where a token is not known; no token has this id.
-#: Stands behind a text that has ended: no draft is this token.
+#: Stands after a text that has ended: no draft is this token.
 _ENDED: Final = -2
 
 
@@ -87,19 +86,19 @@ class Shadows:
 
     def begin(self, sequence: Sequence) -> None:
         """Draw who scores a sequence that is admitted now, with what each drafter remembers of the task by now."""
-        if not sequence.task:
+        if not sequence.spec.task:
             return
         for name, drafter in self.drafters.items():
             if not drafter.shadow_share or name in self.ended:
                 continue
             # So likely that scoring takes its share of the device's time on average.
             scoring, share = self._scoring[name].value, drafter.shadow_share
-            uniform = (key_of("shadow", sequence.owner, name) + 2**63) / 2**64
+            uniform = (key_of("shadow", sequence.spec.owner, name) + 2**63) / 2**64
             if uniform * scoring < share * self._decoding.value or (share and not scoring):
                 seen = sequence.text[: sequence.num_prompt]
                 try:
-                    predicted = sequence.sampling.predicted
-                    propose = drafter.rereading(seen, sequence.task, sequence.segment, predicted)
+                    predicted = sequence.spec.sampling.predicted
+                    propose = drafter.rereading(seen, sequence.spec.task, sequence.spec.segment, predicted)
                     constrained = sequence.constrained and sequence.constrained.beginning()
                 except Exception as error:
                     self.failed(name, "rereading", error)
@@ -125,19 +124,19 @@ class Shadows:
 
     def end(self, sequence: Sequence) -> tuple[ShadowCounts, ...]:
         """The counts of each drafter on a text that has ended."""
-        if not sequence.task:
+        if not sequence.spec.task:
             return ()
         self._decoding.take(sequence.device_s)
-        found = []
+        scores = []
         for reading in self.drop(sequence):
             if reading.is_needed:
                 began = self.clock()
                 while self._takes_round(reading):
                     pass
                 if not reading.has_failed:
-                    found.append(reading.rounds.counted(reading.drafter))
+                    scores.append(reading.rounds.counted(reading.drafter))
                 self._scoring[reading.drafter.state.name].take(reading.seconds + self.clock() - began)
-        return tuple(found)
+        return tuple(scores)
 
     def drop(self, sequence: Sequence) -> list[_Reading]:
         """Forget a sequence that does not end by itself; what was read of it."""
@@ -159,7 +158,7 @@ class Shadows:
             return reading.rounds.take_round(
                 sequence.text,
                 has_ended=sequence.finish_reason is not None,
-                is_first_drafted=sequence.is_first_drafted,
+                is_first_drafted=sequence.drafting.is_first_drafted,
             )
         except Exception as error:
             reading.has_failed = True
@@ -171,7 +170,7 @@ class Shadows:
 
 @dataclass(slots=True)
 class _Mean:
-    """Of recent seconds; earlier ones fade."""
+    """The mean of recent seconds; earlier ones fade."""
 
     total: float = 0.0
     num: float = 0.0
@@ -200,7 +199,7 @@ class _Reading:
     def is_needed(self) -> bool:
         """Whether the run's own counts say less."""
         state = self.drafter.state
-        return not self.sequence.has_drafted_throughout(state.name, state.max_draft_tokens)
+        return not self.sequence.drafting.has_drafted_throughout(state.name, state.max_draft_tokens)
 
 
 def with_scores(
@@ -255,9 +254,9 @@ def score(
     """The counts of decoding this greedy text at k = `num_draft_tokens`, the prefill's round among them.
 
     A greedy draft is accepted where its token is the target's own next one. Up to its first wrong token, a draft is
-    thus the text itself, and what the drafter would say behind every beginning of the text follows from one pass over
+    thus the text itself, and what the drafter would say after every beginning of the text follows from one pass over
     it (teacher forcing). So trials and accepts by position are those of a real run at the same k, round by round. What
-    a draft would say behind its first wrong token is not known, and never tested in a real run either. Such a draft
+    a draft would say after its first wrong token is not known, and never tested in a real run either. Such a draft
     counts as k tokens long; a real one may have ended earlier there, at a token that ends a text or at its gate. So
     `proposed` may be larger than in a real run. In a dtype that rounds, passes of another width may swap two tokens
     that are almost equal, as in two real runs.
@@ -280,11 +279,11 @@ class VirtualRounds:
     """The counts of decoding a text at k = `num_draft_tokens` with `propose`, which looks at `seen`.
 
     `seen` is the prompt and grows by the tokens of each round. `max_tokens` is the job's own limit: a round never
-    proposes past that. The round that ends the text is cropped like a real one. Rounds that would begin behind
+    proposes past that. The round that ends the text is cropped like a real one. Rounds that would begin after
     MAX_TOKENS are left out.
 
     `constrained`, a beginning of the text's constraint, reads along. It fits each proposal as in a real run, and says
-    where one token alone is allowed. Such a token is no trial of a draft that reaches it, and where it stands behind a
+    where one token alone is allowed. Such a token is no trial of a draft that reaches it, and where it follows a
     round's tokens, it comes with the round. It may still be the token that the target adds, which is the round's own.
     """
 
@@ -350,8 +349,8 @@ class VirtualRounds:
 
     def counted(self, drafter: Drafter) -> ShadowCounts:
         """What was counted, as that of `drafter`."""
-        its = drafter.state
-        return ShadowCounts(its.name, its.revision, self._num_draft_tokens, self.counts, self.chances)
+        state = drafter.state
+        return ShadowCounts(state.name, state.revision, self._num_draft_tokens, self.counts, self.chances)
 
     def _most_forced(self, text: SequenceOf[int]) -> int:
         return min(len(text), self._num_prompt + self._max_tokens) - 1
@@ -376,7 +375,7 @@ class VirtualRounds:
             return proposal
         if UNKNOWN not in proposal.tokens:
             return self._constrained.fit(proposal, num_tokens, "")
-        # Behind the first token that is not known nothing is, but that the draft goes on.
+        # After the first token that is not known nothing is, but that the draft goes on.
         known = proposal.tokens[: proposal.tokens.index(UNKNOWN)]
         kept = self._constrained.fit(Proposal(known), len(known), "")
         unknown = proposal.tokens[len(known) :]

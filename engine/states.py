@@ -1,6 +1,6 @@
 """Hidden states of the target, for drafters that want them: of which layers, and how they come from passes to an ask.
 
-A tap names a state: `i` is what layer i reads (0: the embeddings), FINAL is the state behind the last norm, which the
+A tap names a state: `i` is what layer i reads (0: the embeddings), FINAL is the state after the last norm, which the
 head reads. A pass gives states of layers for every token that it reads, and final ones where logits are wanted, because
 elsewhere they are not computed. SAID is what the head makes of all of them: tokens, not a state.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 
 from engine.network.passes import Read
 
-#: The tap behind the last norm.
+#: The tap after the last norm.
 FINAL: Final = -1
-#: The tap of the head: the likeliest tokens behind each token of the last passes, also behind drafts that it rejected.
+#: The tap of the head: the likeliest tokens after each token of the last passes, also after drafts that it rejected.
 SAID: Final = -2
 NUM_SAID: Final = 8  #: of each
 
@@ -30,7 +30,7 @@ class States:
 
     first: int  #: position of the first row of each layer
     end: int  #: positions that the target has read: the last row is at end - 1
-    #: [positions, hidden]; FINAL: [1, hidden]; SAID: [tokens, 1 + NUM_SAID], a token and those likeliest behind it
+    #: [positions, hidden]; FINAL: [1, hidden]; SAID: [tokens, 1 + NUM_SAID], a token and those likeliest after it
     by_tap: Mapping[int, Tensor]
 
     def of(self, taps: Sequence[int]) -> Tensor:
@@ -55,25 +55,25 @@ class PassStates:
     def of(self, number: int, columns: Sequence[int], taps: Iterable[int]) -> dict[int, Tensor]:
         """States at some tokens of read `number`; final ones at the last of them, if its logits were wanted."""
         read = self.reads[number]
-        found = {}
+        states = {}
         for tap in taps:
             rows = self.by_tap[tap]
             if tap == SAID:
                 said = rows[self._logits[number] : self._logits[number + 1]]
                 tokens = torch.tensor(read.token_ids[len(read.token_ids) - len(said) :], device=said.device)
                 likeliest = said.topk(min(NUM_SAID, said.shape[1]), dim=-1).indices
-                found[tap] = torch.cat((tokens.long()[:, None], likeliest), dim=1)
+                states[tap] = torch.cat((tokens.long()[:, None], likeliest), dim=1)
             elif tap != FINAL:
                 begin = self._tokens[number]
                 if columns[-1] - columns[0] == len(columns) - 1:
                     # A copy, because a view would keep the states of the whole pass.
-                    found[tap] = rows[begin + columns[0] : begin + columns[-1] + 1].clone()
+                    states[tap] = rows[begin + columns[0] : begin + columns[-1] + 1].clone()
                 else:
-                    found[tap] = rows[[begin + column for column in columns]]
+                    states[tap] = rows[[begin + column for column in columns]]
             elif (place := columns[-1] - (len(read.token_ids) - read.num_logits)) >= 0:
                 row = self._logits[number] + place
-                found[tap] = rows[row : row + 1].clone()  # the next pass may write there
-        return found
+                states[tap] = rows[row : row + 1].clone()  # the next pass may write there
+        return states
 
 
 @dataclass(slots=True, eq=False)

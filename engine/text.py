@@ -1,4 +1,4 @@
-"""Tokens to text while they come: no broken characters, and nothing behind a stop string."""
+"""Tokens to text while they come: no broken characters, and nothing after a stop string."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def byte_tokens(tokenizer: Any) -> dict[int, int]:
     token_ids = tokenizer.convert_tokens_to_ids(names)
     if None in token_ids or tokenizer.convert_ids_to_tokens(token_ids) != names:
         return {}
-    found = {token_id: byte for byte, token_id in enumerate(token_ids)}
+    byte_of = {token_id: byte for byte, token_id in enumerate(token_ids)}
     letter = [token_ids[byte] for byte in "é".encode()]
-    return found if tokenizer.decode(letter, skip_special_tokens=True) == "é" else {}
+    return byte_of if tokenizer.decode(letter, skip_special_tokens=True) == "é" else {}
 
 
 def special_tokens(tokenizer: Any) -> dict[int, str]:
@@ -69,9 +69,9 @@ def _of_tokens(tokenizer: Any) -> tuple[dict[int, str], dict[int, int], dict[str
 class TextStream:
     """One job's text. Push every token of the text; read `take_delta` when convenient.
 
-    The text ends before the first stop string, or behind it. Whether tokens arrive one by one or many a round makes no
-    difference: each is pushed alone, and the first that completes a stop string ends the text. Where nobody waits for
-    deltas and no stop string is looked for, nothing is decoded before `finish`; `text` is empty until then.
+    The text ends before the first stop string, or after it. Whether tokens arrive one by one or many a round makes no
+    difference: each is pushed alone, and the first that completes a stop string ends the text. Without a reader of
+    deltas and without stop strings nothing is decoded before `finish`; `text` is empty until then.
 
     A run of byte tokens is decoded here, byte by byte: tokenizers make every byte of a run U+FFFD if one of its
     characters lacks a byte, so what they say of a run changes while it grows.
@@ -102,7 +102,7 @@ class TextStream:
             special_tokens: of the tokenizer, by token id.
             shown: special tokens whose strings are text.
             includes_stop: whether the stop string that ends the text is part of it.
-            min_tokens: a stop string that so many tokens complete ends nothing.
+            min_tokens: stop strings that the first `min_tokens` tokens complete end nothing.
         """
         self.is_stopped = False  #: a stop string ended the text
         self._decode = decode
@@ -218,9 +218,9 @@ class TextStream:
         if self.is_stopped or not piece:
             return
         self._tail += piece
-        found = [(place, len(stop)) for stop in self._stop if (place := self._tail.find(stop)) >= 0]
-        if found and self._num_pushed > self._min_tokens:
-            place, length = min(found)
+        stops = [(place, len(stop)) for stop in self._stop if (place := self._tail.find(stop)) >= 0]
+        if stops and self._num_pushed > self._min_tokens:
+            place, length = min(stops)
             self._settle(place + length if self._includes_stop else place)
             self._tail, self.is_stopped = "", True
         else:

@@ -59,7 +59,7 @@ def text_config(config: Any) -> Any:
 def text_facts(config: Any) -> TextFacts:
     """What `config` says, the model's own or its text model's. Raises UnsupportedModel where it has several."""
     text = text_config(config)
-    windows = {int(one) for layer in layer_configs(config) if (one := getattr(layer, "sliding_window", None))}
+    windows = {int(window) for layer in layer_configs(config) if (window := getattr(layer, "sliding_window", None))}
     kinds = _kinds(text, windows)
     longest = (
         getattr(text, "max_position_embeddings", None) or getattr(text, "max_seq_len", None) or LONGEST_DEFAULT_CONTEXT
@@ -121,9 +121,10 @@ def _refusal(config: Any, text: Any, kinds: tuple[str, ...], windows: set[int]) 
 
 
 def _quantization(config: Any) -> str | None:
-    if not (found := getattr(config, "quantization_config", None)):
+    if not (quantization := getattr(config, "quantization_config", None)):
         return None
-    method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+    is_dict = isinstance(quantization, dict)
+    method = quantization.get("quant_method") if is_dict else getattr(quantization, "quant_method", None)
     return str(getattr(method, "value", method) or "quantized ones")
 
 

@@ -1,6 +1,6 @@
 """Which drafted tokens stay. Every rule gives the tokens the target's own distribution, whatever the drafter proposes.
 
-`verify` turns the logits of a pass into a verdict on each sequence's proposal. The rules behind it are pure functions
+`verify` turns the logits of a pass into a verdict on each sequence's proposal. The rules it follows are pure functions
 of tensors.
 
 A chain, greedy: a draft stays while it equals the target's argmax. A chain from a deterministic drafter, whose q is
@@ -13,18 +13,18 @@ own test passes, so a likely continuation can save an unlikely token. For every 
 many tokens in expectation. It pays where drafts are drawn; for a one-hot q both rules accept alike.
 
 A tree is `tokens` and `parents`: token i hangs on token parents[i] < i, or on the pending token where that is -1. Rows
-of target tensors: row 0 is behind the pending token, row i + 1 behind token i. At every accepted node its children are
+of target tensors: row 0 is after the pending token, row i + 1 after token i. At every accepted node its children are
 tried in order until one is accepted; where none is, the target's own token ends the round. r is what is left to be
 drawn at a node, p at first. A child x that follows from the text (the likeliest tokens of a greedy draft, look-up) is
-accepted with probability r(x), and taken out of r where it is rejected; behind the last rejected child the target's
+accepted with probability r(x), and taken out of r where it is rejected; after the last rejected child the target's
 token is drawn from r (EAGLE, Li et al. 2024, arXiv 2401.15077). Each step is that of Leviathan et al. 2023 with r for p
 and a one-hot q. Tokens that follow from the text may be sorted, merged and pruned in any way.
 
 Drawn tokens come first among the children of a node. A drawn chain is verified as a block, and what its verdict leaves,
 max(w p - q, 0), is r for the other children of the node where it ended: they only decide how the block's own next token
 is drawn from r. Siblings that were drawn without replacement (SpecInfer, Miao et al. 2023; Sequoia, Chen et al. 2024)
-are tried one by one: x is accepted with probability min(1, r(x) / q(x)), r being normalised, and behind a rejection r
-is max(r - q, 0) and q loses x. Behind them r does not depend on what was drawn, so the children that follow from the
+are tried one by one: x is accepted with probability min(1, r(x) / q(x)), r being normalised, and after a rejection r
+is max(r - q, 0) and q loses x. After them r does not depend on what was drawn, so the children that follow from the
 text may also follow from what was drawn: one that equals a drawn sibling is left out.
 """
 
@@ -46,47 +46,49 @@ if TYPE_CHECKING:
     from engine.sequence import Sequence
 
 
-def verify(logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
-    """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one behind the other.
+def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> list[DraftVerdict]:
+    """One verdict a sequence; `logits` [rows, vocabulary] holds 1 + len(tokens) rows of each, one after the other.
 
-    Most jobs are greedy with plain logits: their verdicts are computed together, with one wait for the device. Sampled
-    jobs with equal cuts share the computation of their distributions. A constraint acts before anything is chosen: what
-    it leaves is the target's own distribution. The likeliest token of all is the likeliest of what it leaves, if it is
-    among these. Raises DecodeFailed for logits that are not finite, because a choice
-    from them has no meaning.
+    `TokenChooser` has the order of the steps. Most jobs are greedy with plain logits: their verdicts are computed
+    together, with one wait for the device. Sampled jobs with equal cuts share the computation of their distributions.
+    Raises DecodeFailed for logits that are not finite, because a choice from them has no meaning.
     """
     best, are_finite = best_tokens(logits)
     if not are_finite:
         raise DecodeFailed("the model returned logits that are not finite")
-    found: dict[int, DraftVerdict] = {}
-    sampled: dict[tuple[float, ...], dict[int, Tensor]] = {}
+    verdicts: dict[int, DraftVerdict] = {}
+    drawing: dict[tuple[float, ...], dict[int, Tensor]] = {}  # by cut, the scores of sequences that draw
     begin = 0
-    for index, (sequence, proposal) in enumerate(asked):
+    for index, (sequence, proposal) in enumerate(judged):
         end = begin + 1 + len(proposal.tokens)
-        choice = sequence.choice
-        if choice.takes_likeliest:
-            its, scores = best[begin:end], logits[begin:end]
-            if choice.sampling.is_adjusted:
-                scores = choice.adjusted(scores, sequence.text, proposal.paths)
-                its = scores.argmax(dim=-1).tolist()
-            found[index] = _verify_likeliest(its, scores, sequence, proposal)
+        if sequence.choice.takes_likeliest:
+            verdicts[index] = _verify_likeliest(best[begin:end], logits[begin:end], sequence, proposal)
         else:
-            scores = choice.scores(logits[begin:end], sequence.text, proposal.paths)
-            if choice.constrained is not None:
-                choice.constrained.bury(scores, proposal.paths)
-            if choice.is_greedy or choice.is_reproducible:
-                places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
-                found[index] = verify_followed(choice.tokens(scores, places).tolist(), proposal)
+            scores = _scores(logits[begin:end], sequence, proposal)
+            if sequence.choice.is_greedy or sequence.choice.is_reproducible:
+                verdicts[index] = _verify_chosen(scores, sequence, proposal)
             else:
-                sampled.setdefault(choice.cut, {})[index] = scores
+                drawing.setdefault(sequence.choice.cut, {})[index] = scores
         begin = end
-    for alike in sampled.values():
-        p = asked[next(iter(alike))][0].choice.probabilities(torch.cat([*alike.values()]))
-        begin = 0
-        for index, scores in alike.items():
-            found[index] = _verify_drawn(p[begin : begin + len(scores)], *asked[index])
-            begin += len(scores)
-    return _with_logprobs([found[index] for index in range(len(asked))], logits, asked)
+    for alike in drawing.values():
+        p = judged[next(iter(alike))][0].choice.probabilities(torch.cat([*alike.values()]))
+        for index, own_p in zip(alike, torch.split(p, [len(scores) for scores in alike.values()]), strict=True):
+            verdicts[index] = _verify_drawn(own_p, *judged[index])
+    return _with_logprobs([verdicts[index] for index in range(len(judged))], logits, judged)
+
+
+def _scores(logits: Tensor, sequence: Sequence, proposal: Proposal) -> Tensor:
+    """The scores that one sequence chooses from [1 + len(tokens), vocabulary]."""
+    scores = sequence.choice.scores(logits, sequence.text, proposal.paths)
+    if sequence.constrained is not None:
+        sequence.constrained.bury(scores, proposal.paths)
+    return scores
+
+
+def _verify_chosen(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One sequence whose token at each place follows from its `scores` [1 + len(tokens), vocabulary]."""
+    places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
+    return verify_followed(sequence.choice.tokens(scores, places).tolist(), proposal)
 
 
 def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
@@ -96,9 +98,15 @@ def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
     return verify_tree_greedy(best, proposal.tokens, proposal.parents)
 
 
-def _verify_likeliest(best: list[int], scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
-    """One greedy sequence with its `scores` [1 + len(tokens), vocabulary] before its constraint, `best` in each row."""
-    constrained, paths = sequence.choice.constrained, proposal.paths
+def _verify_likeliest(best: list[int], logits: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
+    """One greedy sequence that bars nothing; `best` is the likeliest token in each row of its `logits`.
+
+    The likeliest token of all is the likeliest of what a constraint leaves, if it is among these: no mask is needed.
+    """
+    constrained, paths, scores = sequence.constrained, proposal.paths, logits
+    if sequence.spec.sampling.is_adjusted:
+        scores = sequence.choice.adjusted(logits, sequence.text, paths)
+        best = scores.argmax(dim=-1).tolist()
     if constrained is not None:
         best = constrained.best(best, scores, paths)
     verdict = verify_followed(best, proposal)
@@ -120,12 +128,12 @@ def _with_second_choices(verdict: DraftVerdict, scores: Tensor) -> DraftVerdict:
 
 
 def _with_logprobs(
-    verdicts: list[DraftVerdict], logits: Tensor, asked: SequenceOf[tuple[Sequence, Proposal]]
+    verdicts: list[DraftVerdict], logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]
 ) -> list[DraftVerdict]:
     """The verdicts, of sequences that want it with what the target's own `logits` say of each token that they yield."""
     begin = 0
-    for index, (sequence, proposal) in enumerate(asked):
-        if (num_ranked := sequence.sampling.num_logprobs) is not None:
+    for index, (sequence, proposal) in enumerate(judged):
+        if (num_ranked := sequence.spec.sampling.num_logprobs) is not None:
             verdict = verdicts[index]
             rows = [begin, *(begin + 1 + place for place in verdict.path)]
             tokens = [*(proposal.tokens[place] for place in verdict.path), verdict.next_token]
@@ -135,7 +143,7 @@ def _with_logprobs(
 
 
 def _logprobs_of(logits: Tensor, tokens: SequenceOf[int], num_ranked: int) -> tuple[TokenLogprob, ...]:
-    """Of each token that was chosen from its row of `logits` [tokens, vocabulary]; in float32 or better.
+    """The logprob of each token that was chosen from its row of `logits` [tokens, vocabulary]; in float32 or better.
 
     They are those of the model itself: from the logits as they come, before anything is barred, biased or penalised,
     and before temperature, top_k, top_p and min_p. That is vLLM's default (`raw_logprobs`). So a token that was drawn
@@ -181,13 +189,13 @@ class DraftVerdict:
 
     num_accepted: int
     next_token: int
-    #: Of a tree: which tokens of the proposal were accepted, root first. None for a chain: the first `num_accepted`.
+    #: For a tree: which tokens of the proposal were accepted, root first. None for a chain: the first `num_accepted`.
     branch: tuple[int, ...] | None = None
-    #: Of a tree: depths at which a token was tried. None for a chain: all it accepted and the one that was rejected.
+    #: For a tree: depths at which a token was tried. None for a chain: all it accepted and the one that was rejected.
     num_tested: int | None = None
-    #: Of a watched sequence: by token that the round yields.
+    #: For a watched sequence: by token that the round yields.
     second_choices: tuple[SecondChoice, ...] = ()
-    #: Of a sequence that asked for them: by token that the round yields.
+    #: For a sequence that wants them: by token that the round yields.
     logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
@@ -197,9 +205,9 @@ class DraftVerdict:
 
 
 def verify_greedy(best: SequenceOf[int], draft: SequenceOf[int]) -> DraftVerdict:
-    """One sequence. `best` [k + 1]: the target's choice behind the pending token and behind each draft; `draft` [k]."""
+    """One sequence. `best` [k + 1]: the target's choice after the pending token and after each draft; `draft` [k]."""
     hits = zip(best, draft, strict=False)
-    num_accepted = next((place for place, (one, other) in enumerate(hits) if one != other), len(draft))
+    num_accepted = next((place for place, (token, drafted) in enumerate(hits) if token != drafted), len(draft))
     return DraftVerdict(num_accepted, best[num_accepted])
 
 
@@ -246,20 +254,20 @@ def verify_block(p: Tensor, q: DraftDistributions, draft: Tensor, uniforms: Tens
     [k]. `uniforms` [k + 1]: independent draws from [0, 1), the last for the token that the target adds.
 
     With w_0 = 1 and w_i = min(1, w_(i-1) p(x_i) / q(x_i)), the prefix of length i < k passes with probability
-    S_i / (S_i + 1 - w_i), where S_i is the sum of max(w_i p - q, 0) behind it, and the whole draft with w_k. The next
-    token is drawn from norm(max(w p - q, 0)) behind the longest prefix that passes, or from p behind the whole draft.
+    S_i / (S_i + 1 - w_i), where S_i is the sum of max(w_i p - q, 0) after it, and the whole draft with w_k. The next
+    token is drawn from norm(max(w p - q, 0)) after the longest prefix that passes, or from p after the whole draft.
     """
     num_accepted, rest = _verify_as_block(p, q, draft, uniforms[:-1])
     return DraftVerdict(num_accepted, draw(rest, uniforms[-1]))
 
 
 def _verify_as_block(p: Tensor, q: DraftDistributions, draft: Tensor, uniforms: Tensor) -> tuple[int, Tensor]:
-    """How many drafts stay, and what the token behind them is drawn from; `uniforms` [k]."""
+    """How many drafts stay, and what the token after them is drawn from; `uniforms` [k]."""
     k = draft.shape[0]
     kept = _kept(p, q, draft)
     residuals = q.taken_from(kept[:-1, None] * p[:-1]).clamp_min(0.0)
     sums = residuals[1:].sum(dim=1)
-    # 0 / 0, which no number is below, stands where w_i = 1 and p = q behind it: a longer prefix passes there anyway.
+    # 0 / 0, which no number is below, stands where w_i = 1 and p = q after it: a longer prefix passes there anyway.
     passing = torch.cat(((sums / (sums + 1 - kept[1:-1])), kept[-1:])) if k else kept[:0]
     lengths = torch.arange(1, k + 1, device=p.device)
     num_accepted = int(((uniforms < passing) * lengths).amax()) if k else 0
@@ -281,7 +289,7 @@ def _kept(p: Tensor, q: DraftDistributions, draft: Tensor) -> Tensor:
 def verify_tree_greedy(best: SequenceOf[int], tokens: SequenceOf[int], parents: SequenceOf[int]) -> DraftVerdict:
     """The deepest path on which every token is the target's choice.
 
-    `best` [n + 1]: the target's choice, greedy or coupled, behind the pending token and behind each of the n tokens.
+    `best` [n + 1]: the target's choice, greedy or coupled, after the pending token and after each of the n tokens.
     """
     depths = tree_depths(parents)
     hits = {-1}
@@ -324,7 +332,7 @@ def verify_drawn_tree(
         return _descend(p, q, tokens, parents, uniforms)
     drafts = torch.tensor(tokens[:num_drawn], dtype=torch.long, device=p.device)
     num_accepted, rest = _verify_as_block(p[: num_drawn + 1], q, drafts, uniforms[:num_drawn])
-    return _descend(p, q, tokens, parents, uniforms, range(num_accepted), rest)
+    return _descend(p, q, tokens, parents, uniforms, accepted=range(num_accepted), left=rest)
 
 
 def _descend(
@@ -338,7 +346,7 @@ def _descend(
 ) -> DraftVerdict:
     """Try the children of each accepted node in order; with `accepted`, a block, those that were not drawn.
 
-    `left` is what the block leaves to be drawn behind it.
+    `left` is what the block leaves to be drawn after it.
     """
     num_drawn, num_judged = 0 if q is None else len(q), 0 if left is None or q is None else len(q)
     children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]

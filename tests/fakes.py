@@ -12,19 +12,16 @@ from typing import Final
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import (
-    CacheMemory,
     EngineIdentity,
     Generation,
-    Load,
     PreparedJob,
     Sampling,
-    SamplingDefaults,
     Step,
     TokenDelta,
 )
 from alphaloop.errors import DecodeFailed, InvalidField
 from alphaloop.messages import Choice, Job
-from alphaloop.messages.capabilities import served_by
+from benchmarks.pipeline.instant_engine import InstantEngine
 from engine.prompts import fit_job
 from engine.proposal import RoundCounts
 from engine.text import TextStream
@@ -62,9 +59,14 @@ class _Running:
     num_deltas: int = 0
 
     @property
+    def job(self) -> Job:
+        """The job."""
+        return self.prepared.job
+
+    @property
     def job_id(self) -> str:
         """The job's."""
-        return self.prepared.job.job_id
+        return self.job.job_id
 
     @property
     def drafting(self) -> DrafterState | None:
@@ -72,7 +74,7 @@ class _Running:
         return self.drafter if self.output and self.num_draft_tokens > 0 else None
 
 
-class FakeEngine:
+class FakeEngine(InstantEngine):
     """`alphaloop.engine.Engine` whose text is a function of the prompt (and of the seed, when sampled).
 
     `acceptance[i]` is the probability that draft i + 1 of a round is accepted, the last one's for all behind it.
@@ -80,8 +82,6 @@ class FakeEngine:
     A text ends by itself after as many words as one of `num_words`, both included.
     With a `slowness` steps report that many times what their shape is measured to take; without one, no parts at all.
     """
-
-    can_redraft = True
 
     def __init__(
         self,
@@ -95,17 +95,15 @@ class FakeEngine:
         drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "fake-1", 8),),
         num_words: tuple[int, int] = (24, 80),
     ) -> None:
+        super().__init__(num_slots)
         self.identity = EngineIdentity(
             "fake-1", "fake", "000000000000", "float32", "no-device", context_length, "no-host"
         )
         self.drafters = drafters
-        self.features = served_by("own").features
-        self.sampling_defaults = SamplingDefaults()
         self.num_steps = 0
-        self._num_slots, self._acceptance = num_slots, tuple(acceptance)
+        self._acceptance = tuple(acceptance)
         self._failing, self._before_step = frozenset(failing_steps), before_step
         self._slowness, self._num_words = slowness, num_words
-        self._running: list[_Running] = []
 
     @property
     def running(self) -> Sequence[str]:
@@ -119,10 +117,6 @@ class FakeEngine:
         prompt = job.body.prompt or " ".join(message.text for message in job.body.messages or ())
         token_ids = tuple(_number("token", word) % 50_000 for word in prompt.split())
         return fit_job(job, token_ids, sampling, self.identity.context_length)
-
-    def has_room(self, prepared: PreparedJob) -> bool:
-        """Memory is no object here."""
-        return self.load().num_free > 0
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a sequence in."""
@@ -192,38 +186,6 @@ class FakeEngine:
             drafting=tuple(drafting),
         )
         return step if self._slowness is None else self._timed(step, drafters, self._slowness)
-
-    def cancel(self, job_id: str) -> bool:
-        """Drop a sequence."""
-        kept = [sequence for sequence in self._running if sequence.prepared.job.job_id != job_id]
-        found, self._running = len(kept) < len(self._running), kept
-        return found
-
-    def abandon(self) -> None:
-        """Drop every sequence."""
-        self._running = []
-
-    def use_memory(self, view_of: object) -> None:
-        """It looks nothing up."""
-
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
-    def close(self) -> None:
-        """Drop every sequence."""
-        self.abandon()
-
-    def load(self) -> Load:
-        """How full the engine is."""
-        return Load(len(self._running), self._num_slots)
-
-    def memory(self) -> CacheMemory:
-        """A gigabyte, of which nothing is ever taken."""
-        return CacheMemory(1 << 30, 0, 1 << 30, 1000, {}, 1, 1000)
-
-    def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
-        """Every drafter serves everything."""
-        return {}
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """A drafted token costs a hundredth of a round of the target."""

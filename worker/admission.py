@@ -7,7 +7,7 @@ Three criteria, in this order:
    go first, but for `NORMAL_SHARE` of the starts.
 2. *Priority with age* within a segment. The priority decides, where `AGEING_S` of waiting are worth one step of it, and
    then the arrival.
-3. *Shared beginning*. Jobs whose prompts begin alike save the device time in which that beginning is read, as long as
+3. *Shared prefix*. Jobs whose prompts begin alike save the device time in which that prefix is read, as long as
    they run together. So a job may overtake others of its segment, and its task and segment may stay at their turn,
    within a slack.
 
@@ -36,12 +36,12 @@ Item = TypeVar("Item")
 AGEING_S: Final = 10.0  #: a wait of this length counts as one step of priority
 NORMAL_SHARE: Final = 0.2  #: of a task's starts, for jobs that are not of the high lane, while both lanes wait
 UNKNOWN_JOB_S: Final = 1.0  #: device seconds that a job is expected to need before any job of any task has ended
-#: Most device time by which jobs may go before their turn to share a prompt's beginning with a running job.
+#: Most device time by which jobs may go before their turn to share a prompt's prefix with a running job.
 MOST_SLACK_S: Final = 10.0
-#: Tokens of the shortest beginning that is compared; each further one is twice as long.
+#: Tokens of the shortest prefix that is compared; each further one is twice as long.
 SHORTEST_BEGINNING: Final = 64
 LONGEST_BEGINNING: Final = 16_384
-#: Share of the device time of a run of jobs that reading their beginning once may take.
+#: Share of the device time of a run of jobs that reading their prefix once may take.
 READING_SHARE: Final = 0.05
 _ROUNDING: Final = 1e-9
 _Place: TypeAlias = tuple[float, int]  # rank and number of arrival: the least is served first
@@ -62,7 +62,7 @@ class AdmissionQueue(Generic[Item]):
     read_s: Callable[[int], float] = lambda num_tokens: 0.0
 
     def __post_init__(self) -> None:
-        self._shared = SharedBeginnings(self.num_slots, self.read_s)
+        self._shared = SharedPrefixes(self.num_slots, self.read_s)
         self._tasks: dict[str, _Task[Item]] = {}
         self._backlogged: dict[str, _Task[Item]] = {}
         self._shares = FairShares(self.weight_of, self._mean_over_tasks_s)
@@ -96,11 +96,11 @@ class AdmissionQueue(Generic[Item]):
         priority: int,
         num_bytes: int,
         now: float,
-        beginnings: tuple[Beginning, ...] = (),
+        prefixes: tuple[Prefix, ...] = (),
         is_high: bool = False,
         segment: str = "",
     ) -> None:
-        """Let a job wait; `now` is when its waiting began, `beginnings` are its prompt's, the longest first.
+        """Let a job wait; `now` is when its waiting began, `prefixes` are its prompt's, the longest first.
 
         `is_high`: it is of the high lane. Probes and controls never are, and have no segment.
 
@@ -119,7 +119,7 @@ class AdmissionQueue(Generic[Item]):
             segment="" if lane.is_measured else segment,
             item=item,
             num_bytes=num_bytes,
-            beginnings=beginnings,
+            prefixes=prefixes,
             is_high=is_high,
         )
         task.add(job)
@@ -186,7 +186,7 @@ class AdmissionQueue(Generic[Item]):
         return taken
 
     def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
-        """Whether the served task has to leave its turn to another: unless its next job shares a running beginning."""
+        """Whether the served task has to leave its turn to another: unless its next job shares a running prefix."""
         ahead_s = self._shares.ahead_s(serving.name, rival.name)
         return ahead_s > self.quantum_s and ahead_s > self._shared.slack_s(serving.num_shared(self._shared))
 
@@ -212,7 +212,7 @@ class AdmissionQueue(Generic[Item]):
 
     def _admit(self, task: _Task[Item], job: _Job[Item]) -> _Job[Item]:
         self._shares.admit(task.name)
-        self._shared.admit(job.beginnings)
+        self._shared.admit(job.prefixes)
         self._served_last = task.name
         self._count(job, -1)
         if not task.num_jobs:
@@ -295,37 +295,37 @@ def lane_of(job: Job, sampling: Sampling, switched_off: str = "") -> LaneKey:
     )
 
 
-class Beginning(NamedTuple):
-    """The first tokens of a prompt. Prompts with equal beginnings have equal first tokens, to within a hash."""
+class Prefix(NamedTuple):
+    """The first tokens of a prompt. Prompts with equal prefixes have equal first tokens, to within a hash."""
 
     num_tokens: int
     digest: int
 
 
-def beginnings_of(token_ids: Sequence[int]) -> tuple[Beginning, ...]:
-    """The beginnings of a prompt, the longest first.
+def prefixes_of(token_ids: Sequence[int]) -> tuple[Prefix, ...]:
+    """The prefixes of a prompt, the longest first.
 
-    The last token of a prompt is always read, so no beginning contains that token. 2 µs for 200 tokens.
+    The last token of a prompt is always read, so no prefix contains that token. 2 µs for 200 tokens.
     """
-    beginnings: list[Beginning] = []
+    prefixes: list[Prefix] = []
     begin, end, digest = 0, SHORTEST_BEGINNING, 0
     while end < len(token_ids) and end <= LONGEST_BEGINNING:
         digest = hash((digest, *token_ids[begin:end]))
-        beginnings.append(Beginning(end, digest))
+        prefixes.append(Prefix(end, digest))
         begin, end = end, 2 * end
-    return tuple(reversed(beginnings))
+    return tuple(reversed(prefixes))
 
 
-class SharedBeginnings:
-    """The beginnings that the slots will hold when the next job starts, and how much device time sharing one is worth.
+class SharedPrefixes:
+    """The prefixes that the slots will hold when the next job starts, and how much device time sharing one is worth.
 
-    The engine copies a beginning that a running sequence holds (engine/network/slots.py) and does not read it
+    The engine copies a prefix that a running sequence holds (engine/network/slots.py) and does not read it
     again. Jobs are claimed ahead of the engine, so a job that runs now may have ended when the next one starts. Which
     admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
-    a beginning is read again, or a job goes first for nothing.
+    a prefix is read again, or a job goes first for nothing.
 
-    The slack is as long as a run of jobs of which reading the beginning takes `READING_SHARE`: 20 times what the target
-    is measured to need for the beginning, at most `MOST_SLACK_S`. So a beginning that is cheap to read changes no
+    The slack is as long as a run of jobs of which reading the prefix takes `READING_SHARE`: 20 times what the target
+    is measured to need for the prefix, at most `MOST_SLACK_S`. So a prefix that is cheap to read changes no
     order.
     """
 
@@ -333,30 +333,30 @@ class SharedBeginnings:
         """`read_s`: seconds in which the target reads this number of prompt tokens, as measured."""
         self._num_slots = num_slots
         self._read_s = read_s
-        self._by_job: deque[tuple[Beginning, ...]] = deque()
-        self._num_jobs: Counter[Beginning] = Counter()
+        self._by_job: deque[tuple[Prefix, ...]] = deque()
+        self._num_jobs: Counter[Prefix] = Counter()
 
     @property
-    def held(self) -> KeysView[Beginning]:
-        """Every beginning that a job holds."""
+    def held(self) -> KeysView[Prefix]:
+        """Every prefix that a job holds."""
         return self._num_jobs.keys()
 
     def slack_s(self, num_tokens: int) -> float:
         """Device seconds by which a job may go before its turn to share `num_tokens`; 0 for none."""
         return min(MOST_SLACK_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
 
-    def admit(self, beginnings: tuple[Beginning, ...]) -> None:
-        """A job with these beginnings was admitted."""
-        self._by_job.append(beginnings)
-        self._num_jobs.update(beginnings)
+    def admit(self, prefixes: tuple[Prefix, ...]) -> None:
+        """A job with these prefixes was admitted."""
+        self._by_job.append(prefixes)
+        self._num_jobs.update(prefixes)
         self.observe(self._num_slots)
 
     def observe(self, num_running: int) -> None:
         """Take the number of admitted jobs that have not ended."""
         while len(self._by_job) > num_running:
-            for beginning in self._by_job.popleft():
-                if num_left := self._num_jobs.pop(beginning) - 1:
-                    self._num_jobs[beginning] = num_left
+            for prefix in self._by_job.popleft():
+                if num_left := self._num_jobs.pop(prefix) - 1:
+                    self._num_jobs[prefix] = num_left
 
 
 @dataclass(slots=True)
@@ -368,7 +368,7 @@ class _Job(Generic[Item]):
     segment: str
     item: Item
     num_bytes: int
-    beginnings: tuple[Beginning, ...]  # of its prompt, the longest first
+    prefixes: tuple[Prefix, ...]  # of its prompt, the longest first
     is_high: bool
     is_waiting: bool = True
 
@@ -387,7 +387,7 @@ class _Traffic(Generic[Item]):
     """
 
     heap: _Heap[Item] = field(default_factory=list)
-    by_beginning: dict[Beginning, _Heap[Item]] = field(default_factory=dict)
+    by_prefix: dict[Prefix, _Heap[Item]] = field(default_factory=dict)
     #: Jobs that were taken before their turn, with their expected device seconds, as long as jobs wait before them.
     overtaking: list[tuple[_Place, float]] = field(default_factory=list)
     overtaking_s: float = 0.0  #: expected device seconds of these jobs together
@@ -396,27 +396,25 @@ class _Traffic(Generic[Item]):
     def add(self, job: _Job[Item]) -> None:
         self.num_jobs += 1
         heappush(self.heap, (job.place, job))
-        for beginning in job.beginnings:
-            heappush(self.by_beginning.setdefault(beginning, []), (job.place, job))
+        for prefix in job.prefixes:
+            heappush(self.by_prefix.setdefault(prefix, []), (job.place, job))
 
-    def next(self, shared: SharedBeginnings, job_s: float) -> tuple[_Job[Item], int]:
+    def next(self, shared: SharedPrefixes, job_s: float) -> tuple[_Job[Item], int]:
         """The job that starts next, and the tokens that it shares with a running job. `job_s`: what jobs take."""
         first = self.heap[0][1]
-        if not shared.held or not self.by_beginning:
+        if not shared.held or not self.by_prefix:
             return first, 0
-        num_shared = next((beginning.num_tokens for beginning in first.beginnings if beginning in shared.held), 0)
-        longer = [
-            beginning for beginning in shared.held & self.by_beginning.keys() if beginning.num_tokens > num_shared
-        ]
-        for beginning in sorted(longer, reverse=True):
-            candidate, slack_s = self.by_beginning[beginning][0][1], shared.slack_s(beginning.num_tokens)
+        num_shared = next((prefix.num_tokens for prefix in first.prefixes if prefix in shared.held), 0)
+        longer = [prefix for prefix in shared.held & self.by_prefix.keys() if prefix.num_tokens > num_shared]
+        for prefix in sorted(longer, reverse=True):
+            candidate, slack_s = self.by_prefix[prefix][0][1], shared.slack_s(prefix.num_tokens)
             if self.overtaking_s + job_s > slack_s:
-                break  # shorter beginnings have less slack
+                break  # shorter prefixes have less slack
             if candidate.place[0] - first.place[0] < slack_s:
-                return candidate, beginning.num_tokens
+                return candidate, prefix.num_tokens
         return first, num_shared
 
-    def take(self, shared: SharedBeginnings, job_s: float) -> _Job[Item]:
+    def take(self, shared: SharedPrefixes, job_s: float) -> _Job[Item]:
         job, _ = self.next(shared, job_s)
         if job is not self.heap[0][1]:
             heappush(self.overtaking, (job.place, job_s))
@@ -424,10 +422,10 @@ class _Traffic(Generic[Item]):
         job.is_waiting = False
         self.num_jobs -= 1
         _drop_taken(self.heap)
-        for beginning in job.beginnings:
-            _drop_taken(alike := self.by_beginning[beginning])
+        for prefix in job.prefixes:
+            _drop_taken(alike := self.by_prefix[prefix])
             if not alike:
-                del self.by_beginning[beginning]
+                del self.by_prefix[prefix]
         while self.overtaking and (not self.heap or self.overtaking[0][0] < self.heap[0][0]):
             self.overtaking_s -= heappop(self.overtaking)[1]  # what it overtook has started
         if not self.overtaking:
@@ -474,7 +472,7 @@ class _Task(Generic[Item]):
             traffic.add(job)
         self.num_jobs += 1
 
-    def is_measured_first(self, shared: SharedBeginnings) -> bool:
+    def is_measured_first(self, shared: SharedPrefixes) -> bool:
         """Whether the job that starts next is a probe or a control."""
         if not self.measured or (self.lanes[True] and not self._is_normal_due):
             return False
@@ -489,7 +487,7 @@ class _Task(Generic[Item]):
     def num_measured(self, lane: LaneKey) -> int:
         return len(self.measured.get(lane, ()))
 
-    def num_shared(self, shared: SharedBeginnings) -> int:
+    def num_shared(self, shared: SharedPrefixes) -> int:
         """Tokens that the next job of traffic shares with a running job; 0 where no traffic waits."""
         if not self.has_traffic or not shared.held:
             return 0
@@ -497,7 +495,7 @@ class _Task(Generic[Item]):
         segment = self._next_segment(lane, shared)
         return lane[segment].next(shared, self.shares.expected_job_s(segment))[1]
 
-    def take_traffic(self, shared: SharedBeginnings) -> _Job[Item]:
+    def take_traffic(self, shared: SharedPrefixes) -> _Job[Item]:
         lane = self.lanes[self._is_high_next]
         if lane is self.lanes[False]:
             self.owed = max(0.0, self.owed - 1)
@@ -554,7 +552,7 @@ class _Task(Generic[Item]):
     def _is_high_next(self) -> bool:
         return bool(self.lanes[True]) and not (self._is_normal_due and self.lanes[False])
 
-    def _next_segment(self, lane: Mapping[str, _Traffic[Item]], shared: SharedBeginnings) -> str:
+    def _next_segment(self, lane: Mapping[str, _Traffic[Item]], shared: SharedPrefixes) -> str:
         """Whose turn it is: the least-served's, but for the slack of the one served last."""
         rival = self.shares.least_served(lane)
         assert rival is not None  # noqa: S101 - the caller sees to it that the lane has jobs

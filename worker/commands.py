@@ -73,6 +73,7 @@ from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters
+from worker.measuring.records import MemoryWatch, records_of
 from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
@@ -203,14 +204,11 @@ def _of_servers(models: ModelSettings, batch: int) -> _ToMeasure:
 
 
 def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) -> _ToMeasure:
-    # Imported here, because torch takes four seconds to load and a wrong option should be reported at once.
-    from worker.measuring.records import MemoryWatch, records_of
-
     needed = settings.models.with_sources(drafters)
     only = {name: drafter for name, drafter in settings.models.drafters.items() if name in needed}
     settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
-    watch = MemoryWatch(settings.models)
     engine = open_engine(settings.models, num_slots=batch)
+    watch = MemoryWatch(engine)
     parts, records, notes = records_of(settings, engine)
     return _ToMeasure(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
 

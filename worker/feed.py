@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final
 from alphaloop.errors import MessageError
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import settings_of_segment
-from worker.admission import AdmissionQueue, LaneKey, Line, beginnings_of
+from worker.admission import AdmissionQueue, LaneKey, Line, prefixes_of
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
@@ -262,7 +262,7 @@ class JobFeed:
                     priority=job.job.priority,
                     num_bytes=job.num_bytes,
                     now=now,
-                    beginnings=beginnings_of(job.prepared.token_ids),
+                    prefixes=prefixes_of(job.prepared.token_ids),
                     is_high=job.delivery.is_high,
                     segment=job.line.segment,
                 )

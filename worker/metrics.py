@@ -112,9 +112,9 @@ class WorkerMetrics:
             "alphaloop_step_width", "Target positions a sequence", buckets=(1, 2, 3, 5, 9, 17, 33, 65)
         )
         self._prefill = counter("alphaloop_step_prefill_tokens", "Tokens of prompts read")
-        self._resident_hits = counter("alphaloop_resident_hits", "Texts that began with a resident beginning")
-        self._resident_tokens = counter("alphaloop_resident_tokens", "Tokens of prompts that were resident, not read")
-        self._resident_bytes = gauge("alphaloop_resident_bytes", "Of resident beginnings, as of the last step")
+        self._prefix_cache_hits = counter("alphaloop_prefix_cache_hits", "Texts that began with a cached prefix")
+        self._prefix_cache_tokens = counter("alphaloop_prefix_cache_tokens", "Prompt tokens from the prefix cache")
+        self._prefix_cache_bytes = gauge("alphaloop_prefix_cache_bytes", "Of cached prefixes, after the last step")
         self._shadow = counter(
             "alphaloop_shadow_seconds", "Beside steps, scoring drafters on texts they did not decode"
         )
@@ -157,9 +157,9 @@ class WorkerMetrics:
         self._steps.observe(step.wall_s)
         self._batch.observe(step.batch)
         self._prefill.inc(step.num_prefill_tokens)
-        self._resident_hits.inc(step.num_resident_hits)
-        self._resident_tokens.inc(step.num_resident_tokens)
-        self._resident_bytes.set(step.resident_bytes)
+        self._prefix_cache_hits.inc(step.num_prefix_cache_hits)
+        self._prefix_cache_tokens.inc(step.num_prefix_cache_tokens)
+        self._prefix_cache_bytes.set(step.prefix_cache_bytes)
         self._shadow.inc(step.shadow_s)
         for drafter, num_failures in step.drafter_failures.items():
             self._drafter_failures.labels(drafter).inc(num_failures)

@@ -17,7 +17,6 @@ from alphaloop.cli.screen import note, out, paragraph, print_json, show_rows, ta
 from alphaloop.commands import (
     CalibrateOrder,
     Calibration,
-    CheckFinding,
     CheckPairOrder,
     CheckServerOrder,
     DraftMethod,
@@ -28,6 +27,7 @@ from alphaloop.commands import (
 )
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.engine import CheckFinding
 from alphaloop.errors import UnknownName
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from alphaloop.engine import ModelSize
 from alphaloop.payoff.figures import Candidate, Figures, Judgement
 from alphaloop.server_identity import EngineIdentity
 
@@ -62,21 +63,10 @@ class Setup:
 class Footprint:
     """What the process that decodes holds in memory."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[ModelSize, ...]
     peak_process_bytes: int  #: main memory, with everything that was ever loaded
     device_bytes: int | None  #: the most that was held on GPUs between two texts; None on a CPU
     bytes_by_device: Mapping[str, int] = field(default_factory=dict)  #: the same by GPU
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A model that is loaded. A drafter without weights is no part."""
-
-    name: str
-    weight_bytes: int
-    kv_bytes_per_token: int
-    kv_bytes_per_slot: int  #: of a sequence that fills the context
-    device: str = ""  #: where it lies: `cuda:1`
 
 
 def best_of(rows: Sequence[Row], drafter: str) -> Row:

@@ -158,9 +158,9 @@ class TargetSettings(FilesSettings):
     max_cache_bytes: int | None = Field(
         None, ge=1 << 20
     )  #: for the target's cache over all running jobs; unset: half of what the models leave, less the drafters' share
-    max_resident_bytes: int | None = Field(
+    max_prefix_cache_bytes: int | None = Field(
         None, ge=0
-    )  #: of it, for beginnings of prompts that stay when no job runs; 0: none stay; unset: a quarter
+    )  #: of it, for the prefix cache: prefixes that prompts share; 0: none; unset: a quarter
     num_threads: int | None = Field(None, ge=1)
     use_generation_config: bool = (
         False  #: jobs take temperature, top_p … of the model's generation_config.json where neither they nor their task

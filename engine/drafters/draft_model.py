@@ -32,7 +32,7 @@ from engine.drafters.translation import TranslatedText, Translation
 from engine.models import Target, load_weights
 from engine.network.language_model import LanguageModel
 from engine.network.passes import Read
-from engine.network.slots import copy_beginnings, num_shared
+from engine.network.slots import copy_prefixes, num_shared
 from engine.pairing import (
     DeviceRoom,
     ModelFacts,
@@ -223,7 +223,7 @@ class DraftModelDrafter(Drafter):
             self._cache.lengths[row.held.slot] = row.held.num_text
         self._cache.close_gaps(self._held.values())
         helds = [row.held for row in rows]
-        copy_beginnings(self._cache, [held for held in helds if not held.num_text], helds)
+        copy_prefixes(self._cache, [held for held in helds if not held.num_text], helds)
         for held in helds:
             held.num_text = self._cache.lengths[held.slot]
         ready: list[int] = []

@@ -21,7 +21,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from alphaloop.commands import CheckFinding, Verdict
+from alphaloop.engine import CheckFinding, Verdict
 from alphaloop.errors import UnsupportedModel
 from engine.models import as_unsupported, find_description
 from engine.states import FINAL

@@ -11,7 +11,7 @@ memory at the first write to it. So a slot grows where it lies, nothing is copie
 takes the memory of its own length. A slot's blocks lie in a row, each with all its layers, so that huge
 pages hold little that is not used.
 
-Beginnings that texts share are read once, and copied into the slots of the others (`copy_beginnings`). Jobs of a task
+Prefixes that texts share are read once, and copied into the slots of the others (`copy_prefixes`). Jobs of a task
 mostly begin alike, with a chat template's system message or the task's instructions. What stands at a position depends
 on the tokens up to there alone, so a copy is what reading would have given, to within rounding.
 """
@@ -228,7 +228,7 @@ class Reader(Holder, Protocol):
         """The live list."""
 
 
-def copy_beginnings(cache: SlotCache, unread: Sequence[Reader], batch: Sequence[Reader]) -> None:
+def copy_prefixes(cache: SlotCache, unread: Sequence[Reader], batch: Sequence[Reader]) -> None:
     """Give the slots of `unread` what another slot of `batch` holds of their texts, always short of the last token.
 
     What slots of `batch` hold has to be their texts, as far as their lengths go.
@@ -244,7 +244,7 @@ def copy_beginnings(cache: SlotCache, unread: Sequence[Reader], batch: Sequence[
 
 
 def who_waits(cache: SlotCache, unread: Sequence[Reader], num_read: int) -> set[int]:
-    """Slots of those of `unread` that should wait until an earlier one has read a beginning that they share.
+    """Slots of those of `unread` that should wait until an earlier one has read a prefix that they share.
 
     `num_read`: tokens that a pass reads at most. None waits unless all together save a pass's worth.
     """

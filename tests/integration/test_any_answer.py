@@ -59,7 +59,7 @@ class ScriptedModel:
         for read in reads:
             sequence = sequences[read.slot]
             end = cache.lengths[read.slot] + len(read.token_ids) - sequence.num_prompt
-            script = self._scripts.get(sequence.owner.rpartition("-")[0], ())
+            script = self._scripts.get(sequence.spec.owner.rpartition("-")[0], ())
             for place in range(end - read.num_logits, end):
                 token = script[place + 1] if place + 1 < len(script) else self._engine._target.tokenizer.eos_token_id
                 logits[row, token] += 1000.0

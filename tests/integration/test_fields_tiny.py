@@ -107,7 +107,7 @@ def test_a_jobs_texts_are_cancelled_and_redrafted_together(tiny_engine: Build) -
     assert not engine.has_room(engine.prepare(after, SEEDED)), "its other texts go first"
     engine.step()
     engine.redraft(job.job_id, "lookup", 3)
-    assert [one.drafter is not None and one.drafter.name for one in engine._admitted.everyone] == ["lookup"] * 5
+    assert [sequence.drafting.name for sequence in engine._admitted.everyone] == ["lookup"] * 5
     while len(engine._admitted.everyone) > 3:
         engine.step()
     assert engine.cancel(job.job_id)

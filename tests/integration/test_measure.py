@@ -185,6 +185,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     )
     state = replace(engine.drafters[0], name="small", revision=f"{card.draft_revision}-p0.4")
     engine._drafters["small"] = type("Draft", (), {"state": state})()
+    engine._models = settings.models
     parts, records, notes = records_of(settings, engine)
     assert [part.name for part in parts] == ["target", "small"]
     assert parts[0].kv_bytes_per_slot == parts[0].kv_bytes_per_token * engine.identity.context_length
@@ -192,7 +193,7 @@ def test_records_of_a_draft_come_from_its_folder_and_only_for_its_weights(
     assert records.held_out["small"].where == "its 9 held-out texts"
     assert "chat template" in {check for check, _ in records.findings["small"]}
     assert notes == []
-    footprint = MemoryWatch(settings.models).footprint(parts)
+    footprint = MemoryWatch(engine).footprint(parts)
     assert footprint.parts == parts
     assert footprint.device_bytes is None
     engine._drafters["small"].state = replace(state, revision="000000000000")

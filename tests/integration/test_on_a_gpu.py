@@ -243,10 +243,14 @@ def test_a_beginning_stays_on_a_gpu_and_leaves_the_text_as_it_is(folder_of: Call
     rng = random.Random(3)
     beginning = some_text(rng, 3 * WORTH_A_PASS["cuda"])  # several characters are a token
     jobs = [make_job(f"{beginning}{number}{some_text(rng, 20)}", number) for number in range(5)]
-    found, num_resident = [], []
+    found, num_cached = [], []
     for max_bytes in (0, 1 << 26):
         target = TargetSettings(
-            name="tiny", source=str(folder_of("llama")), dtype="float64", device=DEVICE, max_resident_bytes=max_bytes
+            name="tiny",
+            source=str(folder_of("llama")),
+            dtype="float64",
+            device=DEVICE,
+            max_prefix_cache_bytes=max_bytes,
         )
         engine = load_engine(ModelSettings(target=target, drafters={}), num_slots=2)
         texts, num = [], 0
@@ -254,10 +258,10 @@ def test_a_beginning_stays_on_a_gpu_and_leaves_the_text_as_it_is(folder_of: Call
             engine.admit(engine.prepare(job, GREEDY), VANILLA)
             while engine.load().num_running:
                 step = engine.step()
-                num += step.num_resident_tokens
+                num += step.num_prefix_cache_tokens
                 texts += [one.token_ids for one in step.finished]
         found.append(texts)
-        num_resident.append(num)
+        num_cached.append(num)
     assert found[0] == found[1]
-    assert num_resident[0] == 0
-    assert num_resident[1] >= 3 * WORTH_A_PASS["cuda"]
+    assert num_cached[0] == 0
+    assert num_cached[1] >= 3 * WORTH_A_PASS["cuda"]

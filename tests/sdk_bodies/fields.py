@@ -71,7 +71,7 @@ KINDS: Final[Mapping[str, tuple[Any, str]]] = {
 CALLED: Final = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SAID: Final = [{"role": "user", "content": "Hello"}]
 _ACCOUNT: Final = "a matter of OpenAI's accounts; named in `ignored_fields` of the result"
-_CACHE: Final = "beginnings that texts share are read once without being asked; named in `ignored_fields`"
+_CACHE: Final = "prefixes that texts share are read once without being asked; named in `ignored_fields`"
 _BATCH_STREAM: Final = "in a batch; a job on Kafka streams to the topic `tokens`"
 _BOTH: Final = {
     "frequency_penalty": Entry(HONOURED, 0.5),

@@ -6,7 +6,7 @@ interrupted run has measured every way equally often. Observations are sums; rat
 
 A pass of another width rounds differently, so greedy texts may differ where two logits are almost equal
 (docs/concepts/exactness.md). The engine's interface returns no logits, but it takes biases. So the target alone decodes
-one token behind the common text, twice: each time one of the two tokens has its logit raised by a tolerance. If the
+one token after the common text, twice: each time one of the two tokens has its logit raised by a tolerance. If the
 raised token is chosen both times, both lie within the tolerance of the best, and rounding explains the difference.
 """
 
@@ -56,11 +56,11 @@ def choose_candidates(drafters: Sequence[DrafterState], lengths: Sequence[int]) 
             f"--k: expected at most {longest}, found {too_long[0]}",
             hint="models.drafters.NAME.max_draft_tokens is the longest draft that a drafter makes",
         )
-    found = []
+    candidates = []
     for drafter in drafters:
         own = [k for k in sorted(set(lengths or DEFAULT_LENGTHS)) if k == drafter.within(k)]
-        found += [Candidate(drafter.name, k, drafter.revision) for k in own or [drafter.max_draft_tokens]]
-    return found
+        candidates += [Candidate(drafter.name, k, drafter.revision) for k in own or [drafter.max_draft_tokens]]
+    return candidates
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +114,9 @@ class Runner:
             self.decode(short, candidate)
 
     def run(self, turns: Iterable[BlockTurn], measured: Measurements, on_decoded: Callable[[int], None]) -> None:
-        """Fill `measured` turn by turn; `on_decoded` is told how many texts were added.
+        """Fill `measured` turn by turn; `on_decoded` is called with how many texts were added.
 
-        Ends early, with `is_interrupted`, when told to stop. Raises DecodeFailed; the turns before are kept.
+        Ends early, with `is_interrupted`, when it should stop. Raises DecodeFailed; the turns before are kept.
         """
         for turn in turns:
             seen: dict[Candidate, Observation] = {}
@@ -136,16 +136,16 @@ class Runner:
         """
         waiting = list(jobs)
         steps: list[Step] = []
-        found: dict[str, Generation] = {}
+        generations: dict[str, Generation] = {}
         began = self.clock()
         try:
-            while waiting or len(found) < len(jobs):
+            while waiting or len(generations) < len(jobs):
                 while waiting and self.engine.has_room(waiting[0]):
                     self.engine.admit(waiting.pop(0), candidate.decision)
                 if self.should_stop():
                     raise Stopped
                 steps.append(step := self.engine.step())
-                found |= {generation.job_id: generation for generation in step.finished}
+                generations |= {generation.job_id: generation for generation in step.finished}
                 for failed in step.failed:
                     raise DecodeFailed(failed.error.message, hint=failed.error.hint)
                 waiting += [job for job in jobs if job.job.job_id in step.interrupted]
@@ -153,7 +153,7 @@ class Runner:
             self.engine.abandon()
             raise
         wall_s = self.clock() - began
-        return [found[job.job.job_id] for job in jobs], steps, wall_s
+        return [generations[job.job.job_id] for job in jobs], steps, wall_s
 
     def _observe(self, turn: BlockTurn, candidate: Candidate) -> Observation:
         generations, steps, wall_s = self.decode([self.prepared[number] for number in turn.prompts], candidate)
@@ -163,7 +163,7 @@ class Runner:
 
 
 class Stopped(Exception):
-    """The run was told to stop; the unfinished turn is dropped."""
+    """The run should stop; the unfinished turn is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +184,7 @@ class Observation:
 
     @property
     def tokens_per_s(self) -> float:
-        """Of the whole block: reading, drafting, decoding, text."""
+        """Seconds of the whole block: reading, drafting, decoding, text."""
         return self.num_tokens / self.wall_s
 
 
@@ -216,7 +216,7 @@ def _times_of(step: Step) -> RoundTimes:
 class ExactnessCheck:
     """Compares texts; asks the target about differences. Raises DecodeFailed.
 
-    A runner that is told to stop leaves the differences unexamined.
+    A runner that should stop leaves the differences unexamined.
     """
 
     def __init__(self, runner: Runner, prepared: Sequence[PreparedJob], dtype: str) -> None:
@@ -228,9 +228,9 @@ class ExactnessCheck:
 
     def compare(self, vanilla: Sequence[tuple[int, Generation]], other: Sequence[tuple[int, Generation]]) -> Exactness:
         """Both by number of the prompt; of a prompt's repeats the first counts."""
-        truths, found = dict(reversed(vanilla)), dict(reversed(other))
+        truths, others = dict(reversed(vanilla)), dict(reversed(other))
         counted = dict.fromkeys(("num_equal", "num_near_ties", "num_wrong", "num_unexamined", "num_sampled"), 0)
-        for number, generation in found.items():
+        for number, generation in others.items():
             counted[self._kind(number, truths[number], generation)] += 1
         return Exactness(**counted)
 
@@ -238,36 +238,36 @@ class ExactnessCheck:
         sampling = self._prepared[number].sampling
         if sampling.temperature > 0 and sampling.seed is None:
             return "num_sampled"
-        truth, found = vanilla.token_ids, other.token_ids
-        if (truth, vanilla.text) == (found, other.text):
+        truth, tokens = vanilla.token_ids, other.token_ids
+        if (truth, vanilla.text) == (tokens, other.text):
             return "num_equal"
         if not self._prepared[number].token_ids:  # a server has the tokens, and takes none to go on from
             return "num_unexamined"
-        place = next((i for i, pair in enumerate(zip(truth, found, strict=False)) if pair[0] != pair[1]), None)
+        place = next((i for i, pair in enumerate(zip(truth, tokens, strict=False)) if pair[0] != pair[1]), None)
         if place is None:
             # The same tokens ended one text and not the other.
             return "num_wrong"
         if sampling.temperature > 0 or sampling.is_adjusted or self._num_examined >= MAX_EXAMINED:
             return "num_unexamined"
         try:
-            return "num_near_ties" if self._is_near_tie(number, place, truth, found) else "num_wrong"
+            return "num_near_ties" if self._is_near_tie(number, place, truth, tokens) else "num_wrong"
         except Stopped:
             return "num_unexamined"
 
-    def _is_near_tie(self, number: int, place: int, truth: Sequence[int], found: Sequence[int]) -> bool:
-        key = (number, place, truth[place], found[place])
+    def _is_near_tie(self, number: int, place: int, truth: Sequence[int], tokens: Sequence[int]) -> bool:
+        key = (number, place, truth[place], tokens[place])
         if key not in self._answers:
             self._num_examined += 1
-            asked = self._prepared[number]
+            prepared = self._prepared[number]
             jobs = [
                 replace(
-                    asked,
-                    job=asked.job.model_copy(update={"job_id": f"{asked.job.job_id}-tie-{token}"}),
-                    token_ids=(*asked.token_ids, *truth[:place]),
-                    sampling=replace(asked.sampling, max_tokens=1, logit_bias=((token, self._tolerance),)),
+                    prepared,
+                    job=prepared.job.model_copy(update={"job_id": f"{prepared.job.job_id}-tie-{token}"}),
+                    token_ids=(*prepared.token_ids, *truth[:place]),
+                    sampling=replace(prepared.sampling, max_tokens=1, logit_bias=((token, self._tolerance),)),
                 )
-                for token in (truth[place], found[place])
+                for token in (truth[place], tokens[place])
             ]
             chosen = [self._runner.decode([job], VANILLA)[0][0].token_ids[0] for job in jobs]
-            self._answers[key] = chosen == [truth[place], found[place]]
+            self._answers[key] = chosen == [truth[place], tokens[place]]
         return self._answers[key]

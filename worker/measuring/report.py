@@ -37,11 +37,11 @@ from worker.measuring.observing import Measurements, Observation
 NOTABLE: Final = 1.03
 #: Below it, the first token, the prompt and the last round are most of a text; the guard of the policy is the same.
 SHORT_TOKENS: Final = 20
-#: Of rounds without a proposal: most.
+#: A larger share of rounds without a proposal is most of them.
 MOSTLY: Final = 0.5
-#: Of findings that cost acceptance, by name in `engine.pairing`.
+#: Findings that cost acceptance, by name in `engine.pairing`.
 TOKENIZER_CHECKS: Final = ("vocabulary", "special tokens", "chat template")
-#: Of the middle half of the prompts, the slowest over the fastest round. A longer context adds a few per cent.
+#: In the middle half of the prompts, the slowest over the fastest round. A longer context adds a few per cent.
 _USUAL_SPREAD: Final = 1.25
 _LEAST: Final = 8  #: prompts: quarters of fewer say nothing
 
@@ -86,13 +86,13 @@ def report_of(
     """
     candidates = [candidate for candidate in measured.candidates if candidate != VANILLA]
     vanilla = figures_of(measured, VANILLA, Exactness(), 1)
-    found = [figures_of(measured, c, exactness.get(c, Exactness()), len(candidates)) for c in candidates]
+    figures = [figures_of(measured, c, exactness.get(c, Exactness()), len(candidates)) for c in candidates]
     rows = []
-    for own in found:
+    for own in figures:
         judgement = judge(own.ratio, setup.bar, len(candidates), is_exact=own.exactness.is_exact)
         costs = costs_of(vanilla, own)
         name = own.candidate.drafter or ""
-        siblings = [other for other in found if other.candidate.drafter == name and other is not own]
+        siblings = [other for other in figures if other.candidate.drafter == name and other is not own]
         is_best = all(other.ratio.estimate <= own.ratio.estimate for other in siblings)
         evidence = CandidateEvidence(
             own,
@@ -132,16 +132,16 @@ def _rivals(shipped: Row | None, rows: Sequence[Row]) -> tuple[Candidate, ...]:
     if shipped is None:
         return ()
     others = [row for row in rows if row.judgement.verdict is ShipVerdict.SHIP and row is not shipped]
-    found = []
+    rivals = []
     for row in others:
         bounds = total_bounds(shipped.figures.blocks, row.figures.blocks, len(others))
         if bounds.known is None or bounds.known[0] <= 1 <= bounds.known[1]:
-            found.append(row.candidate)
-    return tuple(found)
+            rivals.append(row.candidate)
+    return tuple(rivals)
 
 
 def figures_of(measured: Measurements, candidate: Candidate, exactness: Exactness, num_comparisons: int) -> Figures:
-    """Of a candidate, over the turns that were finished; there must be one."""
+    """The figures of a candidate, over the turns that were finished; there must be one."""
     observations = measured.of(candidate)
     baseline = measured.of(VANILLA)
     texts = [generation for _, generation in measured.generations(candidate)]
@@ -172,12 +172,12 @@ def figures_of(measured: Measurements, candidate: Candidate, exactness: Exactnes
 
 
 def blocks_of(observations: Sequence[Observation]) -> tuple[PromptBlock, ...]:
-    """Of every block, by its number, all repeats added up. Blocks are independent of each other, repeats are not."""
+    """The totals of every block, all repeats added up. Blocks are independent of each other, repeats are not."""
     by_number: dict[int, list[Observation]] = defaultdict(list)
-    for one in observations:
-        by_number[one.block].append(one)
+    for observation in observations:
+        by_number[observation.block].append(observation)
     return tuple(
-        PromptBlock(sum(one.num_tokens for one in same), sum(one.wall_s for one in same))
+        PromptBlock(sum(text.num_tokens for text in same), sum(text.wall_s for text in same))
         for _, same in sorted(by_number.items())
     )
 
@@ -206,7 +206,7 @@ class CandidateEvidence:
 def reasons(evidence: CandidateEvidence, *, ships: bool = False) -> Iterator[tuple[str, str]]:
     """The name and sentence of every reason that the figures support.
 
-    Of a candidate that ships, what its total does not show.
+    For a candidate that ships, what its total does not show.
     """
     for reason in HIDDEN if ships else REASONS:
         if (sentence := reason(evidence)) is not None:
@@ -214,7 +214,7 @@ def reasons(evidence: CandidateEvidence, *, ships: bool = False) -> Iterator[tup
 
 
 def account(e: CandidateEvidence) -> str | None:
-    """What its rounds bring and cost; the arithmetic behind every other reason."""
+    """What its rounds bring and cost; the arithmetic of every other reason."""
     if (c := e.costs) is None:
         return None
     reading = (
@@ -279,8 +279,8 @@ def temperature(e: CandidateEvidence) -> str | None:
 
 def tokenizer(e: CandidateEvidence) -> str | None:
     """What the check of the pair found in its vocabulary, special tokens or chat template."""
-    found = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
-    return f"Draft and target do not fit in full. {' '.join(found)}" if found else None
+    warnings = [f"{check}: {sentence}" for check, sentence in e.findings if check in TOKENIZER_CHECKS]
+    return f"Draft and target do not fit in full. {' '.join(warnings)}" if warnings else None
 
 
 def domain(e: CandidateEvidence) -> str | None:
@@ -394,7 +394,7 @@ REASONS: Final = (
     long_tail,
     slower_texts,
 )
-#: Of these, what holds of a candidate that ships too.
+#: Those that hold of a candidate that ships too.
 HIDDEN: Final = (long_tail, slower_texts)
 
 

@@ -34,7 +34,7 @@ FEW_PROMPTS: Final = 30
 MAX_FILE_BYTES: Final = 256 << 20
 NO_TASK: Final = "prompts"
 NUM_SHOWN: Final = 10
-#: Of sampled prompts decoded greedy as well, to see what the temperature costs.
+#: Sampled prompts decoded greedy as well, to see what the temperature costs.
 NUM_GREEDY: Final = 12
 
 
@@ -43,10 +43,10 @@ def read_lines(order: MeasureOrder, settings: Settings, say: Callable[[str], obj
     task, file = order.task, order.prompts
     if task is not None and settings.tasks and task not in settings.tasks:
         raise ConfigError(f"--task: expected one of {', '.join(sorted(settings.tasks))}, found {task!r}")
-    given = {"max_tokens": order.max_tokens, "temperature": order.temperature}
+    defaults = {"max_tokens": order.max_tokens, "temperature": order.temperature}
     overrides = Overrides(
         # Whatever model a line was written for, the configured target is what is measured.
-        body={"model": None, **{name: value for name, value in given.items() if value is not None}},
+        body={"model": None, **{name: value for name, value in defaults.items() if value is not None}},
         # Not traffic: a drafter that remembers earlier results would find each text in the one before.
         top={"purpose": Purpose.PROBE.value, "deadline": None, "decoding": "auto"},
     )
@@ -146,7 +146,7 @@ def refuse_few(num_prompts: int, batch: int, num_candidates: int) -> None:
 
 @dataclass(eq=False)
 class MeasuringSession:
-    """Runs a plan, and tells its stages and the texts done."""
+    """Runs a plan, and reports its stages and the texts done."""
 
     engine: Engine
     plan: MeasuringPlan
@@ -161,7 +161,7 @@ class MeasuringSession:
         self.failure: DecodeFailed | None = None  #: what ended it early
 
     def run(self) -> None:
-        """Warm up and measure, until done, told to stop, or a step fails; `measured` holds what was finished."""
+        """Warm up and measure, until done, stopped, or a step fails; `measured` holds what was finished."""
         plan = self.plan
         rng = random.Random(plan.seed)
         blocks = divide(len(plan.prepared), plan.batch, rng)
@@ -214,7 +214,7 @@ class MeasuringSession:
             replace(prepared[number], sampling=replace(prepared[number].sampling, temperature=0.0))
             for number in sampled
         ]
-        found = {}
+        samples = {}
         for drafter in dict.fromkeys(row.candidate.drafter or "" for row in report.rows):
             best = best_of(report.rows, drafter)
             if best.judgement.verdict is ShipVerdict.SHIP:
@@ -226,5 +226,5 @@ class MeasuringSession:
             greedy = [(n, text.counts) for n, text in zip(sampled, generations, strict=True) if text.is_counted]
             texts = self.measured.generations(best.candidate)
             own = [(n, text.counts) for n, text in texts if n in sampled and text.is_counted]
-            found[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
-        return found
+            samples[drafter] = GreedySample(Acceptance.of(greedy), Acceptance.of(own))
+        return samples

@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from alphaloop import page
-from alphaloop.commands import CheckFinding, ServerCheck, Verdict
-from alphaloop.engine import AnswerPiece, Generation, Sampling
+from alphaloop.commands import ServerCheck
+from alphaloop.engine import AnswerPiece, CheckFinding, Generation, Sampling, Verdict
 from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFailed, ServerSilent, reason_of
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by

@@ -93,7 +93,7 @@ def test_a_text_that_cannot_be_read_fails_alone(
     read, asked = getattr(Sequence, where), [make_job(PROMPT, number) for number in range(3)]
 
     def failing(self: Sequence, *args: Any) -> Any:
-        if self.owner == asked[1].job_id and len(self.output) > 3:
+        if self.spec.owner == asked[1].job_id and len(self.output) > 3:
             raise RuntimeError("the text of a prompt")
         return read(self, *args)
 

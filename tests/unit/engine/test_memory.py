@@ -137,7 +137,7 @@ class Bench:
             self.engine.admit(one, decision(DRAFTERS[i % 4], self.rng.randint(1, 5) if i != 1 else 0))
         return expected
 
-    def park_half(self) -> None:
+    def preempt_half(self) -> None:
         with self.patch.context() as patched:
             patched.setattr(self.engine._target.model, "read", raising(CAUSES["cuda"]))
             self.engine.step()
@@ -228,7 +228,7 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(bench: B
     drafting = [
         sequence.job_id
         for sequence in bench.engine._admitted.running
-        if sequence.drafting == bench.engine._drafters[drafter].state
+        if sequence.drafting.of_next_round == bench.engine._drafters[drafter].state
     ]
     failing = bench.engine._drafters[drafter]
     propose, num_asked = failing.propose, 0
@@ -244,8 +244,10 @@ def test_sequences_go_on_vanilla_where_their_drafter_runs_out_of_memory(bench: B
     finished: dict[str, Generation] = {}
     while not num_asked:
         finished |= {generation.job_id: generation for generation in bench.engine.step().finished}
-    assert all(sequence.drafter is None for sequence in bench.engine._admitted.running if sequence.job_id in drafting)
-    assert not bench.engine._admitted.parked, "nobody left its slot"
+    assert all(
+        sequence.drafting.drafter is None for sequence in bench.engine._admitted.running if sequence.job_id in drafting
+    )
+    assert not bench.engine._admitted.preempted, "nobody left its slot"
     bench.check(finished | finish(bench.engine), expected)
     assert num_asked == 1, "nobody asked that drafter again"
 
@@ -276,10 +278,10 @@ def test_a_draft_model_that_memory_has_no_room_for_is_not_opened(bench: Bench) -
 def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(bench: Bench) -> None:
     """A job that takes each slot as it comes free would keep them waiting for ever."""
     expected = bench.admit_eight()
-    bench.park_half()
+    bench.preempt_half()
     late = bench.engine.prepare(make_job("late", 99), GREEDY)
     finished: dict[str, Generation] = {}
-    while bench.engine._admitted.parked:
+    while bench.engine._admitted.preempted:
         assert not bench.engine.has_room(late)
         finished |= {generation.job_id: generation for generation in bench.engine.step().finished}
     assert bench.engine.has_room(late) == (bench.engine.load().num_free > 0)
@@ -288,10 +290,10 @@ def test_jobs_wait_until_those_have_gone_on_that_memory_was_too_small_for(bench:
 
 def test_a_job_that_waits_for_memory_can_be_cancelled(bench: Bench) -> None:
     expected = bench.admit_eight()
-    bench.park_half()
-    assert len(bench.engine._admitted.parked) == len(bench.engine._admitted.running) == 4
+    bench.preempt_half()
+    assert len(bench.engine._admitted.preempted) == len(bench.engine._admitted.running) == 4
     assert bench.engine.load().num_running == 8, "it is not forgotten"
-    for sequence in (bench.engine._admitted.parked[1], bench.engine._admitted.running[0]):
+    for sequence in (bench.engine._admitted.preempted[1], bench.engine._admitted.running[0]):
         assert bench.engine.cancel(sequence.job_id)
         assert not bench.engine.cancel(sequence.job_id)
         del expected[sequence.job_id]
@@ -446,9 +448,9 @@ def admit(admitted: Any, number: int, num_positions: int) -> Running | None:
     if not admitted.fits(prepared):
         return None
     running = Running(str(number), -1, num_positions)
-    admitted.queued.append(running)
-    admitted.start_queued()
-    assert not admitted.queued
+    admitted.waiting.append(running)
+    admitted.start_waiting()
+    assert not admitted.waiting
     return running
 
 

@@ -1,4 +1,4 @@
-"""Reading prompts: how much a round reads beside what is decoded; and shared beginnings, read once."""
+"""Reading prompts: how much a round reads beside what is decoded; and shared prefixes, read once."""
 
 from __future__ import annotations
 

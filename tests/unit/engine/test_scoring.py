@@ -52,6 +52,14 @@ class KnownText:
     def owner(self) -> str:
         return self.job_id
 
+    @property
+    def spec(self) -> KnownText:
+        return self
+
+    @property
+    def drafting(self) -> KnownText:
+        return self
+
     def has_drafted_throughout(self, drafter: str, num_draft_tokens: int) -> bool:
         return self.drafter == drafter and self.shortest_draft >= num_draft_tokens
 

@@ -24,9 +24,9 @@ from worker.admission import (
     NORMAL_SHARE,
     READING_SHARE,
     AdmissionQueue,
-    Beginning,
     LaneKey,
     Line,
+    Prefix,
     lane_of,
 )
 
@@ -261,16 +261,16 @@ def test_what_changes_the_decision_changes_the_lane_and_nothing_else_does() -> N
 
 
 READ_S = 0.001  #: a token of a prompt
-JOB_S = 0.5  #: a job whose beginning is copied
-NUM_TOKENS = 512  #: of a beginning; reading it takes a job's time, and its slack is the most: 10.24 s of 10
+JOB_S = 0.5  #: a job whose prefix is copied
+NUM_TOKENS = 512  #: of a prefix; reading it takes a job's time, and its slack is the most: 10.24 s of 10
 
 
-def text_of(number: int) -> tuple[Beginning, ...]:
-    return (Beginning(NUM_TOKENS, number),)
+def text_of(number: int) -> tuple[Prefix, ...]:
+    return (Prefix(NUM_TOKENS, number),)
 
 
 def slack_s(read_s: float) -> float:
-    """For a beginning whose tokens take so long each."""
+    """For a prefix whose tokens take so long each."""
     return min(MOST_SLACK_S, read_s * NUM_TOKENS / READING_SHARE)
 
 
@@ -282,7 +282,7 @@ def with_texts(read_s: float, texts: dict[int, int], tasks: dict[int, str]) -> f
     """Device seconds of jobs whose texts are `texts`, by number."""
     queue = a_queue(read_s=read_s)
     for number, text in texts.items():
-        queue.add(lane(tasks[number]), number, priority=0, num_bytes=1, now=0.0, beginnings=text_of(text))
+        queue.add(lane(tasks[number]), number, priority=0, num_bytes=1, now=0.0, prefixes=text_of(text))
     device: SimulatedDevice[int]
 
     def job_s(_: LaneKey, number: int) -> float:
@@ -313,8 +313,8 @@ def test_a_beginning_that_is_cheap_to_read_changes_no_order() -> None:
     for read_s in (0.0, READ_S):
         rng, queue = Random(2), a_queue(read_s=read_s)
         for number in range(200):
-            alike = (Beginning(32, rng.randrange(9)),)
-            queue.add(lane(), number, priority=0, num_bytes=1, now=0.0, beginnings=alike)
+            alike = (Prefix(32, rng.randrange(9)),)
+            queue.add(lane(), number, priority=0, num_bytes=1, now=0.0, prefixes=alike)
         device = SimulatedDevice(queue, 4, lambda *_: 2.0)
         device.run_empty(0.5)
         orders.append([item for _, item in device.admitted])
@@ -325,7 +325,7 @@ def test_a_step_of_priority_is_worth_more_than_a_shared_beginning() -> None:
     """A step is worth 10 s of waiting, and the slack is no longer than that by default."""
     queue = a_queue(num_slots=2)
     for number, (priority, text) in enumerate([(1, 1), (0, 1), (0, 2), (1, 2)]):
-        queue.add(lane(), number, priority=priority, num_bytes=1, now=0.0, beginnings=text_of(text))
+        queue.add(lane(), number, priority=priority, num_bytes=1, now=0.0, prefixes=text_of(text))
     assert [item for _, item in queue.next(4, running={})] == [0, 3, 1, 2]
 
 
@@ -340,7 +340,7 @@ def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_s
     for number in range(250):
         text = 0 if rng.random() < 0.5 else rng.randrange(1, 6)
         priority, now = rng.choice([0, 0, 0, 1]), number / 20
-        queue.add(lane(), number, priority=priority, num_bytes=1, now=now, beginnings=text_of(text))
+        queue.add(lane(), number, priority=priority, num_bytes=1, now=now, prefixes=text_of(text))
         place[number], overtaken_s[number] = (now - priority * 10.0, number), 0.0
         for _, taken in device.step(0.2) if rng.random() < 0.3 else []:
             at = place.pop(taken)
@@ -357,14 +357,14 @@ def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_s
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(st.integers(0, 2**32))
 def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) -> None:
-    """The other tasks share one beginning each, so that their turns are as long as they may become."""
+    """The other tasks share one prefix each, so that their turns are as long as they may become."""
     rng, queue = Random(seed), a_queue()
     tasks = ("alike", "many", "rare")
     device = SimulatedDevice(queue, 4, lambda *_: rng.uniform(0, 2 * JOB_S))
     for number in range(1200):
         task = tasks[number % 3]
         alike = () if task == "rare" else text_of(number % 3)
-        queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0, beginnings=alike)
+        queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0, prefixes=alike)
     ahead_s = MOST_SLACK_S + 2 * 4 * 2 * JOB_S
     for _ in range(300):
         device.step(0.5)

@@ -36,7 +36,9 @@ def test_a_step_shows_where_its_time_went() -> None:
     metrics.stepped(Step((), (), 3, 5, 0.05, draft_s=0.01, verify_s=0.03, overhead_s=0.005, drafter="lookup"))
     metrics.stepped(Step((), (), 2, 1, 0.02, verify_s=0.015, overhead_s=0.001))
     metrics.stepped(Step((), (), 1, 400, 0.4, num_prefill_tokens=400))
-    metrics.stepped(Step((), (), 0, 1, 0.0, num_resident_hits=2, num_resident_tokens=3000, resident_bytes=1 << 20))
+    metrics.stepped(
+        Step((), (), 0, 1, 0.0, num_prefix_cache_hits=2, num_prefix_cache_tokens=3000, prefix_cache_bytes=1 << 20)
+    )
     assert value(metrics, "alphaloop_step_seconds_count") == 4
     for part, count, total in (("draft", 1, 0.01), ("verify", 2, 0.045), ("overhead", 2, 0.006)):
         assert value(metrics, f"alphaloop_step_{part}_seconds_count") == count
@@ -45,9 +47,9 @@ def test_a_step_shows_where_its_time_went() -> None:
     assert value(metrics, "alphaloop_step_width_sum") == 6
     assert value(metrics, "alphaloop_step_batch_size_sum") == 6
     assert value(metrics, "alphaloop_step_prefill_tokens_total") == 400
-    assert value(metrics, "alphaloop_resident_hits_total") == 2
-    assert value(metrics, "alphaloop_resident_tokens_total") == 3000
-    assert value(metrics, "alphaloop_resident_bytes") == 1 << 20
+    assert value(metrics, "alphaloop_prefix_cache_hits_total") == 2
+    assert value(metrics, "alphaloop_prefix_cache_tokens_total") == 3000
+    assert value(metrics, "alphaloop_prefix_cache_bytes") == 1 << 20
 
 
 def test_the_level_of_costs_is_that_of_the_last_decision() -> None:

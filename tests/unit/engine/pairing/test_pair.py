@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from alphaloop.commands import CheckFinding
+from alphaloop.engine import CheckFinding
 from alphaloop.errors import IncompatiblePair
 from alphaloop.settings.models import ModelSettings
 from engine.drafters.translation import Translation

@@ -1,12 +1,12 @@
-"""Resident beginnings: keys and values of what jobs' prompts have in common stay when nobody runs.
+"""The prefix cache: keys and values that prompts of several jobs have in common, kept when no sequence has them.
 
-`network.slots` copies a beginning from a sequence that runs. Here it is kept behind it, in memory of its own, and
-copied into the slot of a later job. A beginning is kept once prompts of two jobs of one scope had it, and only as far
-as both had it. A scope is a task and a segment: how fast a first token comes tells whether somebody had the same
-beginning, so jobs of one segment never meet what jobs of another sent.
+`network.slots` copies a prefix from a sequence that runs. Here it is kept after that sequence, in memory of its own,
+and copied into the slot of a later job. A prefix is kept once prompts of two jobs of one scope had it, and only as far
+as both had it. A scope is a task and a segment: how fast a first token comes shows whether another job had the same
+prefix, so jobs of one segment never meet what jobs of another sent.
 
 Nothing here is needed for any text. Memory is bounded, the running sequences' comes first, and what spares the fewest
-tokens per byte goes first: tokens spared, which halve every `HALF_LIFE_S`, over bytes.
+tokens per byte is evicted first: tokens spared, which halve every `HALF_LIFE_S`, over bytes.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from typing import Final, NamedTuple
 
 from torch import Tensor
 
+from engine.answer import Scope
 from engine.device import is_out_of_memory
 from engine.network.slots import SHORTEST, WORTH_A_PASS, SlotCache, num_shared
-from engine.sequence import Scope, Sequence
+from engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
 
-#: Of `max_cache_bytes`, where `models.target.max_resident_bytes` is not set.
-RESIDENT_SHARE: Final = 0.25
+#: Share of `max_cache_bytes`, where `models.target.max_prefix_cache_bytes` is not set.
+PREFIX_CACHE_SHARE: Final = 0.25
 HALF_LIFE_S: Final = 600.0
 #: Prompts of a scope that a job's is compared with at most, each by a binary search.
 MOST_NOTED: Final = 128
@@ -38,15 +39,15 @@ MOST_NOTED_TOKENS: Final = 1 << 20
 
 
 class Spared(NamedTuple):
-    """What resident beginnings were good for."""
+    """What cached prefixes were good for."""
 
     num_hits: int = 0  #: texts that began with one
     num_tokens: int = 0  #: that these did not have to read
 
 
 @dataclass(eq=False)
-class ResidentBeginnings:
-    """The beginnings kept beside `cache`: in at most `max_bytes`, and never more than `fit` was told. 0: none."""
+class PrefixCache:
+    """The prefixes kept beside `cache`, in at most `max_bytes`, and never more than `fit` allowed last. 0: none."""
 
     cache: SlotCache
     max_bytes: int
@@ -55,7 +56,7 @@ class ResidentBeginnings:
     num_bytes: int = field(init=False, default=0)  #: held now
 
     def __post_init__(self) -> None:
-        self._held: defaultdict[Scope, list[_Beginning]] = defaultdict(list)
+        self._held: defaultdict[Scope, list[_Prefix]] = defaultdict(list)
         self._noted: OrderedDict[str, tuple[Scope, array[int]]] = OrderedDict()  # by job, the oldest first
         self._of_scope: defaultdict[Scope, OrderedDict[str, array[int]]] = defaultdict(OrderedDict)
         self._num_noted_tokens = 0
@@ -63,7 +64,7 @@ class ResidentBeginnings:
 
     def note(self, sequence: Sequence) -> None:
         """Remember a job's prompt, so that others can be compared with it."""
-        scope, job = sequence.scope, sequence.owner
+        scope, job = sequence.spec.scope, sequence.spec.owner
         if not self.max_bytes or scope is None or job in self._noted:
             return
         prompt = array("i", sequence.text[: sequence.num_prompt])
@@ -76,9 +77,9 @@ class ResidentBeginnings:
 
     def forget(self, job: str) -> None:
         """A job was cancelled: what it had in common with others is not looked for."""
-        if (found := self._noted.pop(job, None)) is None:
+        if job not in self._noted:
             return
-        scope, prompt = found
+        scope, prompt = self._noted.pop(job)
         self._num_noted_tokens -= len(prompt)
         del self._of_scope[scope][job]
         if not self._of_scope[scope]:
@@ -86,39 +87,39 @@ class ResidentBeginnings:
 
     def copy_into(self, unread: SequenceOf[Sequence]) -> None:
         """Give the empty slots of `unread` what is held of their texts, always short of the last token."""
-        copies: defaultdict[tuple[_Beginning, int], list[int]] = defaultdict(list)
+        copies: defaultdict[tuple[_Prefix, int], list[int]] = defaultdict(list)
         for sequence in unread:
-            scope = sequence.scope
+            scope = sequence.spec.scope
             if scope is None or scope not in self._held or self.cache.lengths[sequence.slot]:
                 continue
-            found, num_tokens = self._longest(scope, array("i", sequence.text[:-1]))
-            if found is not None and num_tokens >= SHORTEST:
-                copies[found, num_tokens].append(sequence.slot)
-        for (found, num_tokens), slots in copies.items():
-            self.cache.put_in(found.states, slots, num_tokens)
+            longest, num_tokens = self._longest(scope, array("i", sequence.text[:-1]))
+            if longest is not None and num_tokens >= SHORTEST:
+                copies[longest, num_tokens].append(sequence.slot)
+        for (prefix, num_tokens), slots in copies.items():
+            self.cache.put_in(prefix.states, slots, num_tokens)
             num_spared = num_tokens * len(slots)
-            found.spare(num_spared, self.clock())
+            prefix.spare(num_spared, self.clock())
             self._spared = Spared(self._spared.num_hits + len(slots), self._spared.num_tokens + num_spared)
 
     def keep(self, sequence: Sequence, max_bytes: int) -> None:
         """A sequence leaves its slot: keep what its prompt and another job's have in common, unless that is held.
 
-        `max_bytes`: what running sequences leave. Beginnings that are worth less make room; those that are worth more
+        `max_bytes`: what running sequences leave. Prefixes that are worth less are evicted; those that are worth more
         stay. Where memory runs out, all of them go.
         """
-        scope = sequence.scope
-        if scope is None or sequence.owner not in self._noted:
+        scope, job = sequence.spec.scope, sequence.spec.owner
+        if scope is None or job not in self._noted:
             return
-        prompt = self._noted[sequence.owner][1]
-        others = (one for job, one in self._of_scope[scope].items() if job != sequence.owner)
-        num_tokens = max((num_shared(prompt, one, len(prompt)) for one in others), default=0)
+        prompt = self._noted[job][1]
+        others = (other for other_job, other in self._of_scope[scope].items() if other_job != job)
+        num_tokens = max((num_shared(prompt, other, len(prompt)) for other in others), default=0)
         num_tokens = min(num_tokens, self.cache.lengths[sequence.slot])
         _, num_held = self._longest(scope, prompt)
         if num_tokens < WORTH_A_PASS.get(self.cache.device.type, 512) or num_tokens - num_held < SHORTEST:
             return
         tokens, now = prompt[:num_tokens], self.clock()
-        within = [one for one in self._of(scope) if one.num_shared(tokens) == len(one.tokens)]
-        worth = num_tokens + sum(one.worth(now) for one in within)
+        within = [prefix for prefix in self._held.get(scope, ()) if prefix.num_shared(tokens) == len(prefix.tokens)]
+        worth = num_tokens + sum(prefix.worth(now) for prefix in within)
         if not self._make_room(self.cache.bytes_out(num_tokens), worth, within, min(max_bytes, self.max_bytes)):
             return
         try:
@@ -128,7 +129,7 @@ class ResidentBeginnings:
                 raise
             self.give_back()
             return
-        self._held[scope].append(_Beginning(tokens, states, worth, now))
+        self._held[scope].append(_Prefix(scope, tokens, states, worth, now))
         self.num_bytes += states.nbytes
 
     def fit(self, max_bytes: int) -> None:
@@ -136,17 +137,16 @@ class ResidentBeginnings:
         if self.num_bytes <= max_bytes:
             return
         now = self.clock()
-        ranked = sorted(((one.worth_per_byte(now), scope, one) for scope, one in self._all()), key=lambda one: one[0])
-        for _, scope, one in ranked:
+        for prefix in sorted(self._all(), key=lambda prefix: prefix.worth_per_byte(now)):
             if self.num_bytes <= max_bytes:
                 return
-            self._drop(scope, one)
+            self._evict(prefix)
 
     def give_back(self) -> bool:
-        """Drop all beginnings, because memory ran out; whether there were any."""
+        """Evict all prefixes, because memory ran out; whether there were any."""
         if not self.num_bytes:
             return False
-        log.warning("memory ran out: resident beginnings are dropped", extra={"action": "resident_dropped"})
+        log.warning("memory ran out: the prefix cache is dropped", extra={"action": "prefix_cache_dropped"})
         self._held.clear()
         self.num_bytes = 0
         return True
@@ -164,44 +164,42 @@ class ResidentBeginnings:
         taken, self._spared = self._spared, Spared()
         return taken
 
-    def _of(self, scope: Scope) -> list[_Beginning]:
-        return self._held.get(scope, [])
+    def _all(self) -> list[_Prefix]:
+        return [prefix for prefixes in self._held.values() for prefix in prefixes]
 
-    def _all(self) -> list[tuple[Scope, _Beginning]]:
-        return [(scope, one) for scope, found in self._held.items() for one in found]
+    def _longest(self, scope: Scope, text: array[int]) -> tuple[_Prefix | None, int]:
+        """The prefix that has most of a text, and how many tokens."""
+        longest = max(self._held.get(scope, ()), key=lambda prefix: prefix.num_shared(text), default=None)
+        return longest, 0 if longest is None else longest.num_shared(text)
 
-    def _longest(self, scope: Scope, text: array[int]) -> tuple[_Beginning | None, int]:
-        """The beginning that has most of a text, and how many tokens."""
-        found = max(self._of(scope), key=lambda one: one.num_shared(text), default=None)
-        return found, 0 if found is None else found.num_shared(text)
-
-    def _make_room(self, num_bytes: int, worth: float, within: SequenceOf[_Beginning], max_bytes: int) -> bool:
-        """Room for a beginning that holds those of `within` too; False where what is worth more has it."""
+    def _make_room(self, num_bytes: int, worth: float, within: SequenceOf[_Prefix], max_bytes: int) -> bool:
+        """Room for a prefix that holds those of `within` too; False where what is worth more has it."""
         now = self.clock()
-        left, going = self.num_bytes + num_bytes - max_bytes, []
-        ranked = sorted(self._all(), key=lambda pair: (pair[1] not in within, pair[1].worth_per_byte(now)))
-        for scope, one in ranked:
-            if one not in within and (left <= 0 or one.worth_per_byte(now) >= worth / num_bytes):
+        missing, evicted = self.num_bytes + num_bytes - max_bytes, []
+        for prefix in sorted(self._all(), key=lambda prefix: (prefix not in within, prefix.worth_per_byte(now))):
+            if prefix not in within and (missing <= 0 or prefix.worth_per_byte(now) >= worth / num_bytes):
                 break
-            going.append((scope, one))
-            left -= one.states.nbytes
-        if left > 0:
+            evicted.append(prefix)
+            missing -= prefix.states.nbytes
+        if missing > 0:
             return False
-        for scope, one in going:
-            self._drop(scope, one)
+        for prefix in evicted:
+            self._evict(prefix)
         return True
 
-    def _drop(self, scope: Scope, one: _Beginning) -> None:
-        self._held[scope].remove(one)
-        self.num_bytes -= one.states.nbytes
-        if not self._held[scope]:
-            del self._held[scope]
+    def _evict(self, prefix: _Prefix) -> None:
+        held = self._held[prefix.scope]
+        held.remove(prefix)
+        self.num_bytes -= prefix.states.nbytes
+        if not held:
+            del self._held[prefix.scope]
 
 
 @dataclass(eq=False)
-class _Beginning:
+class _Prefix:
     """Tokens with their keys and values."""
 
+    scope: Scope
     tokens: array[int]
     states: Tensor  #: as `SlotCache.take_out` gave it
     _spared: float  # tokens, faded up to `_at_s`

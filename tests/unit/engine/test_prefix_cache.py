@@ -1,4 +1,4 @@
-"""Resident beginnings: what prompts have in common stays when nobody runs; texts stay what they are, memory bounded."""
+"""Cached prefixes: what prompts have in common stays when nobody runs; texts stay what they are, memory bounded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alphaloop.messages.job import Job
 from engine.network.kv_layout import BLOCK, PAIR_BLOCK, KvShape, to_paired, to_plain
 from engine.network.slots import WORTH_A_PASS, SlotCache
 from engine.own import TransformersEngine
-from engine.resident import HALF_LIFE_S, MOST_NOTED, ResidentBeginnings
+from engine.prefix_cache import HALF_LIFE_S, MOST_NOTED, PrefixCache
 from tests.fixtures.drafting import ScriptedDrafter
 from tests.fixtures.models import FAMILIES, VANILLA, Reference, decision, finish, right_outputs, steps
 
@@ -43,11 +43,11 @@ class OneByOne:
     num_jobs: int = 0
 
     def read(self, prompt: str, **fields: Any) -> tuple[int, int]:
-        """Tokens of a job's prompt that were read, and that were not because they were resident."""
+        """Tokens of a job's prompt that were read, and copied from the prefix cache."""
         self.num_jobs += 1
         self.engine.admit(self.engine.prepare(job_of(prompt, self.num_jobs, **fields), GREEDY), VANILLA)
         done = list(steps(self.engine))
-        return sum(one.num_prefill_tokens for one in done), sum(one.num_resident_tokens for one in done)
+        return sum(one.num_prefill_tokens for one in done), sum(one.num_prefix_cache_tokens for one in done)
 
 
 def words(rng: random.Random, num: int) -> str:
@@ -56,7 +56,7 @@ def words(rng: random.Random, num: int) -> str:
 
 @pytest.fixture
 def stream(tiny_engine: Build) -> OneByOne:
-    return OneByOne(tiny_engine("llama", max_resident_bytes=ROOM))
+    return OneByOne(tiny_engine("llama", max_prefix_cache_bytes=ROOM))
 
 
 def test_the_third_job_that_begins_alike_reads_its_own_part_only(stream: OneByOne, rng: random.Random) -> None:
@@ -112,7 +112,7 @@ def test_texts_are_the_same_with_and_without(
 ) -> None:
     """Chains, trees, sliding windows, fused or not, gaps in the slots, and several texts a job."""
     drafters = {name: ScriptedDrafter(name, rng, is_tree=name == "tree") for name in ("chain", "tree")}
-    engine = tiny_engine(family, num_slots=4, max_resident_bytes=ROOM, drafters=drafters)
+    engine = tiny_engine(family, num_slots=4, max_prefix_cache_bytes=ROOM, drafters=drafters)
     beginnings = [words(rng, LONG + 10 * number) for number in range(2)]
     prompts = [f"{rng.choice(beginnings)}{words(rng, rng.randint(1, 30))}" for _ in range(24)]
     prompts[5] = prompts[17] = prompts[11]  # the whole prompt but for its last token
@@ -132,7 +132,7 @@ def test_texts_are_the_same_with_and_without(
                 drafter.truths[one.job.job_id] = [*one.token_ids, *expected[one.job.job_id]]
             engine.admit(one, decision(rng.choice(["lookup", "chain", "tree"]), rng.randint(0, 4)))
         step = engine.step()
-        num_spared += step.num_resident_tokens
+        num_spared += step.num_prefix_cache_tokens
         found |= {one.job_id: list(one.token_ids) for one in step.finished}
     assert found == expected
     assert num_spared > LONG
@@ -153,7 +153,7 @@ def test_running_sequences_come_first_and_the_limit_holds(
     tiny_engine: Build, references: Callable[[str], Reference], rng: random.Random
 ) -> None:
     limit = 8 * BLOCK * BYTES
-    engine = tiny_engine(num_slots=4, max_cache_bytes=limit, max_resident_bytes=limit)
+    engine = tiny_engine(num_slots=4, max_cache_bytes=limit, max_prefix_cache_bytes=limit)
     beginnings = [words(rng, LONG) for _ in range(4)]
     waiting: list[PreparedJob] = [
         engine.prepare(job_of(f"{rng.choice(beginnings)}{words(rng, rng.choice((5, 200, 300)))}", i), GREEDY)
@@ -166,8 +166,8 @@ def test_running_sequences_come_first_and_the_limit_holds(
         while waiting and engine.has_room(waiting[0]):
             engine.admit(waiting.pop(0), VANILLA)
         step = engine.step()
-        num_spared, most = num_spared + step.num_resident_tokens, max(most, step.resident_bytes)
-        assert engine._cache.num_bytes + engine._resident.num_bytes <= limit
+        num_spared, most = num_spared + step.num_prefix_cache_tokens, max(most, step.prefix_cache_bytes)
+        assert engine._cache.num_bytes + engine._prefix_cache.num_bytes <= limit
         found |= {one.job_id: list(one.token_ids) for one in step.finished}
     assert found == expected
     assert num_spared > 0
@@ -175,7 +175,7 @@ def test_running_sequences_come_first_and_the_limit_holds(
     assert engine.memory().held > 0
     assert engine.has_room(whole), "nobody waits for what no text needs"
     engine.admit(whole, VANILLA)
-    assert engine.step().resident_bytes == 0
+    assert engine.step().prefix_cache_bytes == 0
 
 
 def test_where_memory_runs_out_beginnings_go_and_no_sequence_leaves_its_slot(
@@ -194,13 +194,13 @@ def test_where_memory_runs_out_beginnings_go_and_no_sequence_leaves_its_slot(
     with monkeypatch.context() as patched:
         patched.setattr(engine._target.model, "read", short)
         step = engine.step()
-    assert (step.batch, step.resident_bytes) == (3, 0)
-    assert not engine._admitted.parked
+    assert (step.batch, step.prefix_cache_bytes) == (3, 0)
+    assert not engine._admitted.preempted
     texts = {job_id: list(one.token_ids) for job_id, one in finish(engine).items()}
     assert texts == right_outputs(references("llama"), jobs)
 
 
-def test_a_parked_sequence_gets_its_beginning_again(
+def test_a_preempted_sequence_gets_its_beginning_again(
     stream: OneByOne, references: Callable[[str], Reference], rng: random.Random
 ) -> None:
     engine, beginning = stream.engine, words(rng, LONG)
@@ -210,10 +210,10 @@ def test_a_parked_sequence_gets_its_beginning_again(
     for job in jobs:
         engine.admit(job, VANILLA)
     first = engine.step()
-    assert first.num_resident_hits == 4
-    engine._admitted.park(engine._admitted.running[2:], most_running=2)
+    assert first.num_prefix_cache_hits == 4
+    engine._admitted.preempt(engine._admitted.running[2:], most_running=2)
     done = list(steps(engine))
-    assert sum(step.num_resident_hits for step in done) == 2
+    assert sum(step.num_prefix_cache_hits for step in done) == 2
     texts = {one.job_id: list(one.token_ids) for step in (first, *done) for one in step.finished}
     assert texts == right_outputs(references("llama"), jobs)
 
@@ -247,16 +247,16 @@ def test_a_cancelled_job_is_not_compared_with(stream: OneByOne, rng: random.Rand
 
 
 def test_none_are_kept_where_the_settings_say_so(tiny_engine: Build, rng: random.Random) -> None:
-    stream, beginning = OneByOne(tiny_engine("llama", max_resident_bytes=0)), words(rng, LONG)
+    stream, beginning = OneByOne(tiny_engine("llama", max_prefix_cache_bytes=0)), words(rng, LONG)
     assert {stream.read(f"{beginning}{number}")[1] for number in range(4)} == {0}
     assert stream.engine.memory().held == 0
 
 
 def test_what_spared_least_of_late_makes_room(tiny_engine: Build, rng: random.Random) -> None:
     """Room for two beginnings: a third one takes the place of one that has not been met for long, and of no other."""
-    stream = OneByOne(tiny_engine("llama", max_resident_bytes=2 * BLOCK * BYTES))
+    stream = OneByOne(tiny_engine("llama", max_prefix_cache_bytes=2 * BLOCK * BYTES))
     now = 0.0
-    stream.engine._resident.clock = lambda: now
+    stream.engine._prefix_cache.clock = lambda: now
     one, two, three = (words(rng, LONG) for _ in range(3))
     for beginning in (one, two):
         for number in range(3):
@@ -302,8 +302,8 @@ def test_what_is_taken_out_is_what_is_put_in(is_paired: bool, num: int) -> None:
 
 
 def test_prompts_that_are_remembered_are_bounded(stream: OneByOne, rng: random.Random) -> None:
-    resident: ResidentBeginnings = stream.engine._resident
+    prefixes: PrefixCache = stream.engine._prefix_cache
     for _ in range(MOST_NOTED + 5):
         stream.read(words(rng, 3))
-    assert len(resident._noted) == MOST_NOTED
-    assert resident._num_noted_tokens == sum(len(prompt) for _, prompt in resident._noted.values())
+    assert len(prefixes._noted) == MOST_NOTED
+    assert prefixes._num_noted_tokens == sum(len(prompt) for _, prompt in prefixes._noted.values())
