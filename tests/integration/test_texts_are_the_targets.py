@@ -414,7 +414,7 @@ def test_a_text_is_credited_to_a_drafter_with_the_counts_of_decoding_it(
             assert without_zeros(score.chances) == without_zeros(text.chances)
             assert score.counts.num_tokens == len(text.token_ids) == len(scored[job_id].second_choices)
             total += score.counts
-    assert 0 < total.num_accepted
+    assert total.num_accepted > 0
     assert (total.num_accepted < total.num_trials) == (drafter != "target_itself")
 
 
