@@ -152,6 +152,7 @@ SLIDING = "sliding_attention"
     ("config", "reason"),
     [
         (transformers.Qwen3NextConfig(), "found linear_attention"),
+        (transformers.MambaConfig(), "of mamba, found linear_attention"),
         (transformers.Llama4TextConfig(), "found chunked_attention"),
         (transformers.GPTNeoConfig(), "found local_attention"),
         (transformers.DogeConfig(), "found keep_window_size = 2048"),
