@@ -22,7 +22,7 @@ from alphaloop.engine import Generation, PreparedJob, Sampling
 from benchmarks.exactness import first_difference
 from benchmarks.jobs import PromptJob, forced
 from engine.own import TransformersEngine
-from tests.fixtures.models import engine_over
+from tests.fixtures.models import engine_over, finish
 
 WINDOW: Final = 16  #: of every layer that has one: shorter than every prompt
 PROMPT_LENGTHS: Final = (19, 33, 64, 150)  #: characters, which are tokens
@@ -185,10 +185,8 @@ def decode(engine: TransformersEngine) -> tuple[list[PreparedJob], list[Generati
     ]
     for number, job in enumerate(prepared):
         engine.admit(job, forced("lookup", 4) if number % 2 else forced())
-    texts: dict[str, Generation] = {}
-    while engine.load().num_running:
-        texts |= {generation.job_id: generation for generation in engine.step().finished}
-    return prepared, [texts[job.job.job_id] for job in prepared]
+    written = finish(engine)
+    return prepared, [written[job.job.job_id] for job in prepared]
 
 
 @torch.inference_mode()
