@@ -13,11 +13,9 @@ import pytest
 from alphaloop.engine import Generation, Sampling, TokenDelta
 from alphaloop.errors import InvalidField
 from alphaloop.messages import Constraint, Job, Origin, parse_job
-from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from engine.own import load_engine
 from engine.prompts import prepare_job
 from tests.fixtures.chat_templates import MISTRAL, OPENED, QWEN, WEATHER, memorised, tokenizer_with
-from tests.fixtures.models import VANILLA, finish, lookup_decision, steps
+from tests.fixtures.models import VANILLA, engine_over, finish, lookup_decision, steps
 
 BERN: Final = '{"city": "Bern"}'
 CALL: Final = f'{{"name": "get_weather", "arguments": {BERN}}}'
@@ -70,8 +68,7 @@ def test_an_answer_has_its_parts_in_every_mode(
     job = ask(1, **body)
     prompt = prepare_job(tokenizer, "tiny", 2000, job, GREEDY).token_ids
     folder = memorised(tmp_path / "model", tokenizer, [(prompt, reply)])
-    target = TargetSettings(name="tiny", source=str(folder), dtype="float64", device="cpu", num_threads=1)
-    engine = load_engine(ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=2)
+    engine = engine_over(folder, drafters={"lookup": {}})
     found: list[Generation] = []
     num_accepted = 0
     modes = product((VANILLA, lookup_decision(6)), (False, True), (None, 1))
@@ -126,8 +123,7 @@ def test_a_call_that_has_to_be_made_is_made_by_a_model_that_knows_nothing(
     """Random weights, held to the grammar of the call; with logprobs and min_tokens too, and as several texts."""
     tokenizer = tokenizer_with(template)
     folder = memorised(tmp_path / "model", tokenizer, [(tokenizer("a")["input_ids"], "b")])
-    target = TargetSettings(name="tiny", source=str(folder), dtype="float64", device="cpu", num_threads=1)
-    engine = load_engine(ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=2)
+    engine = engine_over(folder, drafters={"lookup": {}})
     body = {"tools": [CHOOSE, WEATHER], "tool_choice": {"type": "function", "function": {"name": "choose"}}}
     body |= {"parallel_tool_calls": False}
     if template is QWEN:
@@ -167,8 +163,7 @@ def test_a_call_that_has_to_be_made_is_made_by_a_model_that_knows_nothing(
 def test_a_text_that_cannot_go_on_ends_all_of_its_job(tmp_path: Path) -> None:
     tokenizer = tokenizer_with(QWEN)
     folder = memorised(tmp_path / "model", tokenizer, [(tokenizer("a")["input_ids"], "b")])
-    target = TargetSettings(name="tiny", source=str(folder), dtype="float64", device="cpu", num_threads=1)
-    engine = load_engine(ModelSettings(target=target), num_slots=2)
+    engine = engine_over(folder)
     constraint = Constraint("choice", '["ab", "cd"]', "body.structured_outputs.choice")
     sampling = Sampling(max_tokens=9, temperature=1.0, n=4, constraint=constraint, bad_words=("a", "c", "ab", "cd"))
     beside = ask(8)

@@ -15,12 +15,11 @@ from pydantic_core import from_json
 from alphaloop.kafka.topics import RESULTS, TOKENS
 from alphaloop.messages import AnswerSoFar, Choice, Result, Status, StreamReaders, read_chunk
 from alphaloop.settings import Settings
-from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
-from engine.own import TransformersEngine, load_engine
+from engine.own import TransformersEngine
 from tests.fakes import AnsweringEngine
 from tests.fixtures.answers import continued
 from tests.fixtures.chat_templates import CLOCK, QWEN, WEATHER, tokenizer_with
-from tests.fixtures.models import small_llama_of
+from tests.fixtures.models import engine_over, small_llama_of
 from tests.fixtures.worker import Client, by_id, headers_of, running_worker
 from tests.fuzz.hostile import any_value, write
 from worker.recording import OUTCOME_REFUSED
@@ -89,9 +88,7 @@ def test_whatever_a_model_writes_is_a_result_that_every_reader_takes(
         torch.manual_seed(7)
         small_llama_of(len(tokenizer), tokenizer.eos_token_id).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    target = TargetSettings(name="tiny", source=str(tmp_path), dtype="float32", device="cpu", num_threads=1)
-    drafters = {"lookup": LookupDrafterSettings(min_ngram=1)}
-    engine = load_engine(ModelSettings(target=target, drafters=drafters), num_slots=8)
+    engine = engine_over(tmp_path, num_slots=8, drafters={"lookup": {"min_ngram": 1}}, dtype="float32")
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(engine, name, lambda *_: 1.0)
     texts = [*FIXED, *(drawn(rng) for _ in range(NUM_DRAWN))]

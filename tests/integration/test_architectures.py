@@ -19,11 +19,10 @@ import transformers
 
 import engine as _engine  # noqa: F401  # before torch computes: it settles how threads wait
 from alphaloop.engine import Generation, PreparedJob, Sampling
-from alphaloop.errors import AlphaloopError
-from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from benchmarks.exactness import first_difference
 from benchmarks.jobs import PromptJob, forced
-from engine.own import TransformersEngine, load_engine
+from engine.own import TransformersEngine
+from tests.fixtures.models import engine_over, finish
 
 WINDOW: Final = 16  #: of every layer that has one: shorter than every prompt
 PROMPT_LENGTHS: Final = (19, 33, 64, 150)  #: characters, which are tokens
@@ -127,41 +126,15 @@ EXACT: Final = (
 @pytest.mark.parametrize("architecture", EXACT, ids=lambda architecture: architecture.model_type)
 def test_it_writes_what_transformers_writes(architecture: Architecture, tmp_path: Path) -> None:
     build(architecture, tmp_path)
-    prepared, generations = decode(load(tmp_path))
+    prepared, generations = decode(
+        engine_over(tmp_path, num_slots=len(PROMPT_LENGTHS), drafters={"lookup": {"min_ngram": 1}}, dtype="float32")
+    )
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     reference.eval()
     for job, generation in zip(prepared, generations, strict=True):
         expected = generate(reference, job.token_ids)
         difference = first_difference(reference, job.token_ids, expected, generation.token_ids)
         assert difference is None or difference.is_near_tie, difference
-
-
-@pytest.mark.parametrize(
-    ("architecture", "reason"),
-    [
-        (
-            Architecture("falcon", {"alibi": True, "multi_query": False, "parallel_attn": False}),
-            "expected positions as numbers, found ALiBi in falcon",
-        ),
-        (
-            Architecture("mamba", {}),
-            "expected full attention or a sliding window in every layer of mamba, found linear_attention",
-        ),
-    ],
-    ids=["falcon with ALiBi", "mamba"],
-)
-def test_it_is_refused_with_its_reason(architecture: Architecture, reason: str, tmp_path: Path) -> None:
-    build(architecture, tmp_path)
-    with pytest.raises(AlphaloopError) as refused:
-        decode(load(tmp_path))
-    assert refused.value.message.removeprefix(f"{tmp_path}: ").startswith(reason)
-
-
-def load(folder: Path) -> TransformersEngine:
-    """The engine as a worker loads it."""
-    target = TargetSettings(name="tiny", source=str(folder), dtype="float32", device="cpu", num_threads=1)
-    drafters = {"lookup": LookupDrafterSettings(min_ngram=1)}
-    return load_engine(ModelSettings(target=target, drafters=drafters), num_slots=len(PROMPT_LENGTHS))
 
 
 def build(architecture: Architecture, folder: Path) -> None:
@@ -212,10 +185,8 @@ def decode(engine: TransformersEngine) -> tuple[list[PreparedJob], list[Generati
     ]
     for number, job in enumerate(prepared):
         engine.admit(job, forced("lookup", 4) if number % 2 else forced())
-    texts: dict[str, Generation] = {}
-    while engine.load().num_running:
-        texts |= {generation.job_id: generation for generation in engine.step().finished}
-    return prepared, [texts[job.job.job_id] for job in prepared]
+    written = finish(engine)
+    return prepared, [written[job.job.job_id] for job in prepared]
 
 
 @torch.inference_mode()

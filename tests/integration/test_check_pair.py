@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -20,7 +19,7 @@ from engine.drafters.draft_vocabulary import write_draft_vocabulary
 from engine.pairing import facts_of
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
 from tests.fixtures.heads import eagle3
-from tests.fixtures.models import byte_fallback, small_llama
+from tests.fixtures.models import byte_fallback, small_llama, with_config
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +29,6 @@ def draft(tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path_factory: p
     changes |= {"num_key_value_heads": 1, "vocab_size": 400, "max_position_embeddings": 512}
     folder = tmp_path_factory.mktemp("draft")
     return small_llama(tiny_models["llama"], tiny_tokenizer, folder, tie_word_embeddings=True, **changes)
-
-
-def with_config(source: Path, folder: Path, **changes: Any) -> Path:
-    shutil.copytree(source, folder)
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return folder
 
 
 def test_facts_agree_with_the_loaded_model(tiny_models: dict[str, Path], draft: Path) -> None:

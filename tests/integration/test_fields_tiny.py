@@ -12,6 +12,7 @@ import pytest
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.engine import Generation, Sampling, TokenDelta
 from alphaloop.errors import InvalidField
+from alphaloop.messages import Constraint
 from engine.own import TransformersEngine
 from tests.fixtures.drafting import draft_model
 from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job, steps
@@ -128,3 +129,62 @@ def test_texts_without_a_seed_differ_and_are_the_same_again(tiny_engine: Build) 
     first, again = (finish(engine, [(make_job(PROMPTS[0], 3), sampling, VANILLA)]).popitem()[1] for _ in range(2))
     assert len({choice.text for choice in first.choices}) == 4
     assert [one.text for one in first.choices] == [one.text for one in again.choices]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prediction_is_drafted_from_in_parts_and_where_it_is_partly_right(
+    tiny_engine: Build, temperature: float
+) -> None:
+    engine, numbers = tiny_engine("llama", num_slots=6), range(6)
+
+    def decode(predicted: list[object], k: int) -> list[Generation]:
+        sampling = Sampling(max_tokens=48, temperature=temperature, seed=3)
+        predictions = [{"prediction": {"type": "content", "content": text}} if text else {} for text in predicted]
+        jobs = [make_job(f"one ab cd {n}", n, **fields) for n, fields in zip(numbers, predictions, strict=True)]
+        texts = finish(engine, [(job, sampling, decision("lookup", k)) for job in jobs])
+        return [texts[job.job_id] for job in jobs]
+
+    right = decode([None] * 6, 0)
+    texts = [text.text for text in right]
+    kinds: dict[str, list[object]] = {
+        "none": [None] * 6,
+        "all": [*texts],
+        "edited": [f"{text[: len(text) // 2]}#{text[len(text) // 2 + 3 :]}" for text in texts],
+        "parts": [[{"type": "text", "text": text[:20]}, {"type": "text", "text": text[20:]}] for text in texts],
+    }
+    num_rounds = {}
+    for kind, predicted in kinds.items():
+        drafted = decode(predicted, 12)
+        assert [text.token_ids for text in drafted] == [text.token_ids for text in right], kind
+        num_rounds[kind] = sum(text.counts.rounds for text in drafted)
+    # Of a random model's tokens few are what its text is split into, so that a part of each prediction is of use.
+    assert num_rounds["all"] == num_rounds["parts"] < num_rounds["none"]
+    assert num_rounds["edited"] < num_rounds["none"]
+
+
+def test_predicted_tokens_that_the_model_does_not_have_and_endless_predictions_are_cut(tiny_engine: Build) -> None:
+    engine, sampling = tiny_engine("llama"), Sampling(max_tokens=8, temperature=0.0)
+    job = make_job("one", prediction={"type": "content", "content": "ab cd " * 20_000})
+    predicted = engine.prepare(job, sampling).sampling.predicted
+    assert len(predicted) <= engine.identity.context_length + 16
+    assert max(predicted) < engine._target.model.vocabulary_size
+    assert engine.prepare(make_job("one"), sampling).sampling.predicted == ()
+
+
+def test_fields_that_leave_no_token_end_their_job_alone(tiny_engine: Build) -> None:
+    engine = tiny_engine()
+    tokens = tuple(engine._target.tokenizer("the", add_special_tokens=False)["input_ids"])
+    thing = Constraint("regex", "the thing", "body.structured_outputs.regex")
+    good = Sampling(max_tokens=60, temperature=0.0, constraint=thing)
+    bad = [
+        replace(good, allowed_token_ids=tokens),
+        replace(good, temperature=0.8, bad_words=("t", "th", "the")),
+        replace(good, constraint=Constraint("choice", '["yes"]', "body.x"), min_tokens=30),
+        replace(good, temperature=0.8, seed=7, allowed_token_ids=tokens, n=2),
+    ]
+    work = [(make_job("of it", n), sampling, decision("lookup", 3)) for n, sampling in enumerate([*bad, good])]
+    done = list(steps(engine, work))
+    failed = {failure.job_id: failure.error.code for step in done for failure in step.failed}
+    assert failed == {job.job_id: "grammar_conflict" for job, _, _ in work[:-1]}
+    assert [text.text for step in done for text in step.finished] == ["the thing"]
+    assert engine.load().num_running == 0

@@ -27,7 +27,7 @@ from engine.drafters.head_loading import load_heads
 from engine.models import Target
 from engine.proposal import Ask, Proposal
 from tests.fixtures import heads
-from tests.fixtures.models import NUM_TOKENS, VANILLA, decision, finish, make_job
+from tests.fixtures.models import NUM_TOKENS, drafted_alike, make_job, with_config
 
 GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 KNOWN: Final = torch.arange(0, NUM_TOKENS, 3)
@@ -186,17 +186,8 @@ def test_drafts_are_those_of_plain_arithmetic_and_the_text_is_the_targets(
     engine._drafters["made"] = watched
     # No two begin alike, so that nothing is copied.
     jobs = [make_job(f"{'abcde'[number] * 5} = {number}" * (1 + 9 * number), number) for number in range(5)]
-    alone, drafted = (finish(engine, ((job, GREEDY, way) for job in jobs)) for way in (VANILLA, decision("made", K)))
-    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
+    drafted_alike(engine, jobs, GREEDY, "made", K)
     assert watched.num > 5 * K
-
-
-def changed(folder: Path, into: Path, **fields: Any) -> Path:
-    into.mkdir()
-    config = json.loads((folder / "config.json").read_text()) | fields
-    (into / "config.json").write_text(json.dumps({name: one for name, one in config.items() if one is not None}))
-    (into / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    return into
 
 
 @pytest.mark.parametrize(
@@ -225,7 +216,7 @@ def test_heads_of_another_target_or_of_other_layers_are_refused(
 ) -> None:
     target = tiny_engine(num_slots=1)._target
     with pytest.raises(error, match=said):
-        load(target, changed(folders[name], tmp_path / "changed", **fields), name)
+        load(target, with_config(folders[name], tmp_path / "changed", **fields), name)
 
 
 NONSENSE: Final[tuple[tuple[str, Any], ...]] = (
@@ -249,7 +240,7 @@ NONSENSE: Final[tuple[tuple[str, Any], ...]] = (
 def test_a_config_of_nonsense_is_refused_by_its_folder(
     tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path, name: str, written: Any
 ) -> None:
-    folder = changed(folders[name], tmp_path / "changed", **(written if isinstance(written, dict) else {}))
+    folder = with_config(folders[name], tmp_path / "changed", **(written if isinstance(written, dict) else {}))
     if isinstance(written, bytes):
         (folder / "config.json").write_bytes(written)
     with pytest.raises(UnsupportedModel, match=str(folder)):
@@ -261,7 +252,7 @@ def test_a_config_of_nonsense_is_refused_by_its_folder(
 def test_a_head_of_medusa_without_its_block_is_refused(
     tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:
-    folder = changed(folders["medusa of vLLM"], tmp_path / "changed")
+    folder = with_config(folders["medusa of vLLM"], tmp_path / "changed")
     tensors = load_file(folder / "model.safetensors")
     save_file(
         {one: its for one, its in tensors.items() if one != "blocks.1.layers.0.weight"}, folder / "model.safetensors"
@@ -282,6 +273,6 @@ def test_the_layers_are_part_of_the_revision(
 ) -> None:
     """In their order, whatever the config's is, as vLLM takes them."""
     target, name = tiny_engine(num_slots=1)._target, "eagle3 of vLLM"
-    folder = changed(folders[name], tmp_path / "changed", eagle_aux_hidden_state_layer_ids=[1, 0])
+    folder = with_config(folders[name], tmp_path / "changed", eagle_aux_hidden_state_layer_ids=[1, 0])
     for one in (folders[name], folder):
         assert load(target, one, name).state.revision.endswith("-l0.1")

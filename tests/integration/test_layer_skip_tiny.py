@@ -14,12 +14,12 @@ from torch import nn
 
 from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, UnsupportedModel
-from alphaloop.settings.models import LayerSkipDrafterSettings, ModelSettings, TargetSettings
+from alphaloop.settings.models import LayerSkipDrafterSettings
 from engine.network.language_model import LanguageModel
 from engine.network.passes import Read
-from engine.own import TransformersEngine, load_engine
+from engine.own import TransformersEngine
 from tests.fixtures.drafting import language_model
-from tests.fixtures.models import FUSED, NUM_TOKENS, decision, finish, make_job, small_llama
+from tests.fixtures.models import FUSED, NUM_TOKENS, decision, engine_over, finish, make_job, small_llama
 
 NUM_LAYERS: Final = 24
 SKIPPED: Final = tuple(range(6, 18))
@@ -55,8 +55,7 @@ def engine(deep: Path) -> TransformersEngine:
 
 
 def loaded(folder: Path, **drafters: Any) -> TransformersEngine:
-    target = TargetSettings(name="tiny", source=str(folder), dtype="float64", device="cpu", num_threads=1)
-    return load_engine(ModelSettings(target=target, drafters={"lookup": {}, **drafters}), num_slots=4)
+    return engine_over(folder, num_slots=4, drafters={"lookup": {}, **drafters})
 
 
 def tensors_of(network: Any) -> dict[int, int]:

@@ -12,20 +12,23 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import jsonschema
 import pytest
 import torch
 import transformers
 
+from alphaloop.acceptance import AcceptanceCounts
+from alphaloop.deciding.decision import Decision
 from alphaloop.engine import Generation, Sampling
-from alphaloop.messages import Constraint, Job
+from alphaloop.messages import Constraint, Job, Purpose
 from alphaloop.settings.models import HybridDrafterSettings, ModelSettings, TargetSettings
 from engine import verification
-from engine.constraint import GRAMMAR
+from engine.constraint import GRAMMAR, ConstrainedText
 from engine.drafters.draft_vocabulary import write_draft_vocabulary
 from engine.drafters.hybrid import HybridDrafter
 from engine.drafters.methods import METHODS
@@ -33,6 +36,7 @@ from engine.network.language_model import PREFILL_CHUNK
 from engine.own import TransformersEngine, load_engine
 from engine.prompts import bad_word_tokens
 from engine.sampling import Barred
+from engine.scoring import Shadows
 from engine.verification import DraftVerdict
 from tests.fixtures import heads
 from tests.fixtures.distributions import KINDS, Distribution, GuessingDrafter, chi_square_excess, exact_distribution
@@ -358,6 +362,88 @@ def test_a_drafted_text_is_the_vanilla_one(
     assert is_always_right == (drafter == "target_itself")
 
 
+#: Look-up reads along with what others decode; the others are scored by one pass over a control's greedy text.
+READ_ALONG: Final = ("lookup", "lookup_tree", "lookup_memory")
+SCORED: Final = ("lookup", "draft_model", "draft_model_gate", "target_itself")
+#: A prediction is of look-up alone, bars are adjustments, and a draft model reads a long prompt in several rounds.
+NOT_SCORED: Final = ("prediction", "min_tokens", "the end of the context")
+
+
+@pytest.mark.parametrize("drafter", dict.fromkeys((*READ_ALONG, *SCORED)))
+def test_a_text_is_credited_to_a_drafter_with_the_counts_of_decoding_it(
+    bench: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch, drafter: str
+) -> None:
+    """Also where a job's own limit forbade a draft, and with the tokens that a constraint forces."""
+    made = bench("llama")
+    engine, state = made.engine, made.engine._drafters[drafter].state
+    # Nothing is copied from a job beside, so that every first round is the prefill's, as in a score.
+    monkeypatch.setattr("engine.network.slots.SHORTEST", 10**9)
+    monkeypatch.setattr(engine, "_shadows", Shadows(engine._drafters, clock=lambda: 0.0))
+    # A job's several texts are no text of one decoding.
+    work = {cell: asked for cell, asked in made.work.items() if cell[0] != "n"}
+    greedy = [
+        (job, sampling)
+        for (field, how), (job, sampling) in work.items()
+        if how == "greedy" and field not in NOT_SCORED and not sampling.is_adjusted
+    ]
+
+    def decode(jobs: Iterable[tuple[Job, Sampling]], decided: Decision) -> dict[str, Generation]:
+        return finish(engine, ((*asked, decided) for asked in jobs))
+
+    total = AcceptanceCounts()
+    if drafter in READ_ALONG:
+        real = decode(work.values(), decision(drafter, state.max_draft_tokens))
+        for others in (VANILLA, decision("draft_model", 3), decision(drafter, 1)):
+            for job_id, text in decode(work.values(), others).items():
+                (shadow,) = (shadow for shadow in text.shadows if shadow.drafter == drafter)
+                assert shadow.counts == real[job_id].counts
+        total += sum((text.counts for text in real.values()), AcceptanceCounts())
+    for k in (1, 4, 64) if drafter in SCORED else ():
+        scoring = {
+            "purpose": Purpose.CONTROL,
+            "scored_drafters": (drafter, "unheard-of"),
+            "probe_num_draft_tokens": k,
+        }
+        scored = decode(((job.model_copy(update=scoring), sampling) for job, sampling in greedy), VANILLA)
+        most = min(k, state.max_draft_tokens)
+        for job_id, text in decode(greedy, decision(drafter, most)).items():
+            (score,) = scored[job_id].shadows
+            assert (score.drafter, score.num_draft_tokens, score.draft_revision) == (drafter, most, state.revision)
+            assert trials_of(score.counts) == trials_of(text.counts)
+            assert drafter != "target_itself" or score.counts == text.counts, "proposed too"
+            assert without_zeros(score.chances) == without_zeros(text.chances)
+            assert score.counts.num_tokens == len(text.token_ids) == len(scored[job_id].second_choices)
+            total += score.counts
+    assert total.num_accepted > 0
+    assert (total.num_accepted < total.num_trials) == (drafter != "target_itself")
+
+
+def trials_of(counts: AcceptanceCounts) -> tuple[object, ...]:
+    """All but what was proposed after the first wrong token, which a score does not know."""
+    tries = without_zeros(counts.trials), without_zeros(counts.accepts)
+    return counts.rounds, counts.num_cropped, counts.num_forced, *tries
+
+
+def without_zeros(numbers: Sequence[int]) -> Sequence[int]:
+    """Up to the last position that has any."""
+    return numbers[: max((place for place, number in enumerate(numbers, 1) if number), default=0)]
+
+
+def test_a_constrained_text_ends_where_its_grammar_accepts_it(bench: Callable[[str], Bench]) -> None:
+    made, has_ended = bench("llama"), Counter[bool]()
+    for job, sampling in made.work.values():
+        if sampling.constraint is not None:
+            right = made.right[job.job_id]
+            text = ConstrainedText.of(made.engine._target.grammars, sampling.constraint)
+            for token in right.token_ids:
+                text.take(token)
+            assert text._settled().is_accepting() == (right.finish_reason == "stop")
+            has_ended[right.finish_reason == "stop"] += 1
+            if right.finish_reason == "stop" and sampling.constraint.kind == "json_schema":
+                jsonschema.validate(json.loads(right.text), json.loads(sampling.constraint.source))
+    assert has_ended[True] > 2 < has_ended[False]
+
+
 #: Jobs without a seed: at most 243 texts, and a few dozen under a constraint, whose probabilities are known exactly.
 SAMPLED: Final = {
     "top_k": Sampling(max_tokens=5, temperature=1.0, top_k=3),
@@ -423,7 +509,7 @@ def sampler(bench: Callable[[str], Bench], references: Callable[[str], Reference
     both = TransformersEngine(
         engine._target,
         drafters,
-        models=ModelSettings(),
+        models=engine._models,
         free_before={},
         num_slots=NUM_SLOTS,
         max_cache_bytes=2**30,

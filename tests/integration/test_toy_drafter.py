@@ -14,7 +14,7 @@ from alphaloop.settings.models import DraftingSettings, ModelSettings, TargetSet
 from engine.drafters.methods import METHODS
 from engine.own import load_engine
 from engine.proposal import Ask, Drafter, Proposal
-from tests.fixtures.models import VANILLA, decision, finish, make_job
+from tests.fixtures.models import drafted_alike, make_job
 
 
 class EchoSettings(DraftingSettings):
@@ -53,10 +53,7 @@ def test_a_new_way_of_drafting_drafts_is_scored_and_measured(
     engine = load_engine(models, num_slots=4)
     assert [state.name for state in engine.drafters] == ["echo"]
     jobs, sampling = [make_job(f"{n} words", n) for n in range(6)], Sampling(max_tokens=24, temperature=0.0)
-    alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("echo", 3)))
-    assert {name: text.token_ids for name, text in drafted.items()} == {
-        name: text.token_ids for name, text in alone.items()
-    }
+    alone, drafted = drafted_alike(engine, jobs, sampling, "echo", 3)
     assert all(text.drafted[0].drafter == "echo" for text in drafted.values())
     assert sum(sum(text.counts.proposed) for text in drafted.values()) > 0
     scored = [counts for text in alone.values() for counts in text.shadows]

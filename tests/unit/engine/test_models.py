@@ -31,19 +31,11 @@ from engine.network.passes import Pass, Placed, ReadGroup, plan_pass
 from engine.own import load_engine
 from engine.pairing import facts_of
 from engine.text_facts import text_facts
-from tests.fixtures.models import NUM_TOKENS, VANILLA, decode_one, make_job, small_llama
+from tests.fixtures.models import NUM_TOKENS, VANILLA, decode_one, make_job, small_llama, with_config
 
 
 def settings(source: Path, **more: Any) -> TargetSettings:
     return TargetSettings(name="tiny", source=str(source), dtype="float32", device="cpu", **more)
-
-
-def copied(source: Path, folder: Path, **changed: Any) -> Path:
-    """A copy of a model with other entries in its configuration."""
-    shutil.copytree(source, folder)
-    before = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(before | changed))
-    return folder
 
 
 def test_a_target_is_named_by_its_weights_its_device_and_what_computes_it(tiny_models: dict[str, Path]) -> None:
@@ -146,7 +138,7 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
 
 def test_code_that_comes_with_a_model_is_never_run(tiny_models: dict[str, Path], tmp_path: Path) -> None:
     code = {"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"}
-    folder = copied(tiny_models["llama"], tmp_path / "model", model_type="mine", auto_map=code)
+    folder = with_config(tiny_models["llama"], tmp_path / "model", model_type="mine", auto_map=code)
     (folder / "mine.py").write_text(f"open({str(tmp_path / 'was-run')!r}, 'w')\n")
     with pytest.raises(UnsupportedModel):
         load_target(settings(folder))
@@ -160,6 +152,7 @@ SLIDING = "sliding_attention"
     ("config", "reason"),
     [
         (transformers.Qwen3NextConfig(), "found linear_attention"),
+        (transformers.MambaConfig(), "of mamba, found linear_attention"),
         (transformers.Llama4TextConfig(), "found chunked_attention"),
         (transformers.GPTNeoConfig(), "found local_attention"),
         (transformers.DogeConfig(), "found keep_window_size = 2048"),
@@ -315,7 +308,7 @@ def test_rotations_that_depend_on_the_longest_text_are_caught(
         "long_factor": [2.0] * num_pairs,
         "original_max_position_embeddings": 100,
     }
-    folder = copied(tiny_models[family], tmp_path / "model", rope_parameters=rope)
+    folder = with_config(tiny_models[family], tmp_path / "model", rope_parameters=rope)
     assert load_target(settings(folder, context_length=100)).identity.context_length == 100
     with pytest.raises(UnsupportedModel, match="rope type longrope"):
         load_target(settings(folder, context_length=101))
@@ -327,7 +320,7 @@ def test_rotations_that_depend_on_the_longest_text_are_caught(
 
 def changed(source: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object], **config: Any) -> Path:
     """A copy of a model whose tensors were changed in place."""
-    copied(source, folder, **config)
+    with_config(source, folder, **config)
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -435,7 +428,7 @@ def test_an_end_token_that_the_model_does_not_have_ends_nothing(
     tiny_models: dict[str, Path], tmp_path: Path, named: Any
 ) -> None:
     """Barred for `min_tokens`, it would fail the round of every job beside, or bar the vocabulary's last token."""
-    folder = copied(tiny_models["llama"], tmp_path / "model", eos_token_id=named)
+    folder = with_config(tiny_models["llama"], tmp_path / "model", eos_token_id=named)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": named}))
     engine = load_engine(ModelSettings(target=settings(folder), drafters={}), num_slots=1)
     barred = Sampling(max_tokens=3, temperature=0.0, min_tokens=2, logit_bias=((NUM_TOKENS - 1, 1000.0),))

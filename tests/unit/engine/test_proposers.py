@@ -6,7 +6,6 @@ Here the target's text decides what is accepted, as in `VirtualRounds`, so expec
 from __future__ import annotations
 
 import itertools
-import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,8 +14,6 @@ from typing import Final
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
 from alphaloop.deciding.goodput import DrafterState
@@ -164,32 +161,6 @@ def beginning_of(text: str) -> ConstrainedText:
     """Small letters stand where there is a choice of two, large ones where there is none."""
     pattern = "".join("[ab]" if letter.islower() else letter for letter in text)
     return ConstrainedText.of(GRAMMARS, Constraint("regex", pattern, "body.structured_outputs.regex"))
-
-
-@given(
-    st.lists(st.sampled_from("abQZ"), min_size=1, max_size=40).map("".join),
-    st.integers(1, 5),
-    st.integers(0, 2**32 - 1),
-)
-def test_virtual_rounds_over_forced_tokens_add_up_and_never_try_them(output: str, k: int, seed: int) -> None:
-    """Whatever a drafter proposes: the tokens are the text's, and the counts without forced ones are of real rounds."""
-    rng = random.Random(seed)
-    seen = [9]
-
-    def propose(room: int) -> Proposal:
-        begin = len(seen) - 1
-        letters = [output[begin + i] if begin + i < len(output) and rng.random() < 0.7 else "a" for i in range(room)]
-        return Proposal(tuple(tokens_of("".join(letters[: rng.randint(0, room)]))))
-
-    rounds = VirtualRounds(propose, seen, k, len(output), beginning_of(output))
-    while rounds.take_round([9, *tokens_of(output)], has_ended=True):
-        pass
-    counts = rounds.counts
-    assert counts.num_tokens == len(output)
-    # A forced token is a round's own where it was the target's, so each round has at most one of them.
-    num_forced = sum(letter.isupper() for letter in output)
-    assert num_forced - counts.rounds <= counts.num_forced <= num_forced
-    assert counts.num_trials <= len(output) - num_forced
 
 
 ONE = AcceptanceCounts().with_round(0, 0, num_emitted=1)

@@ -240,35 +240,20 @@ def test_ids_of_calls_are_what_their_template_takes() -> None:
     assert mistral == again, "the same job gets the same ids"
 
 
-RESPONSE: Final = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "thinking": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<tool_call>",
-            "close": "</tool_call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {},
-    },
-}
+def response(thinking: dict[str, str], call: dict[str, str]) -> dict[str, Any]:
+    """A response template, given what opens and closes a thought and a call."""
+    transform = {"type": "function", "function": "{content}"}
+    calls = {**call, "content": "json", "repeats": True, "transform": transform}
+    fields = {"thinking": thinking, "tool_calls": calls, "content": {}}
+    return {"start_anchor": "<|im_start|>assistant\n", "fields": fields}
+
+
+RESPONSE: Final = response({"open": "<think>", "close": "</think>"}, {"open": "<tool_call>", "close": "</tool_call>"})
 #: With patterns that more text may make longer.
-RESPONSE_PATTERNS: Final = {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": {
-        "thinking": {"open_pattern": r"<think>\s*", "close_pattern": r"\s*</think>\s*"},
-        "tool_calls": {
-            "open_pattern": r"<tool_call>\s*",
-            "close_pattern": r"\s*</tool_call>",
-            "content": "json",
-            "repeats": True,
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {},
-    },
-}
+RESPONSE_PATTERNS: Final = response(
+    {"open_pattern": r"<think>\s*", "close_pattern": r"\s*</think>\s*"},
+    {"open_pattern": r"<tool_call>\s*", "close_pattern": r"\s*</tool_call>"},
+)
 
 
 @pytest.mark.parametrize(

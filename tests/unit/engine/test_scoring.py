@@ -289,13 +289,6 @@ def test_a_gate_would_have_ended_the_draft_behind_its_first_doubtful_token() -> 
     assert chances == (1, 1, 1, 0), "that nothing stood at the third place is the gate's doing"
 
 
-def test_a_gate_between_none_and_the_decoding_one_is_not_judged() -> None:
-    counts = RoundCounts()
-    counts.sharing["own"] = (0.6, [shared_weights(3, 0.3), shared_weights(3, 0.7, "strict")])
-    counts.take_shared("own", proposal(0.9), 1, num_emitted=2, num_asked=1, num_possible=9)
-    assert [shadow.drafter for shadow in counts.shared] == ["strict"]
-
-
 def rounds(longest: int, gate: float) -> Iterator[tuple[float, Proposal, int]]:
     """Every round of a drafter whose positions are alike and independent: (probability, proposal, accepted)."""
     for kinds in product(range(2), repeat=longest):

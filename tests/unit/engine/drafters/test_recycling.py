@@ -21,7 +21,7 @@ from engine.proposal import NOTHING, Ask, Proposal
 from engine.states import NUM_SAID, SAID, States
 from tests.fixtures.drafting import GREEDY, ask
 from tests.fixtures.enumeration import Draft, Language, by_tree, enumerate_round, l1
-from tests.fixtures.models import VANILLA, Reference, decision, finish, make_job
+from tests.fixtures.models import Reference, drafted_alike, make_job
 
 Text = tuple[int, ...]
 END: Final = 9
@@ -183,6 +183,5 @@ def test_what_is_handed_over_is_what_the_target_says_also_behind_rejected_drafts
     engine._drafters["again"] = watched
     jobs = [make_job(f"{'abc'[number] * 5} = {number}" * (1 + 9 * number), number) for number in range(3)]
     sampling = Sampling(max_tokens=40, temperature=0.0, logit_bias=((0, -1000.0),))
-    alone, drafted = (finish(engine, ((job, sampling, way) for job in jobs)) for way in (VANILLA, decision("again", 5)))
-    assert {one: its.token_ids for one, its in drafted.items()} == {one: its.token_ids for one, its in alone.items()}
+    drafted_alike(engine, jobs, sampling, "again", 5)
     assert watched.num_rejected > 0

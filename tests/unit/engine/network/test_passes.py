@@ -169,7 +169,7 @@ def test_a_pass_is_the_same_as_kernel_by_kernel(
     """
     monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
     decoder = FusedDecoder(model_of(MODELS[family], seed), 512)
-    cache = SlotCache(decoder.kv_shape, 5, torch.device("cpu"))
+    cache = SlotCache(decoder.kv_shape, 5, torch.device("cpu"), most_positions=512)
     slots = [cache.acquire() for _ in range(5)]
     before = kept = torch.empty(0)
     for widths in ([3], [5, 1, 9], [150, 2, 1, 40], [1, 1, 1, 1, 1], [4, 130]):

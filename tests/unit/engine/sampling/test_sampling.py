@@ -21,7 +21,7 @@ from engine.proposal import Proposal
 from engine.sampling import BLOCK, Barred, TokenChooser, key_of, probabilities, token_noise, uniforms
 from tests.fixtures.enumeration import coupled_tokens
 from tests.fixtures.logical_devices import logical_gpus
-from tests.fixtures.models import barred_behind
+from tests.fixtures.models import adjusted, barred_behind
 
 CPU = torch.device("cpu")
 CUTS = [
@@ -225,107 +225,53 @@ def test_only_jobs_with_a_seed_have_noise() -> None:
 
 
 VOCABULARY = 23
-
-
-def adjusted(logits: list[float], sampling: Sampling, prompt: list[int], output: list[int]) -> list[float]:
-    """One position's scores under bias and penalties, in plain Python."""
-    bias = dict(sampling.logit_bias)
-    scores = []
-    for token, logit in enumerate(logits):
-        score = logit + bias.get(token, 0.0)
-        if token in prompt or token in output:
-            r = sampling.repetition_penalty
-            score = score / r if score > 0 else score * r
-        score -= sampling.frequency_penalty * output.count(token)
-        score -= sampling.presence_penalty * (token in output)
-        scores.append(score)
-    return scores
+#: Few tokens, so that words begin often; what is barred by the text, the path or both, word by word.
+WORDS = ((4,), (1, 2), (1, 2, 3), (2, 2), (7, 7, 7), (5, 6))
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "words"),
     [
-        {"repetition_penalty": 1.3},
-        {"repetition_penalty": 0.8},
-        {"frequency_penalty": 0.7},
-        {"presence_penalty": -1.5},
-        {"logit_bias": ((3, 5.0), (22, -100.0))},
-        {"repetition_penalty": 1.2, "frequency_penalty": -0.3, "presence_penalty": 0.9, "logit_bias": ((0, 1.5),)},
+        ({"repetition_penalty": 1.3}, ()),
+        ({"repetition_penalty": 0.8}, ()),
+        ({"frequency_penalty": 0.7}, ()),
+        ({"presence_penalty": -1.5}, ()),
+        ({"logit_bias": ((3, 5.0), (22, -100.0))}, ()),
+        ({}, WORDS),
+        ({"allowed_token_ids": (0, 1, 2, 3, 5, 7, 9)}, WORDS),
+        ({"min_tokens": 6}, WORDS),
+        ({"min_tokens": 9, "allowed_token_ids": tuple(range(1, 12)), "logit_bias": ((4, 100.0),)}, WORDS),
+        ({"repetition_penalty": 1.2, "frequency_penalty": -0.3, "logit_bias": ((0, 1.5), (4, 9.0))}, WORDS),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("is_tree", [False, True])
 def test_scores_are_the_restated_ones_in_every_round(
-    settings: dict[str, object], is_tree: bool, rng: random.Random
+    settings: dict[str, object], words: tuple[tuple[int, ...], ...], is_tree: bool, rng: random.Random
 ) -> None:
     sampling = Sampling(max_tokens=99, temperature=0.0, **settings)  # type: ignore[arg-type]
-    prompt = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 9))]
-    text = list(prompt)
-    choice = TokenChooser("job", sampling, len(prompt))
-    assert not choice.is_plain
-    for _ in range(6):
-        drafts = [rng.randrange(VOCABULARY) for _ in range(rng.randrange(6))]
-        parents = tuple(rng.randrange(-1, i) for i in range(len(drafts))) if is_tree else None
-        logits = torch.tensor(
-            [[rng.gauss(0, 3) for _ in range(VOCABULARY)] for _ in range(1 + len(drafts))], dtype=torch.float64
-        )
-        before = logits.clone()
-        expected = []
-        for row in range(1 + len(drafts)):
-            ahead, node = [], row - 1
-            while node >= 0:
-                ahead.append(drafts[node])
-                node = node - 1 if parents is None else parents[node]
-            expected.append(adjusted(logits[row].tolist(), sampling, prompt, text[len(prompt) :] + ahead))
-        scores = choice.scores(logits, text, Proposal(tuple(drafts), parents).paths)
-        torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
-        assert torch.equal(logits, before)
-        # A drafter asks for one row, behind what it has drafted so far.
-        if not is_tree:
-            last = choice.scores(logits[-1:], text, [drafts])
-            assert torch.equal(last, scores[-1:])
-        text += [rng.randrange(VOCABULARY) for _ in range(rng.randrange(1, 4))]
-
-
-WORDS = ((4,), (1, 2), (1, 2, 3), (2, 2), (7, 7, 7), (5, 6))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {},
-        {"allowed_token_ids": (0, 1, 2, 3, 5, 7, 9)},
-        {"min_tokens": 6},
-        {"min_tokens": 9, "allowed_token_ids": tuple(range(1, 12)), "logit_bias": ((4, 100.0),)},
-        {"repetition_penalty": 1.2, "frequency_penalty": -0.3, "logit_bias": ((0, 1.5), (4, 9.0))},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("is_tree", [False, True])
-def test_a_barred_token_has_no_score_at_every_row_given_its_path(
-    settings: dict[str, object], is_tree: bool, rng: random.Random
-) -> None:
-    """Few tokens, so that words begin often; what is barred by the text, the path or both, word by word."""
-    sampling = Sampling(max_tokens=99, temperature=0.0, **settings)  # type: ignore[arg-type]
-    barred = Barred(WORDS, frozenset({11, 12}) if sampling.min_tokens else frozenset())
+    barred = Barred(words, frozenset({11, 12}) if sampling.min_tokens else frozenset())
     prompt = [1, 2, 7, 7]  # no word begins in the prompt
     text = list(prompt)
     choice = TokenChooser("job", sampling, len(prompt), barred=barred)
-    assert choice.is_barring
+    assert choice.is_barring == bool(words)
     assert not choice.is_plain
     for _ in range(12):
-        drafts = [rng.choice([1, 1, 2, 2, 3, 5, 7, 7]) for _ in range(rng.randrange(7))]
+        drafts = [rng.choice([1, 1, 2, 2, 3, 5, 7, 7, 20]) for _ in range(rng.randrange(7))]
         parents = tuple(rng.randrange(-1, i) for i in range(len(drafts))) if is_tree else None
         paths = Proposal(tuple(drafts), parents).paths
         logits = torch.tensor([[rng.gauss(0, 3) for _ in range(VOCABULARY)] for _ in paths], dtype=torch.float64)
+        before = logits.clone()
         scores = choice.scores(logits, text, paths)
+        assert torch.equal(logits, before)
         for row, path in enumerate(paths):
-            output = [*text[len(prompt) :], *path]
-            expected = adjusted(logits[row].tolist(), sampling, prompt, output)
-            for token in barred_behind(output, sampling, barred, VOCABULARY):
-                expected[token] = -math.inf
-            torch.testing.assert_close(scores[row].tolist(), expected, rtol=1e-12, atol=1e-12)
-        text += [rng.choice([1, 2, 7]) for _ in range(rng.randrange(1, 3))]
+            expected = adjusted(logits[row], [*text, *path], len(prompt), sampling)
+            expected[[*barred_behind([*text[len(prompt) :], *path], sampling, barred, VOCABULARY)]] = -math.inf
+            torch.testing.assert_close(scores[row], expected, rtol=1e-12, atol=1e-12)
+        # A drafter asks for one row, after what it has drafted so far.
+        if not is_tree:
+            assert torch.equal(choice.scores(logits[-1:], text, [drafts]), scores[-1:])
+        text += [rng.choice([1, 2, 7, 19]) for _ in range(rng.randrange(1, 3))]
 
 
 def test_settings_that_bar_nothing_leave_a_job_plain() -> None:
