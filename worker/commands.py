@@ -16,9 +16,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -51,7 +50,7 @@ from alphaloop.commands import (
 from alphaloop.costs import CostPoint, with_shared_weights
 from alphaloop.draft_card import DraftCard, draft_name, read_card
 from alphaloop.embedded.stack import with_running_stack
-from alphaloop.engine import Engine, Sampling
+from alphaloop.engine import Engine, ModelSize, Sampling
 from alphaloop.errors import (
     AlphaloopError,
     ConfigError,
@@ -64,8 +63,7 @@ from alphaloop.errors import (
 from alphaloop.files import readable_again, reading
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.payoff.figures import VANILLA
-from alphaloop.payoff.report import Footprint
-from alphaloop.settings import ModelSettings, Settings, load_settings
+from alphaloop.settings import Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
@@ -74,7 +72,7 @@ from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.records import MemoryWatch, records_of
-from worker.measuring.report import DrafterRecords, busy_note, peak_process_bytes
+from worker.measuring.report import DrafterRecords, busy_note
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
 
 if TYPE_CHECKING:
@@ -152,24 +150,23 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
     refuse_few(len(lines), order.batch, len(candidates))
     tell(StageEvent(name=LOADING))
-    is_own = settings.models.target.engine == "own"
-    opened = _of_this_process(settings, chosen, order.batch) if is_own else _of_servers(settings.models, order.batch)
-    engine = opened.engine
+    engine, sizes, records, remarks = _open_with_records(settings, chosen, order.batch)
+    memory = MemoryWatch(engine)
     candidates = choose_candidates([drafter for drafter in engine.drafters if drafter.name in chosen], order.k)
     prepared = prepare(lines, engine, settings.tasks)
     plan = MeasuringPlan(prepared, candidates, order.batch, order.repeats, order.bar, order.seed)
 
     def on_event(event: CommandEvent) -> None:
         tell(event)
-        opened.sample_memory()
+        memory.sample()
 
     with closing(engine), _stopped_by_signals() as should_stop:
         session = MeasuringSession(engine, plan, should_stop=should_stop, tell=on_event)
         session.run()
         if session.measured.turns:
             busy = busy_note(session.measured.of(VANILLA))
-            notes = [*notes, *opened.notes, *([busy] if busy else [])]
-            tell(ReportEvent(data=session.report(opened.records, opened.footprint, notes)))
+            notes = [*notes, *remarks, *([busy] if busy else [])]
+            tell(ReportEvent(data=session.report(records, lambda: memory.footprint(sizes), notes)))
     if session.failure is not None:
         raise session.failure
     if session.measured.is_interrupted:
@@ -179,38 +176,24 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _ToMeasure:
-    """The engine to measure, and what is known beside the measurement."""
+def _open_with_records(
+    settings: Settings, drafters: Collection[str], batch: int
+) -> tuple[Engine, tuple[ModelSize, ...], DrafterRecords, list[str]]:
+    """The engine with only these drafters, the sizes of its models, what is on record of them, and notes.
 
-    engine: Engine
-    records: DrafterRecords
-    notes: Sequence[str]
-    sample_memory: Callable[[], None]
-    footprint: Callable[[], Footprint]
-
-
-def _of_servers(models: ModelSettings, batch: int) -> _ToMeasure:
-    engine = open_engine(models, num_slots=batch)
-    if (room := engine.load().num_slots) < batch:
-        raise ConfigError(f"--batch: expected at most {room}, which the endpoints take at once, found {batch}")
-    return _ToMeasure(
-        engine,
-        DrafterRecords(),
-        ["the texts are decoded by servers: memory is this process's alone, and rounds are not timed apart"],
-        lambda: None,
-        lambda: Footprint((), peak_process_bytes(), None),
-    )
-
-
-def _of_this_process(settings: Settings, drafters: Collection[str], batch: int) -> _ToMeasure:
+    Raises ConfigError where servers take fewer texts at once than `batch`.
+    """
+    if settings.models.target.engine != "own":
+        engine = open_engine(settings.models, num_slots=batch)
+        if (room := engine.load().num_slots) < batch:
+            raise ConfigError(f"--batch: expected at most {room}, which the endpoints take at once, found {batch}")
+        note = "the texts are decoded by servers: memory is this process's alone, and rounds are not timed apart"
+        return engine, (), DrafterRecords(), [note]
     needed = settings.models.with_sources(drafters)
     only = {name: drafter for name, drafter in settings.models.drafters.items() if name in needed}
     settings = settings.model_copy(update={"models": settings.models.model_copy(update={"drafters": only})})
     engine = open_engine(settings.models, num_slots=batch)
-    watch = MemoryWatch(engine)
-    parts, records, notes = records_of(settings, engine)
-    return _ToMeasure(engine, records, notes, watch.sample, lambda: watch.footprint(parts))
+    return engine, *records_of(settings, engine)
 
 
 def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
