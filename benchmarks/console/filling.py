@@ -394,7 +394,7 @@ def _letters(settings: Settings) -> None:
                 key=job_id.encode() if job_id else None,
                 value=json.dumps(fields).encode(),
                 headers=(("traceparent", b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),),
-                job_id=job_id if isinstance(reason, Failure) else None,
+                job_id=job_id or f"refused-{offset}",
             )
             ensure_topic(settings.kafka, letter.topic)
             producer.send(letter.topic, key=letter.key, value=letter.value, headers=letter.headers)

@@ -228,7 +228,7 @@ def test_files_that_are_no_batch_fail_with_a_reason(
         for content, code in (
             (b"\n\n", "empty_file"),
             (jsonl(4), "too_many_requests"),
-            (b"PK\x03\x04zip", "invalid_file"),
+            (b"\x1f\x8b no gzip", "invalid_file"),
         ):
             done = ended(api, create(api, content).id)
             assert done.status == "failed"

@@ -421,7 +421,13 @@ def sampler(bench: Callable[[str], Bench], references: Callable[[str], Reference
     mixed = HybridDrafter("guessing_hybrid", HYBRID, {kind: guessing[kind] for kind in HYBRID.sources})
     drafters = {**engine._drafters, **guessing, "guessing_hybrid": mixed}
     both = TransformersEngine(
-        engine._target, drafters, num_slots=NUM_SLOTS, max_cache_bytes=2**30, max_resident_bytes=0
+        engine._target,
+        drafters,
+        models=ModelSettings(),
+        free_before={},
+        num_slots=NUM_SLOTS,
+        max_cache_bytes=2**30,
+        max_prefix_cache_bytes=0,
     )
     return Sampler(both, expected)
 
