@@ -121,9 +121,7 @@ def states() -> list[str]:
 SOME: Final = ("08006", "22012", "25006", "25P03", "28000", "3D000", "40001", "42601", "53300", "55P03", "57P01")
 
 
-@pytest.mark.parametrize(
-    ("way", "tried"), [(by_sqlalchemy, states()), (by_driver, SOME), (in_autocommit, SOME)]
-)
+@pytest.mark.parametrize(("way", "tried"), [(by_sqlalchemy, states()), (by_driver, SOME), (in_autocommit, SOME)])
 def test_every_state_has_its_error_and_its_connection(
     database_url: SecretStr, way: Callable[[Database, str], None], tried: Sequence[str]
 ) -> None:

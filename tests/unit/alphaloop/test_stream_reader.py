@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
-from alphaloop.contract import chunk_schema
 from alphaloop.errors import MalformedMessage
 from alphaloop.messages import (
     AnswerMessage,
