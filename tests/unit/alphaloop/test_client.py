@@ -21,9 +21,7 @@ from alphaloop.messages import (
     AnswerMessage,
     AnswerSoFar,
     Chunk,
-    Failure,
     RecordPlace,
-    Status,
     ToolCallHead,
 )
 from alphaloop.messages.stream import AnswerPlace
@@ -50,13 +48,6 @@ def test_openais_types_read_the_response() -> None:
     assert chat.usage.total_tokens == 5
     raw = succeeded("b", "Hi").model_copy(update={"endpoint": "/v1/completions"})
     assert Completion.model_validate(raw.response, strict=True).choices[0].text == "Hi"
-
-
-def test_without_a_text_there_is_no_response() -> None:
-    failure = Failure(code="why", message="because")
-    failed = succeeded("a", "x").model_copy(update={"status": Status.FAILED, "text": None, "error": failure})
-    assert failed.response is None
-    assert succeeded("a", "x").model_copy(update={"text": None}).response is None
 
 
 def test_the_import_needs_no_database_no_model_and_no_screen() -> None:

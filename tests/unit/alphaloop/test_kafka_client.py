@@ -134,12 +134,8 @@ CODES = {
 }
 
 
-def test_the_client_names_its_codes() -> None:
-    assert len(CODES) > 150
-    assert {"_TRANSPORT", "UNKNOWN_TOPIC_OR_PART", "_FATAL", "REBALANCE_IN_PROGRESS"} <= set(CODES)
-
-
 def test_every_code_is_a_broker_error_that_names_itself() -> None:
+    assert len(CODES) > 150
     for code in CODES.values():
         error = KafkaError(code, "as the broker puts it")
         for given in (error, KafkaException(error)):

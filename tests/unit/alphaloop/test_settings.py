@@ -95,6 +95,7 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatch_size = 0\n", "worker.batch_size", "configs explains"),
         ("worker", "[worker]\nbatch_size = 'two'\n", "worker.batch_size", "configs explains"),
         ("tasks", "[tasks.'Bad Name']\n", "Bad Name", ""),
+        ("worker", "batch_size 2", "worker.toml: expected TOML", ""),
     ],
 )
 def test_a_wrong_key_or_value_is_refused_with_a_hint(configs: Path, name: str, text: str, said: str, hint: str) -> None:
@@ -132,11 +133,6 @@ def test_no_setting_is_infinite(value: float) -> None:
                         load_settings(overrides={section: {name: value}})
                     tried += 1
     assert tried > 10
-
-
-def test_a_file_that_is_not_toml_is_named(configs: Path) -> None:
-    with pytest.raises(ConfigError, match=r"worker\.toml: expected TOML"):
-        load_settings(add(configs, "worker", "batch_size 2"))
 
 
 def test_a_file_that_cannot_be_read_is_named_and_a_byte_order_mark_is_passed_over(configs: Path) -> None:

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
-from alphaloop.contract import chunk_schema
 from alphaloop.errors import MalformedMessage
 from alphaloop.messages import (
     AnswerMessage,
@@ -94,20 +93,6 @@ def test_a_job_without_a_text_ends_its_stream_also_behind_a_gap(status: Status) 
     for chunk in (first, replace(end, status=status)):
         reader.take(chunk)
     assert (reader.text, reader.end and reader.end.status) == ("one ", status)
-
-
-def test_a_whole_text_that_is_too_large_for_a_chunk_lies_where_the_final_one_says() -> None:
-    result = succeeded("j", "one two ").model_copy(update={"num_chunks": 2, "num_unacknowledged_chunks": 1})
-    reference = ContentReference.to("s3://b/a", b"one two ")
-    for told in (result, result.model_copy(update={"text": None, "text_ref": reference})):
-        ended = final_chunk(told, model="m")
-        chunk, value = ended
-        jsonschema.validate(json.loads(value), chunk_schema())
-        assert read_chunk(value, encoded(chunk_headers(chunk, {}))) == chunk
-        reader = StreamReader()
-        reader.take(chunk)
-        assert reader.end == chunk
-        assert (reader.text, chunk.text_ref) == (("one two ", None) if told is result else ("", reference))
 
 
 @pytest.mark.parametrize(
@@ -240,15 +225,20 @@ def test_a_final_chunk_with_every_text_needs_none_before_it(name: str, lost: set
     assert shown == reader.text == (said[0].content or "")
 
 
-def test_texts_that_are_too_large_for_a_chunk_lie_where_the_final_one_says() -> None:
-    reference = ContentReference.to("s3://b/a", b"[]")
-    counts = {"num_chunks": 2, "num_unacknowledged_chunks": 1, "text": None, "choices_ref": reference}
-    chunk, value = final_of(succeeded("j", "").model_copy(update=counts))
+@pytest.mark.parametrize(
+    ("place", "shown"), [(None, "one two "), ("text_ref", ""), ("choices_ref", "")], ids=["here", "text", "choices"]
+)
+def test_texts_that_are_too_large_for_a_chunk_lie_where_the_final_one_says(place: str | None, shown: str) -> None:
+    reference = ContentReference.to("s3://b/a", b"one two ")
+    elsewhere = {"text": None, place: reference} if place else {}
+    counts = {"num_chunks": 2, "num_unacknowledged_chunks": 1}
+    chunk, value = final_of(succeeded("j", "one two ").model_copy(update=counts | elsewhere))
     jsonschema.validate(json.loads(value), described("chunk"))
     assert read_chunk(value, encoded(chunk_headers(chunk, {}))) == chunk
     reader = StreamReader()
     reader.take(chunk)
-    assert (reader.end, chunk.choices_ref, chunk.is_elsewhere) == (chunk, reference, True)
+    assert (reader.end, reader.text, chunk.is_elsewhere) == (chunk, shown, place is not None)
+    assert place is None or getattr(chunk, place) == reference
 
 
 CHUNK = Chunk("job-1", 1, 0, "a")
