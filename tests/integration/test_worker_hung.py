@@ -69,7 +69,7 @@ def test_the_jobs_of_a_hung_step_are_let_go_and_decoded_by_another_worker(
 
 def test_a_thread_that_hangs_is_named(worker_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """All stop in a call that they make in every turn, as in a server's answer that never comes; then each goes on."""
-    monkeypatch.setattr("worker.background.MAX_SILENCE_S", 0.5)
+    monkeypatch.setattr("worker.background.MAX_SILENCE_S", 1.0)
     running = RunningWorker(worker_settings, FakeEngine(num_slots=2), seed=1)
     parts = running.worker
     calls: dict[str, tuple[object, str]] = {
