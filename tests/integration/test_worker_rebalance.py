@@ -72,11 +72,7 @@ def test_what_outlasts_the_rebalance_is_given_back_uncounted_and_decoded_by_the_
     worker_settings: Settings, database: Database
 ) -> None:
     # A lease is renewed when half of it is over: one that runs out on a busy machine would count as a crash.
-    settings = changed(
-        kafka_extra(worker_settings, max_poll_interval_ms=4000),
-        kafka={"session_timeout_ms": 3000},
-        worker={"lease_s": 6.0},
-    )
+    settings = changed(kafka_extra(worker_settings, max_poll_interval_ms=6000), worker={"lease_s": 6.0})
     client, engine = Client(settings), SteppedEngine(num_slots=2)
     client.send("code", [job(name, LONG) for name in NAMES], partition=0)
     with stepped_worker(settings, engine) as first:
