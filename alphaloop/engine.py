@@ -475,7 +475,6 @@ class EndpointStatus:
     limit: int  #: requests that it may have in flight now; 0 where it gets none
     since_s: float  #: seconds in that state of its circuit
     reason: str | None
-    is_for_suspect: bool  #: whether it is kept for a request that has to run alone
     num_failed: Mapping[str, int]  #: requests that failed there, by the error's code
     num_undrafted: int | None = None  #: of those in flight, asked for without drafts; None where requests cannot ask
     is_obeying: bool = True  #: whether it does as requests ask, as far as is known

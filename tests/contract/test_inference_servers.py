@@ -473,11 +473,6 @@ def test_a_server_says_its_version(kind: ServerKind, path: str, sent: dict[str, 
     assert asked(whole({}), lambda client: client.version(), kind="openai") == (None, [])
 
 
-def test_a_text_that_ends_with_the_context_is_no_cut() -> None:
-    sent = of_tokens(10, num_prompt_tokens=2038)
-    assert asked(whole(sent), completed(), context_length=2048)[0].num_tokens == 10
-
-
 def test_counts_that_contradict_the_text_leave_the_text() -> None:
     sent = server_replies.vllm()
     sent["metrics"]["speculative_decoding"]["per_step_accepted"] = [4, 4, 4, 4, 3]

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
 
-from alphaloop.kafka.topics import CONTROL, ensure_topics
+from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Purpose, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.jobs import JobStore
 from tests.fakes import FakeEngine
 from tests.fixtures.drift import record_probes
 from tests.fixtures.worker import WAIT_S, Client, headers_of, running_worker, until
@@ -103,22 +101,6 @@ def assert_counts_add_up(database: Database, *, num_jobs: int) -> None:
     assert tuple(whole) == tuple(rolled)
     tokens, rounds, accepted, cropped = whole
     assert tokens == rounds + accepted - cropped
-
-
-def test_expired_and_cancelled_jobs_are_reported(worker_settings: Settings, database: Database) -> None:
-    client = Client(worker_settings)
-    past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
-    client.send_to(CONTROL, b'{"action": "cancel", "job_id": "job-2"}')
-    client.send_to(CONTROL, b"cancel everything")
-    with running_worker(worker_settings, FakeEngine(num_slots=4)):
-        client.read(["control.dlq"], lambda r: len(r) >= 1)
-        until(lambda: JobStore(database).cancelled(["job-2"]) == {"job-2"}, "the cancellation is written down")
-        client.send("code", [job(1, deadline=past), job(2), job(3)])
-        by_id = {result.job_id: result for result in client.results(3)}
-    assert by_id["job-1"].status is Status.EXPIRED
-    assert by_id["job-2"].status is Status.CANCELLED
-    assert by_id["job-3"].status is Status.SUCCEEDED
-    assert by_id["job-1"].error.code == "expired"
 
 
 def test_a_lost_claim_is_not_recorded_but_answered_by_whoever_has_it(

@@ -21,7 +21,7 @@ from tests.fixtures.worker import Client, running_worker, until
 
 pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
 
-NUM_JOBS: Final = 350
+NUM_JOBS: Final = 210
 NUM_PROMPTS: Final = 20
 MAX_TOKENS: Final = 24
 
@@ -95,7 +95,7 @@ def test_every_job_ends_once_with_its_text_while_servers_fail(worker_settings: S
         for n in range(NUM_JOBS)
     ]
     portion = -(-NUM_JOBS // len(FAULTS))
-    with engine_over(servers, answer_s=5.0) as engine, running_worker(worker_settings, engine):
+    with engine_over(servers, answer_s=2.5) as engine, running_worker(worker_settings, engine):
         for number, first in enumerate(range(0, NUM_JOBS, portion)):
             spoilt = [*servers.values()][number % len(servers)]
             spoilt.answer = noting(number, met)

@@ -200,7 +200,6 @@ class Member:
             limit=places.limit if self.is_open else 0,
             since_s=self._clock() - self.circuit.since_s,
             reason=self.circuit.reason,
-            is_for_suspect=self.is_kept,
             num_failed=dict(self._num_failed),
             num_undrafted=places.num_undrafted if may_switch else None,
             is_obeying=self.switches or not may_switch,

@@ -229,7 +229,7 @@ class Servers(TimedEngine):
 
     def endpoints(self) -> Sequence[EndpointStatus]:
         return [
-            EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, False, {})
+            EndpointStatus(name, drafter, "up", 0, 8, 0.0, None, {})
             for name, drafter in (("plain", None), ("speculative", "ngram"))
         ]
 

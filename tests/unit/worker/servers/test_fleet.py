@@ -216,7 +216,7 @@ def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(
     for others, kept in (((PLAIN,), "plain"), ((NGRAM,), "ngram")):
         fleet = fleet_of(clock, BOTH, *others)
         fleet.choose(None, is_bound=False, alone=True)
-        assert [status.name for status in fleet.statuses() if status.is_for_suspect] == [kept]
+        assert [name for name, member in fleet.members.items() if member.is_kept] == [kept]
 
 
 def ask_alone(fleet: Fleet, *, is_bound: bool = False) -> str | None:
@@ -285,7 +285,7 @@ class FleetModel(RuleBasedStateMachine):
 
     def has_room(self, name: str) -> bool:
         status = self.statuses[name]
-        return status.num_in_flight < status.limit and not status.is_for_suspect
+        return status.num_in_flight < status.limit and not self.fleet.members[name].is_kept
 
     def has_route(self, drafter: str | None) -> bool:
         return drafter in {endpoint.drafter_name for endpoint in self.endpoints.values()}
@@ -314,11 +314,11 @@ class FleetModel(RuleBasedStateMachine):
         return {
             name
             for name, status in self.statuses.items()
-            if status.limit and not status.is_for_suspect and (drafter is ... or status.drafter == drafter)
+            if status.limit and name not in self.kept() and (drafter is ... or status.drafter == drafter)
         }
 
     def kept(self) -> set[str]:
-        return {name for name, status in self.statuses.items() if status.is_for_suspect and status.limit}
+        return {name for name, member in self.fleet.members.items() if member.is_kept and member.is_open}
 
     @rule(drafter=st.sampled_from(DRAFTERS), is_bound=st.booleans())
     def send_suspect(self, drafter: str | None, is_bound: bool) -> None:
