@@ -69,7 +69,7 @@ _UNNAMED: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Continuation:
     """How a server goes on with one of the prompts."""
 
     text: str  #: its first tokens, greedily
@@ -84,7 +84,7 @@ class ServerIdentity:
     model: str  #: name under which it serves
     root: str | None  #: the model's folder or name on a hub, where reported
     context_length: int | None  #: tokens of prompt and text together, where reported
-    answers: tuple[Answer, ...]  #: to the prompts, in their order
+    answers: tuple[Continuation, ...]  #: to the prompts, in their order
     scatter: float = 0.0  #: distance between its own answers, one at a time and all at once
     adapters: tuple[str, ...] = ()  #: of the model, by name
 
@@ -95,7 +95,7 @@ class ServerIdentity:
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ServerIdentity:
         """What `as_json` made."""
-        answers = tuple(Answer(answer["text"], dict(answer["likeliest"])) for answer in stored["answers"])
+        answers = tuple(Continuation(answer["text"], dict(answer["likeliest"])) for answer in stored["answers"])
         return cls(**{**stored, "answers": answers, "adapters": tuple(stored["adapters"])})
 
     def sha256(self) -> str:
@@ -142,7 +142,7 @@ def change_between(before: ServerIdentity, after: ServerIdentity) -> Change | No
     return Change(False, f"it calculates otherwise (dtype, quantization, kernels, or slightly other weights): {how}")
 
 
-def distance(before: Sequence[Answer], after: Sequence[Answer]) -> float | None:
+def distance(before: Sequence[Continuation], after: Sequence[Continuation]) -> float | None:
     """Mean absolute difference of log-probabilities over the likeliest tokens of both; None where there are none.
 
     A token that one of two lists lacks is less likely there than the last of that list: it counts by how far it stands

@@ -18,7 +18,7 @@ from typing import Final
 from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
-from alphaloop.server_identity import Answer, ServerIdentity, change_between, differs, distance
+from alphaloop.server_identity import Continuation, ServerIdentity, change_between, differs, distance
 from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.servers.client import ServerClient
@@ -72,7 +72,7 @@ async def ask_identity(endpoint: EndpointSettings) -> ServerIdentity:
         answers = [await asking.answer(prompt) for prompt in PROMPTS]
         places = asyncio.Semaphore(endpoint.max_requests)
 
-        async def beside_others(prompt: str) -> Answer:
+        async def beside_others(prompt: str) -> Continuation:
             async with places:
                 return await asking.answer(prompt)
 
@@ -200,7 +200,7 @@ class _Asking:
         self._client = client
         self._sampling = replace(GREEDY, num_logprobs=NUM_LIKELIEST)
 
-    async def answer(self, prompt: str) -> Answer:
+    async def answer(self, prompt: str) -> Continuation:
         """Continue a prompt. A server that reports no log-probabilities is not asked for them again."""
         job = Job(job_id=NAME, task=NAME, body=Body(prompt=prompt), purpose=Purpose.CONTROL)
         try:
@@ -212,4 +212,4 @@ class _Asking:
             reply = await self._client.complete(job, GREEDY)
         tokens = reply.choices[0].logprobs if reply.choices else None
         likeliest = tokens[0].top_logprobs if tokens else ()
-        return Answer(reply.text, {rank.token: rank.logprob for rank in likeliest})
+        return Continuation(reply.text, {rank.token: rank.logprob for rank in likeliest})

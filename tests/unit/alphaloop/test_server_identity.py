@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.server_identity import Answer, ServerIdentity, change_between, differs, distance
+from alphaloop.server_identity import Continuation, ServerIdentity, change_between, differs, distance
 
 PARIS = {" Paris": -0.27, " the": -2.71, " London": -4.46}
 
 
-def moved(by: float) -> tuple[Answer, ...]:
-    return tuple(Answer(" Paris.", {token: value + by for token, value in PARIS.items()}) for _ in range(16))
+def moved(by: float) -> tuple[Continuation, ...]:
+    return tuple(Continuation(" Paris.", {token: value + by for token, value in PARIS.items()}) for _ in range(16))
 
 
 FOUND = ServerIdentity("vllm-0.32.0", "smollm2", "/models/smollm2", 2048, moved(0))
@@ -47,16 +47,16 @@ def test_what_a_servers_own_answers_scatter_is_no_change() -> None:
 
 
 def test_a_token_that_falls_out_of_the_list_counts_little_and_other_tokens_count_much() -> None:
-    fell_out = Answer("", {" Paris": -0.27, " the": -2.71, " Le": -4.5})
+    fell_out = Continuation("", {" Paris": -0.27, " the": -2.71, " Le": -4.5})
     near = distance([FOUND.answers[0]], [fell_out])
-    other = distance([FOUND.answers[0]], [Answer("", {" Rom": -0.1, " a": -3.0, " an": -4.0})])
+    other = distance([FOUND.answers[0]], [Continuation("", {" Rom": -0.1, " a": -3.0, " an": -4.0})])
     assert near < 0.03 < 0.3 < other
 
 
 def test_without_probabilities_only_many_other_texts_are_another_model() -> None:
-    told = replace(FOUND, answers=tuple(Answer(f"text {n}", {}) for n in range(16)))
-    some = replace(FOUND, answers=tuple(Answer(f"text {n if n > 4 else -1}", {}) for n in range(16)))
-    many = replace(FOUND, answers=tuple(Answer(f"text {n if n > 5 else -1}", {}) for n in range(16)))
+    told = replace(FOUND, answers=tuple(Continuation(f"text {n}", {}) for n in range(16)))
+    some = replace(FOUND, answers=tuple(Continuation(f"text {n if n > 4 else -1}", {}) for n in range(16)))
+    many = replace(FOUND, answers=tuple(Continuation(f"text {n if n > 5 else -1}", {}) for n in range(16)))
     assert distance(told.answers, some.answers) is None
     assert differs(told, some) is None
     assert change_between(told, many).is_of_weights  # type: ignore[union-attr]

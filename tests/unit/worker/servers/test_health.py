@@ -27,7 +27,7 @@ from alphaloop.errors import (
     ServerUnavailable,
     ServerUnreachable,
 )
-from alphaloop.server_identity import Answer, ServerIdentity
+from alphaloop.server_identity import Continuation, ServerIdentity
 from tests.fixtures.simulated import Clock, server_of
 from worker.servers import testing
 from worker.servers.fleet import FailureVerdict, Fleet
@@ -206,7 +206,7 @@ class Answering:
 
 
 def identity(version: str = "0.32.0", text: str = "red") -> ServerIdentity:
-    return ServerIdentity(f"vllm-{version}", "m", None, 4096, (Answer(text, {text: -0.1, "green": -3.0}),) * 16)
+    return ServerIdentity(f"vllm-{version}", "m", None, 4096, (Continuation(text, {text: -0.1, "green": -3.0}),) * 16)
 
 
 def outcome_of(
