@@ -97,7 +97,7 @@ def vanilla(source: Path) -> dict[str, list[int]]:
 
 def eagle3(folder: Path) -> dict[str, object]:
     """Random heads: nearly all that they draft is rejected."""
-    model = heads.eagle3(folder / "heads", 49_152, hidden=576, taps=(2, 15), head_dim=64)
+    model = heads.eagle3(folder / "heads", 49_152, hidden=576, taps=(2, 15, 27), head_dim=64)
     return {"method": "eagle3", "model": str(model), "num_speculative_tokens": K}
 
 
