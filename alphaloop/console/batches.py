@@ -28,7 +28,7 @@ from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
-from alphaloop.store.batches import BatchStore
+from alphaloop.store.known_jobs import BatchStore
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop.console.page import Page, as_json, moment, wants_json
 from alphaloop.console.reading import Sources
 from alphaloop.errors import UnknownName
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.wording import how_many, minute

@@ -18,10 +18,10 @@ from alphaloop.explaining.explanation import Explanation, explain_task, usual_re
 from alphaloop.explaining.wording import document, opening
 from alphaloop.messages import Purpose
 from alphaloop.pages import drawing
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore
-from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_targets, with_waiting
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import heard_lately

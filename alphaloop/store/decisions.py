@@ -35,8 +35,8 @@ from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums, together
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
-from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import Database, RowSet, Store, of_row, values_of
+from alphaloop.store.decision_inputs import unpack
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import KEY, acceptance_state, decision_snapshots, decisions, decode_runs, exploration_budgets
 

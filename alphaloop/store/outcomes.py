@@ -27,8 +27,8 @@ from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums
 from alphaloop.errors import StoreError
 from alphaloop.messages import Status
 from alphaloop.probes import ProbeText
-from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
 from alphaloop.store.database import Database, Store, driver_of
+from alphaloop.store.decision_inputs import StateRow, add_jobs, lock_keys
 from alphaloop.store.housekeeping import KnownDays, utc_day
 from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun, add_to_hours
 from alphaloop.store.probes import record_texts

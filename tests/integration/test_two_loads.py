@@ -22,10 +22,9 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import Settings, TaskSettings, load_settings
 from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.task_figures import task_figures
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from engine.drafters.lookup import LookupDrafter
