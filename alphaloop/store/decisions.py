@@ -440,10 +440,10 @@ def _jobs(
 
 
 def _read(row: Row[Any]) -> StoredSnapshot | None:
-    """None of a release whose snapshots have another form."""
+    """From a row; None of a release whose snapshots have another form."""
     try:
         decoded = decode(row.snapshot, row.decision_id, row.decided_at, row.task, row.sampling_bucket, row.num_running)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         log.info("the snapshot of a decision of another release is not read: %s", type(error).__name__)
         return None
     return StoredSnapshot(*decoded)
