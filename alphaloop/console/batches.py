@@ -48,7 +48,7 @@ _KEPT_FOR: Final = timedelta(days=30)
 def batches(sources: Sources, request: Request) -> Page:
     """Every batch, the newest first; a page begins after the batch `behind`, which was made at `at`."""
     at, behind = moment(request, "at"), text(request, "behind")
-    known = BatchStore(sources.database).page(_PAGE_SIZE + 1, behind=None if at is None else (at, behind))
+    known = BatchStore(sources.database).page(_PAGE_SIZE + 1, after=None if at is None else (at, behind))
     shown = known[:_PAGE_SIZE]
     last = shown[-1] if len(known) > _PAGE_SIZE else None
     return Page(

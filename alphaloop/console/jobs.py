@@ -53,12 +53,12 @@ def jobs(sources: Sources, request: Request) -> Page:
     wanted = _wanted(asked)
     pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
     if "batch" in asked:
-        of_batch = pages.of_batch(asked["batch"], _PAGE_SIZE + 1, wanted, behind=behind)
+        of_batch = pages.of_batch(asked["batch"], _PAGE_SIZE + 1, wanted, after=behind)
         shown, num_walked = of_batch[:_PAGE_SIZE], len(of_batch)
         last = PageStart(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > _PAGE_SIZE else None
     else:
-        page = pages.newest(_PAGE_SIZE, wanted, behind=PageStart(at, behind) if at is not None else None)
-        shown, num_walked, last = page.jobs, page.num_walked, page.behind
+        page = pages.newest(_PAGE_SIZE, wanted, after=PageStart(at, behind) if at is not None else None)
+        shown, num_walked, last = page.jobs, page.num_walked, page.next_page
     return Page(
         "jobs.html.j2",
         "Jobs",

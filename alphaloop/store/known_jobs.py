@@ -125,7 +125,7 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True)
 class PageStart:
-    """Behind which job a page begins: in the list of the newest."""
+    """The job after which a page of the newest jobs begins."""
 
     created_at: datetime
     job_id: str
@@ -162,7 +162,7 @@ class JobPage:
     """The newest jobs that were wanted, newest first."""
 
     jobs: list[ListedJob]
-    behind: PageStart | None  #: where the next page begins; None where there is nothing more
+    next_page: PageStart | None  #: where the next page begins; None where there is nothing more
     num_walked: int  #: jobs that were looked at, those that are not so included
 
 
@@ -178,7 +178,7 @@ class JobPages:
         self._database = database
         self._clock = clock
 
-    def newest(self, limit: int, wanted: Wanted = _ALL, *, behind: PageStart | None = None) -> JobPage:
+    def newest(self, limit: int, wanted: Wanted = _ALL, *, after: PageStart | None = None) -> JobPage:
         """The wanted jobs that were claimed first most recently.
 
         Walks over the others for LOOK_S: a page may have fewer than `limit` jobs, or none, and still have a next one.
@@ -186,7 +186,7 @@ class JobPages:
         listed, num_walked, ends_at = list[ListedJob](), 0, self._clock() + LOOK_S
         num_rows = _FIRST_ROWS if wanted.walks else limit + 1
         while True:
-            rows = self._walk(num_rows, limit + 1 - len(listed), wanted, behind)
+            rows = self._walk(num_rows, limit + 1 - len(listed), wanted, after)
             listed += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
             num_walked += rows[-1].number if rows else 0
             if len(listed) > limit:
@@ -194,22 +194,22 @@ class JobPages:
                 return JobPage(self._with_decoded(shown), _place(shown[-1]), num_walked)
             if not rows or rows[-1].number < num_rows:
                 return JobPage(self._with_decoded(listed), None, num_walked)
-            behind = _place(rows[-1])
+            after = _place(rows[-1])
             if self._clock() >= ends_at:
-                return JobPage(self._with_decoded(listed), behind, num_walked)
+                return JobPage(self._with_decoded(listed), after, num_walked)
             num_rows = _MORE_ROWS
 
-    def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: PageStart | None) -> Sequence[Row[Any]]:
+    def _walk(self, num_rows: int, limit: int, wanted: Wanted, after: PageStart | None) -> Sequence[Row[Any]]:
         """The wanted of the next `num_rows` jobs, at most `limit`, and the last of these jobs; each with its number.
 
         The last is left out where `limit` is reached before it.
         """
         query = select(*_COLUMNS).where(wanted.is_within(jobs))
-        if behind is not None:
+        if after is not None:
             # The first condition is the index's, the second one orders jobs of the same moment.
             query = query.where(
-                jobs.c.created_at <= behind.created_at,
-                tuple_(jobs.c.created_at, jobs.c.job_id) < tuple_(behind.created_at, behind.job_id),
+                jobs.c.created_at <= after.created_at,
+                tuple_(jobs.c.created_at, jobs.c.job_id) < tuple_(after.created_at, after.job_id),
             )
         newest_first = query.order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(num_rows).subquery()
         number = func.row_number().over(order_by=(newest_first.c.created_at.desc(), newest_first.c.job_id.desc()))
@@ -218,12 +218,12 @@ class JobPages:
         chosen = select(walked).where(or_(walked.c.is_so, walked.c.number == last)).order_by(walked.c.number)
         return self._database.rows(chosen.limit(limit))
 
-    def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, behind: str = "") -> list[ListedJob]:
-        """The wanted jobs of a batch that were claimed, whose job_id comes after `behind`, in the order of job_id."""
+    def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, after: str = "") -> list[ListedJob]:
+        """The wanted jobs of a batch that were claimed, whose job_id comes after `after`, in the order of job_id."""
         # Materialized, or the planner may walk the primary key of all jobs for their order.
         is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
         batch = select(*_COLUMNS).where(is_wanted).cte("batch")
-        query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
+        query = select(batch).where(batch.c.job_id > after).order_by(batch.c.job_id).limit(limit)
         listed = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
         return self._with_decoded(listed)
 
@@ -410,9 +410,9 @@ class ListedBatch:
 class BatchStore(Store):
     """Lists every batch, and keeps the counts of those that did not come through the API."""
 
-    def page(self, limit: int, *, behind: tuple[datetime, str] | None = None) -> list[ListedBatch]:
+    def page(self, limit: int, *, after: tuple[datetime, str] | None = None) -> list[ListedBatch]:
         """The newest, after the batch that was made at this moment and has this id. Raises StoreError."""
-        at, batch_id = behind or (None, None)
+        at, batch_id = after or (None, None)
         rows = self._database.rows(_PAGE_OF_BATCHES, {"limit": limit, "at": at, "id": batch_id})
         return [of_row(ListedBatch, row) for row in rows]
 
