@@ -23,7 +23,7 @@ from alphaloop.batches.lines import BatchReader, KeptBatches
 from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import Page, WrongRequest, moment, named, text
-from alphaloop.console.reading import Sources
+from alphaloop.console.reading import Sources, errors_of
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
@@ -84,7 +84,7 @@ def batch(sources: Sources, request: Request) -> Page:
             "wrong": wrong,
             "max_wrong": _MAX_ERRORS,
             "read_at": reading.read_at,
-            "errors": {"batch": reading.error} if reading.error else {},
+            "errors": errors_of(batch=reading),
         },
         {
             "asked": text(request, "asked"),

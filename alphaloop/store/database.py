@@ -26,15 +26,19 @@ import psycopg
 from psycopg import sql
 from pydantic import SecretStr
 from sqlalchemy import (
+    ARRAY,
     Column,
     ColumnElement,
     Connection,
     Engine,
     Executable,
     FromClause,
+    Text,
     TextClause,
+    bindparam,
     create_engine,
     event,
+    func,
     make_url,
     text,
 )
@@ -66,6 +70,8 @@ UNKNOWN_REVISION: Final = (
     "create a new one"
 )
 
+#: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
+OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 _IS_THERE: Final = text("SELECT to_regclass(:name) IS NOT NULL")
 _REVISION: Final = text("SELECT version_num FROM alembic_version")
 _SERVES: Final = text("SELECT revision FROM code_revisions WHERE revision = :revision")
@@ -91,6 +97,11 @@ def of_row(kind: type[_Kind], row: Any, /, **others: Any) -> _Kind:
 def values_of(one: Any, *left_out: str) -> dict[str, Any]:
     """A row from a dataclass whose fields are named like the columns."""
     return {field.name: getattr(one, field.name) for field in fields(one) if field.name not in left_out}
+
+
+def any_of(names: Iterable[str]) -> Any:
+    """One parameter for any number of texts, so that the statement is prepared once."""
+    return func.any(bindparam(None, list(names), ARRAY(Text)))
 
 
 def driver_of(connection: Connection) -> psycopg.Connection:

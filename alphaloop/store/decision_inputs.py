@@ -24,14 +24,14 @@ from typing import Any, Final, NamedTuple
 
 import psycopg
 from psycopg import Cursor
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, text, tuple_, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
-from alphaloop.store.database import RowSet, Store, driver_of, of_row
+from alphaloop.store.database import OLDEST_RUNNING, RowSet, Store, driver_of, of_row
 from alphaloop.tables import KEY, acceptance_state, cost_profiles, draft_revisions
 
 
@@ -86,7 +86,7 @@ class AcceptanceStateStore(Store):
         pairs = [(target_revision, engine, *drafter) for drafter in (("", ""), *drafters.items())]
         with self._database.begin() as connection:
             # Before the rows are read, so that what commits in between is read twice and never missed.
-            seen: int = connection.execute(_OLDEST_RUNNING).scalar_one()
+            seen: int = connection.execute(OLDEST_RUNNING).scalar_one()
             is_all = since is None or seen < since
             changed, more = ("", ()) if is_all else (" AND changed_in >= %s", (since,))
             rows = [
@@ -226,8 +226,6 @@ def _sums(values: tuple[float, ...], length: int, as_of: datetime) -> EvidenceSu
     return EvidenceSums(as_of, **sums)
 
 
-#: Every transaction below it has ended. Changes that are not visible yet belong to this transaction or a later one.
-_OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 #: One drafter at a time: an index finds its rows, and the columns that they share are not sent with each row.
 _OF_PAIR: Final = """
     SELECT task, segment, sampling_bucket, prompt_bucket, form_bucket, as_of, num_jobs, evidence, last_ledger_id

@@ -186,6 +186,12 @@ def change_of(row: Any) -> DecisionChange:
     return of_row(DecisionChange, row, before=before, after=after, reason=reason, figures=ChoiceFigures.of_row(row))
 
 
+def _is_about(column: ColumnElement[int], running: int) -> ColumnElement[bool]:
+    """Whether the number of sequences is of the same load as `running`, by the loads of alphaloop.deciding.decision."""
+    load = 1 << (max(running, 1) - 1).bit_length()
+    return column.between(load // 2 + 1, load)
+
+
 def _last_choice(
     connection: Connection, subject: BudgetSubject, until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
@@ -196,8 +202,7 @@ def _last_choice(
         .limit(1)
     )
     if running is not None:
-        load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
-        query = query.order_by(decisions.c.batch.between(load // 2 + 1, load).desc())
+        query = query.order_by(_is_about(columns.batch, running).desc())
     query = query.order_by(decisions.c.id.desc())
     if until is not None:
         query = query.where(decisions.c.decided_at <= until)
@@ -345,8 +350,7 @@ class SnapshotStore(Store):
             columns.task == task, columns.sampling_bucket == sampling_bucket, columns.decided_at <= until
         )
         if running is not None:
-            load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
-            query = query.where(columns.num_running.between(load // 2 + 1, load))
+            query = query.where(_is_about(columns.num_running, running))
         return self._first(query.order_by(columns.decided_at.desc()))
 
     def of_job(self, job_id: str) -> StoredSnapshot | None:

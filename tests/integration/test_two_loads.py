@@ -226,7 +226,7 @@ def test_the_drift_page_says_what_its_none_rests_on(
         assert "Nothing was tested yet: no run of the scheduler has ended." in before
         report_line(chat, settings, tmp_path)
         after = visitor.get("/drift").text
-    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be told." in after
+    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be noticed." in after
     assert "had no texts to compare" in after
     for page in (before, after):
         assert "acceptance is where it was" not in page
