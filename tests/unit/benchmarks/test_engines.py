@@ -15,6 +15,7 @@ from benchmarks.engines.__main__ import (
     by_task,
     summary,
 )
+from benchmarks.engines.mixed import Played, best_by_task, over
 from benchmarks.engines.serve import vllm_lookup
 from benchmarks.engines.totals import Sums, adds_up
 from benchmarks.workers import JobResult, Sent
@@ -83,3 +84,28 @@ def test_our_look_up_inside_vllm_is_started_with_what_loads_it() -> None:
 )
 def test_sums_are_the_servers_but_for_what_the_end_of_a_text_cut(recorded: Sums, num_cut: int, is_same: bool) -> None:
     assert adds_up(Sums(100, 30, 90, (20, 10, 5)), recorded, num_cut) is is_same
+
+
+def a_round(seconds: float, **per_token_ms: float) -> Played:
+    """A round of 100 tokens."""
+    return Played(seconds, 100, {task: ms / 1000 for task, ms in per_token_ms.items()})
+
+
+STATIC = {
+    0: [a_round(4, code=40, chat=40, sql=40), a_round(4, code=41, chat=39, sql=40)],
+    2: [a_round(3, code=20, chat=39, sql=44), a_round(3, code=22, chat=38, sql=90)],
+    4: [a_round(5, code=30, chat=60, sql=39), a_round(5, code=30, chat=60, sql=60)],
+}
+
+
+def test_the_ceiling_has_each_task_its_own_fastest_length() -> None:
+    assert best_by_task(STATIC, least_gain=1.0) == {"chat": 2, "code": 2, "sql": 0}
+    assert best_by_task(STATIC, least_gain=1.05) == {"chat": 0, "code": 2, "sql": 0}
+
+
+def test_a_contestant_over_another_is_the_ratio_of_their_whole_times() -> None:
+    rounds = [{"ours": a_round(1), "theirs": a_round(2)}, {"ours": a_round(3), "theirs": a_round(3)}]
+    found = over("ours", "theirs", rounds)
+    assert found["ratio"] == 1.25
+    assert found["low"] == 1.0
+    assert found["high"] == 2.0
