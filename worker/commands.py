@@ -65,9 +65,8 @@ from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.settings import Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters

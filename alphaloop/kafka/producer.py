@@ -77,7 +77,6 @@ class Producer:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes]] = (),
-        partition: int | None = None,
         on_delivery: OnDelivery | None = None,
         wait_s: float | None = None,
     ) -> None:
@@ -96,9 +95,7 @@ class Producer:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self._client.produce(
-                    topic, value, key, -1 if partition is None else partition, on_delivery=report, headers=list(headers)
-                )
+                self._client.produce(topic, value, key, on_delivery=report, headers=list(headers))
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise DeliveryFailed(

@@ -25,12 +25,12 @@ from alphaloop.messages import AnswerMessage, Choice, Result, Status
 from alphaloop.messages.result import Failure
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill, plans

@@ -29,7 +29,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from engine.drafters.draft_vocabulary import read_draft_vocabulary
 from engine.models import find_weights, load_weights
 from engine.own import load_engine

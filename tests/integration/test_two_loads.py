@@ -22,10 +22,9 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import Settings, TaskSettings, load_settings
 from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.task_figures import task_figures
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from engine.drafters.lookup import LookupDrafter
@@ -227,7 +226,7 @@ def test_the_drift_page_says_what_its_none_rests_on(
         assert "Nothing was tested yet: no run of the scheduler has ended." in before
         report_line(chat, settings, tmp_path)
         after = visitor.get("/drift").text
-    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be told." in after
+    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be noticed." in after
     assert "had no texts to compare" in after
     for page in (before, after):
         assert "acceptance is where it was" not in page
