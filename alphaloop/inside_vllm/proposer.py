@@ -1,8 +1,8 @@
 """vLLM's drafter: `--speculative-config '{"model": "alphaloop.inside_vllm.proposer.LookupProposer", ...}'`.
 
-Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. `max_ngram`, `min_ngram` and
-`min_probability` are those of `[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic,
-because vLLM's environment has the version that vLLM wants. What a request asks for is in OpenAI's form:
+Its settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. `min_probability` is that of
+`[models.drafters.<name>]` with `method = "lookup"`. They are read without pydantic, because vLLM's environment has the
+version that vLLM wants. What a request asks for is in OpenAI's form:
 `"vllm_xargs": {"alphaloop_task": "sql"}`.
 
 vLLM hands over rows of tokens, without names: rows change places, and a row may hold another request than a step
@@ -21,16 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alphaloop.errors import ConfigError
-from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, MIN_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
 
 WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
 TASK: Final = "alphaloop_task"
 NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 KEY: Final = "alphaloop_lookup"
-_RANGES: Final = {
-    "min_ngram": (1, 16),
-    "min_probability": (0, 0.999999),
-}
+_RANGES: Final = {"min_probability": (0, 0.999999)}
 
 Tokens = NDArray[np.int32]
 
@@ -56,8 +53,7 @@ class LookupProposer:
         self._max_tokens: int = vllm_config.model_config.max_model_len
         self._texts = FollowedTexts(self._search)
         self._earlier = {
-            task: EarlierResults(settings.min_ngram, MAX_NGRAM, MAX_REMEMBERED_BYTES)
-            for task in settings.remember_tasks
+            task: EarlierResults(MIN_NGRAM, MAX_NGRAM, MAX_REMEMBERED_BYTES) for task in settings.remember_tasks
         }
         self._asked: Callable[[], Sequence[Asked]] | None = None
 
@@ -96,7 +92,7 @@ class LookupProposer:
         return text.searched.propose(min(most, self._max_tokens - len(text.tokens) - 1), self._rule).tokens
 
     def _search(self, tokens: array[int], asked: Asked) -> SearchedText:
-        index = SuffixIndex(tokens, self._settings.min_ngram, MAX_NGRAM)
+        index = SuffixIndex(tokens, MIN_NGRAM, MAX_NGRAM)
         return SearchedText(tokens, index, self._earlier.get(asked.task))
 
 
@@ -104,7 +100,6 @@ class LookupProposer:
 class ProposerSettings:
     """Look-up's settings; the longest draft is vLLM's `num_speculative_tokens`."""
 
-    min_ngram: int = 1  #: a shorter match is ignored
     min_probability: float = 0.1  #: the draft ends before a token that is less likely to be accepted
     remember_tasks: tuple[str, ...] = ()  #: tasks whose requests also draft from earlier results of that task
 
@@ -126,9 +121,8 @@ def _checked(name: str, value: Any, default: object) -> Any:
         if not isinstance(value, list) or not all(isinstance(task, str) and task for task in value):
             raise ConfigError(f"expected a list of task names at {place}, found {value!r}")
         return tuple(value)
-    numbers = (int, float) if isinstance(default, float) else (int,)
     low, high = _RANGES[name]
-    if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise ConfigError(f"expected a number from {low} to {high} at {place}, found {value!r}")
     return value
 

@@ -264,20 +264,15 @@ def test_what_a_request_asks_is_read_without_ever_failing() -> None:
 
 
 def test_the_settings_are_those_of_the_workers_look_up() -> None:
-    of_worker = LookupDrafterSettings().model_dump()
-    read = ProposerSettings.read({})
-    for name in ("min_ngram", "min_probability"):
-        assert getattr(read, name) == of_worker[name]
-    given = {"alphaloop_lookup": {"remember_tasks": ["sql"], "min_probability": 0.2, "min_ngram": 2}}
-    assert ProposerSettings.read(given) == ProposerSettings(min_ngram=2, min_probability=0.2, remember_tasks=("sql",))
+    assert ProposerSettings.read({}).min_probability == LookupDrafterSettings().min_probability
+    given = {"alphaloop_lookup": {"remember_tasks": ["sql"], "min_probability": 0.2}}
+    assert ProposerSettings.read(given) == ProposerSettings(min_probability=0.2, remember_tasks=("sql",))
 
 
 @pytest.mark.parametrize(
     ("settings", "place"),
     [
         ({"max_draft_tokens": 3}, "max_draft_tokens"),
-        ({"min_ngram": 0}, "min_ngram"),
-        ({"min_ngram": 1.5}, "min_ngram"),
         ({"min_probability": 1}, "min_probability"),
         ({"min_probability": True}, "min_probability"),
         ({"remember_tasks": "sql"}, "remember_tasks"),
