@@ -318,7 +318,7 @@ def _key(name: str | None) -> SecretStr | None:
     return SecretStr(key)
 
 
-class _TrainingEvents:
+class TrainingEvents:
     """The progress of a training run, as events."""
 
     def __init__(self, tell: Tell) -> None:
@@ -358,7 +358,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
             held_out=held_out,
             descriptions={name: task.description for name, task in settings.tasks.items()},
             read_prompts=partial(read_prompts, settings, order.task, lambda text: tell(NoteEvent(text=text))),
-            progress=_TrainingEvents(tell),
+            progress=TrainingEvents(tell),
             should_stop=stack.enter_context(_stopped_by_signals()),
         )
         try:
