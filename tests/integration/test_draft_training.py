@@ -331,9 +331,8 @@ def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
     read_twice: list[bytes] = []
 
     class Run:
-        def __init__(self, order: TrainOrder, *_: object, **__: object) -> None:
-            for file in (order.prompts, order.held_out) * 2:
-                assert file is not None
+        def __init__(self, *_: object, prompts: Path, held_out: Path, **__: object) -> None:
+            for file in (prompts, held_out) * 2:
                 read_twice.append(file.read_bytes())
 
         def make(self) -> None: ...

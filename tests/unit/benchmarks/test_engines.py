@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from alphaloop.inside_vllm.proposer import ProposerSettings
+from alphaloop.inside_vllm.drafting import LookupSettings
 from benchmarks.engines.__main__ import (
     POLICIES,
     Block,
@@ -61,15 +60,13 @@ def test_the_ratio_is_to_the_static_policy_that_is_better_on_the_whole() -> None
 def test_our_look_up_inside_vllm_is_started_with_what_loads_it() -> None:
     server = vllm_lookup("a", "python", "/m", 1, k=6, remember_tasks=["sql"])
     assert (server.drafter, server.num_draft_tokens) == ("lookup_memory", 6)
-    given = {name: server.command[server.command.index(name) + 1] for name in ("--speculative-config", "--worker-cls")}
-    module, _, proposer = json.loads(given["--speculative-config"])["model"].rpartition(".")
-    assert callable(getattr(import_module(module), proposer).propose)
-    # vLLM's worker cannot be imported here: the file stands where the option says, and names the class.
-    path, _, worker = given["--worker-cls"].rpartition(".")
     root = Path(server.environment["PYTHONPATH"])
-    assert f"class {worker}(" in (root / path.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
+    for option in ("--scheduler-cls", "--worker-cls"):
+        # What imports vLLM cannot be imported here: the file stands where the option says, and names the class.
+        path, _, name = server.command[server.command.index(option) + 1].rpartition(".")
+        assert f"class {name}(" in (root / path.replace(".", "/")).with_suffix(".py").read_text(encoding="utf-8")
     config = json.loads(server.command[server.command.index("--additional-config") + 1])
-    assert ProposerSettings.read(config).remember_tasks == ("sql",)
+    assert LookupSettings.read(config) == LookupSettings(remember_tasks=("sql",))
 
 
 @pytest.mark.parametrize(
