@@ -19,14 +19,13 @@ from alphaloop.commands import (
     Calibration,
     CheckPairOrder,
     CheckServerOrder,
-    DraftMethod,
     PairCheck,
     RegisterOrder,
     ServerCheck,
     TrainOrder,
 )
 from alphaloop.costs import CostKind, CostPoint
-from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.draft_card import DraftCard, DraftJudgement, DraftMethod, MeasuredDraft, best_length
 from alphaloop.engine import CheckFinding
 from alphaloop.errors import UnknownName
 from alphaloop.server_identity import ServerKind
