@@ -21,11 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.asked import Asked
 from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, EarlierResults, Rule, SearchedText, SuffixIndex
 
 WORKER: Final = "alphaloop.inside_vllm.worker.LookupWorker"
-TASK: Final = "alphaloop_task"
-NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 KEY: Final = "alphaloop_lookup"
 _RANGES: Final = {
     "min_ngram": (1, 16),
@@ -131,29 +130,6 @@ def _checked(name: str, value: Any, default: object) -> Any:
     if isinstance(value, bool) or not isinstance(value, numbers) or not low <= value <= high:
         raise ConfigError(f"expected a number from {low} to {high} at {place}, found {value!r}")
     return value
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One request as its client sent it."""
-
-    request_id: str = ""  #: vLLM's; empty where no worker gives it
-    task: str = ""  #: empty: its text is remembered for no task
-    num_draft_tokens: int | None = None  #: most tokens proposed a round; 0: it decodes vanilla. None: as the server's k
-
-    @classmethod
-    def of(cls, request_id: str, extra: Mapping[str, Any] | None) -> Asked:
-        """Read `SamplingParams.extra_args`.
-
-        A value of another type counts as left out: an error here would end the server for all its requests.
-        """
-        extra = extra or {}
-        task, most = extra.get(TASK), extra.get(NUM_DRAFT_TOKENS)
-        return cls(
-            request_id,
-            task if isinstance(task, str) else "",
-            max(0, most) if isinstance(most, int) and not isinstance(most, bool) else None,
-        )
 
 
 NOTHING_ASKED: Final = Asked()

@@ -9,7 +9,8 @@ from typing import Any
 
 from vllm.platforms import current_platform
 
-from alphaloop.inside_vllm.proposer import Asked, LookupProposer
+from alphaloop.inside_vllm.asked import Asked
+from alphaloop.inside_vllm.proposer import LookupProposer
 
 if current_platform.is_cpu():
     from vllm.v1.worker.cpu_worker import CPUWorker as Worker

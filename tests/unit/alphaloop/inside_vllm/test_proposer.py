@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.asked import Asked
 from alphaloop.inside_vllm.proposer import (
     NOTHING_ASKED,
     WORKER,
-    Asked,
     FollowedTexts,
     LookupProposer,
     ProposerSettings,
