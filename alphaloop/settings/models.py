@@ -78,7 +78,7 @@ class EndpointSettings(Section):
         None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
     )
     switches_drafts: bool = (
-        False  #: vLLM with alphaloop's look-up drafts as each request asks: at most its number, or none
+        False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
     )
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
