@@ -34,8 +34,8 @@ from alphaloop.inside_vllm.drafting import KEY, Drafting, LookupDrafts, LookupSe
 
 #: Under which a drafter rests.
 WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
-#: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding and
-#: n-grams on a GPU would end the server by an assertion; those that draft in parallel have tensors of their k's shape.
+#: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
+#: and n-grams on a GPU would end the server by an assertion; those that draft in parallel have tensors of their k.
 _TAKE_FEWER: Final = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
 
 
@@ -98,9 +98,9 @@ class _Following:
             self._find_unread(self._unread, scheduler_output)
         if self._drafting.leaves_out(longest):
             wanted = 0
-            # A text that is decoded misses a few tokens, and its next drafts are as good; these miss their prompts.
-            for request in reading if self._has_cache else ():
-                self._drafting.misses_cache(request)
+            if self._has_cache:
+                for request in step:
+                    self._drafting.misses_cache(request)
         else:
             wanted = self._drafting.num_to_draft(step)
             if self._unread is not None and reading:
