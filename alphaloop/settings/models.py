@@ -212,7 +212,6 @@ class LookupDrafterSettings(DraftingSettings):
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
-    min_ngram: int = Field(1, ge=1, le=16)  #: a shorter match is ignored
     min_probability: float = Field(
         0.1, ge=0, lt=1
     )  #: of a token and all before it being accepted; the draft ends before a less likely one
