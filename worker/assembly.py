@@ -213,7 +213,7 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
     try:
-        if models.target.engine == "server":
+        if models.target.engine != "own":
             from worker.servers.engine import open_server_engine
 
             identities = ServerIdentityStore(database) if database is not None else None
