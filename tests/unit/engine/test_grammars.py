@@ -161,7 +161,6 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 BAD: Final = {"type": "string", "format": SECRET}
-CIRCULAR: Final = {"oneOf": [{"items": {"$ref": "#/$defs/x"}}, {"minItems": 1}]}
 REFUSED: Final[list[tuple[Any, str]]] = [
     ({"properties": {"a": {"items": BAD}}}, "properties.a.items.format"),
     ({"properties": {SECRET: BAD, "b": {}}}, "properties.#0.format"),

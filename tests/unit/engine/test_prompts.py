@@ -138,18 +138,6 @@ def test_a_control_token_that_the_template_makes_or_reads_is_refused(
         prepared(tokenizer, messages=said(typed))
 
 
-def test_a_conversation_without_control_tokens_is_tokenized_once(
-    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    kind, read = type(tiny_tokenizer), type(tiny_tokenizer).__call__
-    monkeypatch.setattr(kind, "__call__", lambda self, text, **how: calls.append(text) or read(self, text, **how))
-    for content in ("a b", "a < b", "<b>a</b>"):
-        prepared(tiny_tokenizer, messages=said(content))
-        assert [text.count(content) for text in calls] == [1]
-        calls.clear()
-
-
 @pytest.mark.parametrize(
     ("sampling", "field"),
     [
