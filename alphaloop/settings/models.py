@@ -78,7 +78,7 @@ class EndpointSettings(Section):
         None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
     )
     switches_drafts: bool = (
-        False  #: vLLM with alphaloop's look-up drafts as each request asks: at most its number, or none
+        False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
     )
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
@@ -212,7 +212,6 @@ class LookupDrafterSettings(DraftingSettings):
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
-    min_ngram: int = Field(1, ge=1, le=16)  #: a shorter match is ignored
     min_probability: float = Field(
         0.1, ge=0, lt=1
     )  #: of a token and all before it being accepted; the draft ends before a less likely one
