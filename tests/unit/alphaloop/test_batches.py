@@ -72,7 +72,7 @@ BAD: dict[str, bytes | dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
+def test_a_bad_line_is_named_and_its_neighbours_go_on(field: str) -> None:
     before, bad, after = read(line(custom_id="before"), BAD[field], line(custom_id="after"))
     assert [type(one) for one in (before, bad, after)] == [BatchRequest, BadRequest, BatchRequest]
     assert (bad.number, bad.error.field or "") == (2, field.strip())
@@ -187,7 +187,7 @@ def test_what_breaks_off_leaves_nothing(settings: Settings) -> None:
     assert files(settings) == []
 
 
-def test_content_that_is_gone_or_altered_is_told(settings: Settings) -> None:
+def test_content_that_is_gone_or_altered_is_named(settings: Settings) -> None:
     contents = FileContents(settings)
     _, parts = contents.write("file-1", [b"content"])
     (path,) = files(settings)

@@ -75,7 +75,7 @@ def test_no_job_needs_no_broker() -> None:
         assert (len(batch), list(client.results(batch))) == (0, [])
 
 
-def test_a_broker_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_requests(monkeypatch, 0.5)
     job = {"task": "code", "prompt": "p"}
     with Client("127.0.0.1:1") as client:

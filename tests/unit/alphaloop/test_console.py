@@ -109,7 +109,7 @@ def test_an_old_value_is_shown_while_a_new_one_is_read(remembered: Remembered, c
     until(lambda: remembered.get("a", slow).value == 2, "the new value is read")
 
 
-def test_nobody_waits_longer_than_the_patience(clock: Clock) -> None:
+def test_no_reader_waits_longer_than_the_patience(clock: Clock) -> None:
     made, may_end = Remembered(5.0, clock=clock, patience_s=0.0), threading.Event()
     try:
         found = made.get("a", lambda: may_end.wait(WAIT_S))
@@ -119,7 +119,7 @@ def test_nobody_waits_longer_than_the_patience(clock: Clock) -> None:
         made.close()
 
 
-def test_a_failure_is_told_in_words_and_the_last_value_stays(remembered: Remembered, clock: Clock) -> None:
+def test_a_failure_is_shown_in_words_and_the_last_value_stays(remembered: Remembered, clock: Clock) -> None:
     assert remembered.get("a", lambda: 1).value == 1
 
     def fails() -> int:
@@ -130,7 +130,7 @@ def test_a_failure_is_told_in_words_and_the_last_value_stays(remembered: Remembe
     assert remembered.get("a", fails).value == 1
 
 
-def test_of_a_foreign_failure_only_the_class_is_told(remembered: Remembered) -> None:
+def test_a_foreign_failure_shows_its_class_only(remembered: Remembered) -> None:
     def fails() -> int:
         raise ValueError("a prompt")
 
@@ -243,7 +243,7 @@ def test_the_end_carries_the_text_that_was_not_told_before() -> None:
     assert "two" in shown
 
 
-def test_a_broker_that_is_away_is_told_and_the_place_is_free_again() -> None:
+def test_a_broker_that_is_away_is_named_and_the_place_is_free_again() -> None:
     def fails(_: Callable[[], bool]) -> Iterator[Event]:
         raise BrokerUnavailable("no broker answers")
         yield

@@ -180,7 +180,7 @@ def test_without_a_store_a_large_line_is_wrong(with_store: Settings) -> None:
     assert "shorten the prompt" in (large.error.hint or "")
 
 
-def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_told(
+def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_named(
     with_store: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = ContentStore.of(with_store.claim_check)

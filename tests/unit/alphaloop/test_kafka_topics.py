@@ -115,7 +115,7 @@ def test_a_topic_that_is_made_anew_twice_is_noticed_twice(known: Known) -> None:
         known.ids.begin_anew()
 
 
-def test_the_answer_of_a_broker_that_lags_behind_is_no_news(known: Known) -> None:
+def test_the_answer_of_a_broker_that_lags_is_no_news(known: Known) -> None:
     for one in ("first", "second"):
         known.learn(control=one)
         known.ids.begin_anew()

@@ -39,7 +39,7 @@ def test_ratios_are_taken_within_a_round() -> None:
     assert found[ENGINE].ratio.low is None, "two rounds bound nothing"
 
 
-def test_a_missed_bar_is_told_and_vanilla_has_none() -> None:
+def test_a_missed_bar_is_named_and_vanilla_has_none() -> None:
     found = met([report(Round((played(WORKER, 90, occupied=0.9), played(ENGINE, 100), played(ENGINE_VANILLA, 50))))])
     assert found == {"8 slots: worker / engine >= 0.95": False, "8 slots: occupied >= 0.95": False}
 

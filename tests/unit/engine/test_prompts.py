@@ -426,7 +426,7 @@ def test_a_word_is_barred_in_every_spelling() -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("before", ["", " ", "a ", "\n", "a\n\n"])
-def test_a_bad_word_is_written_behind_nothing(name: str, before: str) -> None:
+def test_a_bad_word_is_written_after_nothing(name: str, before: str) -> None:
     tokenizer = TOKENIZERS[name]()
     barred = bad_word_tokens(tokenizer, ("the",))
     written = tuple(tokenizer(f"{before}the", add_special_tokens=False)["input_ids"])

@@ -249,7 +249,7 @@ def names(claimed: Iterable[ClaimedJob]) -> list[str]:
     return [one.job_id for one in claimed]
 
 
-def test_a_sequence_is_told_how_to_draft_only_when_that_changes() -> None:
+def test_a_sequence_drafts_in_another_way_only_when_its_setting_changes() -> None:
     told: list[tuple[str, str | None, int]] = []
 
     class Noting(FakeEngine):

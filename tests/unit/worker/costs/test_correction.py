@@ -88,7 +88,7 @@ def test_a_lasting_change_is_believed_in_full_after_one_half_life(ratio: float, 
         assert factor(correction, "wide") == pytest.approx(ratio)
 
 
-def test_a_shape_calibrated_in_a_bad_moment_is_told_from_a_slow_device(rng: random.Random) -> None:
+def test_a_shape_calibrated_in_a_bad_moment_is_distinguished_from_a_slow_device(rng: random.Random) -> None:
     correction = calibrated()
     for _ in range(900):
         shape = rng.choice(("narrow", "wide"))

@@ -96,7 +96,7 @@ def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic()
     assert crowded.reason is Reason.NO_MEMORY, "a third sequence needs room too"
 
 
-def test_prompts_that_no_drafter_can_serve_are_told() -> None:
+def test_prompts_that_no_drafter_can_serve_are_named() -> None:
     refused = decided(ShortEngine(1 << 40, context=100), [prepare(100), prepare(300)])
     assert (refused.reason, refused.drafter) == (Reason.CANNOT_SERVE, None)
     assert "prompts of 100 tokens" in refused.explanation

@@ -287,7 +287,7 @@ def test_all_forms_are_read_and_are_no_traffic(tmp_path: Path, settings: Setting
     assert jobs[2].body.temperature == 0.5
 
 
-def test_wrong_lines_are_told_with_place_and_field_and_never_quoted(tmp_path: Path, settings: Settings) -> None:
+def test_wrong_lines_are_named_with_place_and_field_and_never_quoted(tmp_path: Path, settings: Settings) -> None:
     file = written(tmp_path, [{"prompt": "fine"}, {"prompt": "secret", "temperature": 9}, "{secret", {"n": 3}])
     with pytest.raises(ConfigError) as raised:
         read(file, settings)
