@@ -24,7 +24,7 @@ from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import limit_requests, settings_for
 from tests.fixtures.worker import until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from worker.background import Retry
 from worker.intake.control import ControlReader
 from worker.intake.polling import TopicWatch
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 CODE, SQL, GONE = "jobs.code", "jobs.sql", "gone"
 #: Where librdkafka's default partitioner, CRC-32 of the key, sends them to: partitions 0 and 1 of two.
