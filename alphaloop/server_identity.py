@@ -47,12 +47,13 @@ class EngineIdentity:
 ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]
 """`openai` is any other server: it is asked for nothing, and believed in nothing, that OpenAI's own form lacks."""
 
-Granularity = Literal["rounds", "lengths", "sums", "counters", "nothing"]
+Granularity = Literal["rounds", "lengths", "reached", "sums", "counters", "nothing"]
 """How finely a server reports what was drafted and accepted in one request.
 
 `rounds`: of each round, how many tokens were drafted and accepted. `lengths`: how many rounds accepted how many tokens.
-`sums`: drafted and accepted tokens of the request. `counters`: the server's own counters, of a slice of requests that
-ran alone. `nothing`: not even these.
+`reached`: the same, of a server that changes k by itself and does not report how many tokens were drafted. `sums`: of
+what was drafted only the sum, so that positions are estimated. `counters`: the server's own counters, of a slice of
+requests that ran alone. `nothing`: not even these.
 """
 
 

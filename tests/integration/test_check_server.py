@@ -63,7 +63,12 @@ def found(done: CarriedOut) -> dict[str, tuple[str, str]]:
         ("vllm", "rounds", "ok", "20 of 20 drafted tokens accepted, positions reported"),
         ("sglang", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
         ("tensorrt_llm", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
-        ("llama_cpp", "sums", "warning", "15 of 15 drafted tokens accepted, positions not reported"),
+        (
+            "llama_cpp",
+            "sums",
+            "warning",
+            "15 of 15 drafted tokens accepted, positions not reported; started with --metrics",
+        ),
         (
             "openai",
             "nothing",

@@ -231,7 +231,7 @@ def test_the_sums_come_back(alphas: tuple[float, ...], reach: float, num_rounds:
 def test_whatever_a_server_tells_gives_counts_or_none(tokens: int, proposed: int, accepted: int, k: int) -> None:
     found = counts_from_sums(tokens, proposed, accepted, k)
     if found is not None:
-        assert (found.num_tokens, found.num_accepted) == (tokens, accepted)
+        assert (found.num_tokens, sum(found.proposed), found.num_accepted) == (tokens, proposed, accepted)
 
 
 @pytest.mark.parametrize("sums", [(10, 4, 5, 4), (3, 8, 4, 4), (0, 0, 0, 4), (5, -1, -1, 4), (30, 29, 29, 1)])
