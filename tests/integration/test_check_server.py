@@ -198,6 +198,18 @@ def test_counters_of_an_endpoint_of_the_settings_are_read(configs: Callable[...,
             assert (verdict, sentence.startswith(expected[1])) == (expected[0], True)
 
 
+def test_of_a_server_that_changes_k_it_says_what_is_not_known(configs: Callable[..., None]) -> None:
+    with listening_beside(speaking(server_replies.tensorrt_llm())) as server:
+        drafts = {"drafter": "eagle", "num_draft_tokens": 6, "varies_drafts": True}
+        configs("plain", kind="tensorrt_llm", url=server.url, **drafts)
+        done = CarriedOut(order("plain"))
+    assert done.reports[0]["granularity"] == "reached"
+    assert found(done)["counts"] == (
+        "ok",
+        "20 drafted tokens accepted, by position; how many were drafted is not known",
+    )
+
+
 @pytest.mark.parametrize(
     ("obeys", "is_set", "verdict", "sentence"),
     [

@@ -253,7 +253,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             prefill_s=reply.times.prefill_s,
             decode_s=decode_s,
             queue_s=reply.times.queue_s,
-            granularity="counters" if sent.slice_counts is not None else known.granularity,
+            granularity=known.granularity,
             num_proposed=known.num_proposed,
             num_accepted=known.num_accepted,
             is_counted=is_counted,
