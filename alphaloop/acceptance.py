@@ -93,13 +93,13 @@ class AcceptanceCounts:
 
     def __add__(self, other: AcceptanceCounts) -> AcceptanceCounts:
         return AcceptanceCounts(
-            self.rounds + other.rounds,
-            self.num_empty_rounds + other.num_empty_rounds,
-            self.num_cropped + other.num_cropped,
-            added(self.proposed, other.proposed),
-            added(self.trials, other.trials),
-            added(self.accepts, other.accepts),
-            self.num_forced + other.num_forced,
+            rounds=self.rounds + other.rounds,
+            num_empty_rounds=self.num_empty_rounds + other.num_empty_rounds,
+            num_cropped=self.num_cropped + other.num_cropped,
+            proposed=added(self.proposed, other.proposed),
+            trials=added(self.trials, other.trials),
+            accepts=added(self.accepts, other.accepts),
+            num_forced=self.num_forced + other.num_forced,
         )
 
     def with_round(

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from alphaloop.costs import CostPoint
+from alphaloop.draft_card import DraftMethod
 from alphaloop.engine import CheckFinding
 from alphaloop.server_identity import EngineIdentity, Granularity, ServerKind
 from alphaloop.settings.models import DeviceName, Dtype
@@ -74,10 +75,6 @@ class CheckServerOrder(_Order):
     kind: ServerKind | None  #: of an address alone
     model: str | None  #: None: the endpoint's, else the server's only one
     api_key_env: str | None  #: of an address alone: the name of a variable, since an order may be logged
-
-
-#: What is trained: a smaller model, or heads over the target's states.
-DraftMethod = Literal["draft_model", "heads", "eagle3"]
 
 
 class TrainOrder(_Order):

@@ -14,6 +14,9 @@ from alphaloop.messages.job import TaskName
 
 FILE: Final = "draft.json"
 
+#: What is trained: a smaller model, or heads over the target's states.
+DraftMethod = Literal["draft_model", "heads", "eagle3"]
+
 
 class MeasuredDraft(BaseModel):
     """Counts of one judgement; rates are computed where they are shown."""
@@ -65,7 +68,7 @@ class DraftCard(BaseModel):
     draft_revision: str
     target: str
     target_revision: str
-    method: Literal["draft_model", "heads", "eagle3"] = "draft_model"  #: as it is served
+    method: DraftMethod = "draft_model"  #: as it is served
     trained_on: str = Field(description="In a sentence.")
     recipe: dict[str, Any]
     judgement: DraftJudgement

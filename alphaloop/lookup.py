@@ -24,6 +24,8 @@ from typing import Final, NamedTuple, Protocol
 
 #: Occurrences looked at, the latest first: a comma occurs everywhere, and the older places rarely say more.
 MAX_OCCURRENCES: Final = 32
+#: Tokens of the shortest match that counts.
+MIN_NGRAM: Final = 1
 #: Tokens of the longest match; a longer one counts no more.
 MAX_NGRAM: Final = 16
 #: Most bytes of a task's remembered results.

@@ -29,9 +29,8 @@ from typing import Final
 from alphaloop.deciding.exploration import CHANGE_JOBS
 from alphaloop.probes import ProbeSet, TaskTraffic
 from alphaloop.settings import Bindings, Settings
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
+from alphaloop.store.decision_inputs import CostStore, DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.probes import MEASURED, ProbeSetStore, ProbeStore
 from alphaloop.store.workers import SeenWorker, WorkerStore, drafters_of

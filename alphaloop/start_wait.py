@@ -22,8 +22,8 @@ from alphaloop.errors import (
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.topics import check_reachable, cluster_id, other_databases
 from alphaloop.settings import KafkaSettings, Settings
+from alphaloop.store.coordination import InstallationStore
 from alphaloop.store.database import Database
-from alphaloop.store.installation import InstallationStore
 
 log = logging.getLogger(__name__)
 

@@ -267,27 +267,29 @@ class TransformersEngine(Engine):
         for sequence in batch:
             sequence.charge(wall_s / len(batch), len(batch))
         # Scoring comes after the clocks of all texts: neither they nor the cost of the round include it.
-        generations = [self._scored(sequence, sequence.generation()) for sequence in finished]
-        whole = [self._unfinished.take(*ended) for ended in zip(finished, generations, strict=True)]
-        for sequence in finished:
-            self._open_drafters.finished(sequence)
+        texts = self._texts_of(finished)
         self._shadows.advance()
         round_.sum_by_job(batch)
-        spared = self._prefix_cache.take_spared()
+        round_.count_cached(self._prefix_cache)
         return Step(
-            finished=tuple(generation for generation in whole if generation is not None),
+            finished=texts,
             deltas=deltas,
             batch=len(batch),
             wall_s=wall_s,
             overhead_s=wall_s - round_.draft_s - round_.verify_s,
             shadow_s=time.perf_counter() - began - wall_s,
-            num_prefix_cache_hits=spared.num_hits,
-            num_prefix_cache_tokens=spared.num_tokens,
-            prefix_cache_bytes=self._prefix_cache.num_bytes,
             drafter_failures=self._open_drafters.take_failures(),
             failed=tuple(FailedRequest(job_id, error, is_final=True) for job_id, error in failed.items()),
             **vars(round_),
         )
+
+    def _texts_of(self, finished: list[Sequence]) -> tuple[Generation, ...]:
+        """The scored texts of jobs all of whose sequences have ended; their drafters let go of them."""
+        generations = [self._scored(sequence, sequence.generation()) for sequence in finished]
+        whole = [self._unfinished.take(*ended) for ended in zip(finished, generations, strict=True)]
+        for sequence in finished:
+            self._open_drafters.finished(sequence)
+        return tuple(generation for generation in whole if generation is not None)
 
     def _schedule(self) -> list[Sequence]:
         """Give free slots to sequences that wait, fit the memory to those that run, open their drafters; who runs."""
@@ -604,6 +606,15 @@ class _Round:
     draft_s: float = 0.0
     verify_s: float = 0.0
     sequences_by_job: dict[str, int] = field(default_factory=dict)
+    num_prefix_cache_hits: int = 0
+    num_prefix_cache_tokens: int = 0
+    prefix_cache_bytes: int = 0
+
+    def count_cached(self, cache: PrefixCache) -> None:
+        """Take what the prefix cache has spared since the round before, and its size."""
+        spared = cache.take_spared()
+        self.num_prefix_cache_hits, self.num_prefix_cache_tokens = spared.num_hits, spared.num_tokens
+        self.prefix_cache_bytes = cache.num_bytes
 
     def take_widths(self, reads: SequenceOf[Read], prompts: SequenceOf[tuple[Sequence, list[int], bool]]) -> None:
         """Take what a pass has read: what verifies proposals, and pieces of prompts."""

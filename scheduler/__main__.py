@@ -21,9 +21,8 @@ from alphaloop.kafka.topics import cluster_id, ensure_topics
 from alphaloop.liveness import ExitCode
 from alphaloop.notifying import Sink, open_sinks
 from alphaloop.settings import Settings, TasksFile, load_settings
+from alphaloop.store.coordination import InstallationStore, LeaderLease
 from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock
-from alphaloop.store.installation import InstallationStore
-from alphaloop.store.schedule import LeaderLease
 from scheduler.leadership import LEASE_S, stay
 from scheduler.loop import Scheduler
 from scheduler.metrics import SchedulerMetrics

@@ -22,7 +22,7 @@ from typing import Any, Final
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.figures import TaskSpeedup
-from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.decision_inputs import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventContent, EventState
 from alphaloop.wording import how_many, share_with_interval
 from scheduler.causes import About, Cause, DriftFinding, Judged

@@ -22,8 +22,8 @@ from alphaloop.liveness import ExitCode, Liveness, MetricsServer, Pulse, Watchdo
 from alphaloop.notifying import Sink
 from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
+from alphaloop.store.coordination import LeaderLease, Term
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.schedule import LeaderLease, Term
 from scheduler.loop import Scheduler
 from scheduler.metrics import KafkaLag, SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread

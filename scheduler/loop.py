@@ -30,16 +30,15 @@ from alphaloop.messages import encode_job, payload_digest
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
 from alphaloop.settings import SchedulerSettings, Settings, TasksFile
-from alphaloop.store.acceptance_state import AcceptanceStateStore
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry
 from alphaloop.store.decisions import DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState, IncidentStore
 from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures, with_targets
 from alphaloop.store.task_memory import FORGOTTEN_KEPT_FOR, ResultMemoryStore

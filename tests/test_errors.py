@@ -15,8 +15,8 @@ import alphaloop
 from alphaloop import errors
 from alphaloop.errors import AlphaloopError
 
-#: vLLM imports it, in an environment of its own. It defines no error.
-INSIDE_VLLM = "alphaloop.inside_vllm.worker"
+#: vLLM imports them, in an environment of its own. They define no error.
+INSIDE_VLLM = ("alphaloop.inside_vllm.scheduler", "alphaloop.inside_vllm.worker")
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference" / "errors.md"
 LINE = re.compile(r"^(?P<indent>[│ ]*)(?:[├└]── )?(?P<name>[A-Z]\w+)(?: .*)?$")
 
@@ -36,7 +36,7 @@ def drawn(text: str) -> dict[str, str | None]:
 def every_error() -> list[type[AlphaloopError]]:
     """Every error class of alphaloop, those that a module defines beside what raises them included."""
     for module in pkgutil.walk_packages(alphaloop.__path__, "alphaloop."):
-        if not module.name.endswith("__main__") and module.name != INSIDE_VLLM:
+        if not module.name.endswith("__main__") and module.name not in INSIDE_VLLM:
             importlib.import_module(module.name)
     found: list[type[AlphaloopError]] = [AlphaloopError]
     for cls in found:

@@ -41,6 +41,8 @@ _FOREIGN: Final = {
     "gpu_model_runner.py",
     "sampling_params.py",
 }
+#: Files that may name a command, beside those without a suffix: the Makefile, the Dockerfile.
+_TEXTS: Final = (".md", ".py", ".sh", ".toml", ".yaml", ".yml")
 #: A letter with an index, in a formula.
 _FORMULA: Final = re.compile(r"(?:accepts|proposed|reach|trials|[a-z]|tokens)_(?:[a-z]|ij)")
 
@@ -224,6 +226,24 @@ def test_every_file_exists() -> None:
     assert len(named) > 100
     others = {*_FOREIGN, "NAME.py"}
     assert not [(name, path) for name, path in named if not (path in ends or path.split("/")[-1] in others)]
+
+
+def is_runnable(module: str) -> bool:
+    """Whether `python -m` finds it in this checkout."""
+    path = module.replace(".", "/")
+    return not {f"{path}.py", f"{path}/__main__.py"}.isdisjoint(tracked())
+
+
+def test_every_module_that_is_run_exists() -> None:
+    """Blocks of code, the Makefile and workflows included. A command "at" a commit ran in that checkout."""
+    run = re.compile(r"\bpython3? -m ([\w.]*\w)(?![^`\n]*` at [0-9a-f]{8})")
+    folders = {name.partition("/")[0] for name in tracked() if "/" in name}
+    texts = [name for name in tracked() if Path(name).suffix in {"", *_TEXTS}]
+    named = [(name, module) for name in texts for module in run.findall(read(name))]
+    ours = [(name, module) for name, module in named if module.partition(".")[0] in folders]
+    assert len(ours) > 80
+    assert not [(name, module) for name, module in ours if not is_runnable(module)]
+    assert not is_runnable("benchmarks.contestants")
 
 
 def is_identifier(word: str) -> bool:

@@ -25,7 +25,7 @@ from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
 from alphaloop.settings import Settings, TasksFile, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import POOL_SIZE, Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.workers import WorkerStore
 from worker.assembly import assemble, open_engine
 from worker.background import set_up_interpreter

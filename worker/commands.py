@@ -65,9 +65,8 @@ from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.settings import Settings, load_settings
 from alphaloop.settings.models import EndpointSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from worker.assembly import open_engine
 from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters
@@ -318,6 +317,25 @@ def _key(name: str | None) -> SecretStr | None:
     return SecretStr(key)
 
 
+class TrainingEvents:
+    """The progress of a training run, as events."""
+
+    def __init__(self, tell: Tell) -> None:
+        self._tell = tell
+
+    def stage(self, name: str, total: int, done: int) -> None:
+        """As `Progress.stage` of a run."""
+        self._tell(StageEvent(name=name, total=total, done=done))
+
+    def advance(self, num: int, note: str) -> None:
+        """As `Progress.advance`."""
+        self._tell(AdvanceEvent(num=num, note=note))
+
+    def note(self, text: str) -> None:
+        """As `Progress.note`."""
+        self._tell(NoteEvent(text=text))
+
+
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
     from engine.training.recipe import read_recipe
@@ -325,16 +343,21 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
-        given = {"prompts": order.prompts, "held_out": order.held_out}  # which are read more than once
-        inputs = {name: file and stack.enter_context(readable_again(file)) for name, file in given.items()}
-        order = order.model_copy(update=inputs)
+        # Which are read more than once.
+        prompts, held_out = (
+            file and stack.enter_context(readable_again(file)) for file in (order.prompts, order.held_out)
+        )
         run = TrainingRun(
-            order,
+            order.folder,
+            order.method,
             settings.models.target,
             recipe,
+            name=order.name,
+            prompts=prompts,
+            held_out=held_out,
             descriptions={name: task.description for name, task in settings.tasks.items()},
             read_prompts=partial(read_prompts, settings, order.task, lambda text: tell(NoteEvent(text=text))),
-            tell=tell,
+            progress=TrainingEvents(tell),
             should_stop=stack.enter_context(_stopped_by_signals()),
         )
         try:

@@ -18,8 +18,8 @@ from alphaloop.engine import Engine
 from alphaloop.kafka.topics import cluster_id
 from alphaloop.liveness import Liveness
 from alphaloop.settings import Settings
+from alphaloop.store.coordination import InstallationStore
 from alphaloop.store.database import Database, DatabaseClock
-from alphaloop.store.installation import InstallationStore
 from worker.background import BackgroundWrites, Retry
 from worker.intake.polling import make_topics
 from worker.metrics import WorkerMetrics

@@ -44,10 +44,10 @@ from alphaloop.messages import Status
 from alphaloop.outcomes.reading import JobPlace, Whereabouts, find_jobs
 from alphaloop.settings import Settings, settings_of_segment
 from alphaloop.store.api import OPEN, ApiBatch, ApiBatchStore, ApiFile, ApiFileStore, Deed, backlog_of_segment
-from alphaloop.store.batches import BatchStore
+from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.schedule import LeaderLease
+from alphaloop.store.known_jobs import BatchStore
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,8 @@ from alphaloop.kafka.backlog import search
 from alphaloop.messages import Failure, Job, Result, Status
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiBatch
-from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database
-from alphaloop.store.known_jobs import RedriveStore, known_jobs, pages_of_batch
+from alphaloop.store.known_jobs import BatchStore, ListedBatch, RedriveStore, known_jobs, pages_of_batch
 
 Part = Literal["output", "error", "open"]
 

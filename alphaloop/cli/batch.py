@@ -27,8 +27,8 @@ from alphaloop.files import STANDARD, Destination, readable_again, reading, show
 from alphaloop.messages.job import Label
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiKey, ApiKeyStore, Deed
-from alphaloop.store.batches import BatchStore, ListedBatch
 from alphaloop.store.database import Database, values_of
+from alphaloop.store.known_jobs import BatchStore, ListedBatch
 from alphaloop.wording import counts, how_many, moment_ahead, one_line, second, span, words
 
 _MAX_SHOWN: Final = 20

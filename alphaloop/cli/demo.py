@@ -36,11 +36,11 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Job, Result, Status
 from alphaloop.probes import DEFAULT_K, DEFAULT_MAX_TOKENS, new_probe_set
 from alphaloop.settings import Settings
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import check
 from alphaloop.store.probes import ProbeSetStore, probe_progress
 from alphaloop.store.reports import ReportStore
-from alphaloop.store.schedule import ScheduleStore
 
 _FOLDER: Final = Path(".alphaloop") / "demo"
 _INSTALL_S: Final = 60.0

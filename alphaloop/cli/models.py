@@ -19,19 +19,18 @@ from alphaloop.commands import (
     Calibration,
     CheckPairOrder,
     CheckServerOrder,
-    DraftMethod,
     PairCheck,
     RegisterOrder,
     ServerCheck,
     TrainOrder,
 )
 from alphaloop.costs import CostKind, CostPoint
-from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, best_length
+from alphaloop.draft_card import DraftCard, DraftJudgement, DraftMethod, MeasuredDraft, best_length
 from alphaloop.engine import CheckFinding
 from alphaloop.errors import UnknownName
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EXPECTED, DraftModelDrafterSettings, Dtype, is_device_name
-from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
 from alphaloop.wording import json_text, share
 
 _STYLES: Final = {"ok": "green", "warning": "yellow", "refused": "bold red"}

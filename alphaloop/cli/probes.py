@@ -15,7 +15,7 @@ from rich.table import Table
 
 from alphaloop.cli.enqueue import report_wrong
 from alphaloop.cli.explain import check_task
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, out, print_json, show_rows, table
 from alphaloop.client.arrivals import everything_on
 from alphaloop.errors import AlphaloopError, ConfigError, MessageError
@@ -207,8 +207,7 @@ def _read_traffic(settings: Settings, task: str, newest: int) -> Iterator[Job]:
 
     Messages that are no jobs are passed over.
     """
-    if task not in settings.tasks:
-        raise ConfigError(f"expected one of the tasks {', '.join(sorted(settings.tasks))}, found {task}")
+    require_tasks(settings, [task])
     if not settings.tasks[task].probes_from_traffic:
         raise ConfigError(
             f"tasks.{task}.probes_from_traffic: expected true, found false",

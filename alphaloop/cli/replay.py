@@ -34,10 +34,6 @@ _DECIDING: Final = (
     "tasks.*.target_time_to_first_token_ms",
     "models.drafters.*.max_draft_tokens",
 )
-#: Settings that decisions depended on, and that a snapshot has the outcome of alone.
-_INFERRED: Final = {
-    "tasks.*.max_tokens": "a snapshot has the limits of the jobs themselves",
-}
 _DAY: Final = timedelta(days=1)
 _NO_COST = "no cost was known of how they were, or would have been, decoded"
 _NO_SNAPSHOT = "no snapshot of their decision is stored"
@@ -100,11 +96,11 @@ def _changed_settings(context: typer.Context, was: Settings, configs: Path | Non
     for change in changes:
         overridden(was, [change])  # an unknown setting is the first error
         path = change.partition("=")[0].strip()
-        why = next((why for known, why in _INFERRED.items() if _matches(path, known)), None)
-        if why is not None:
-            raise _cannot_change(path, why)
         if not any(_matches(path, known) for known in _DECIDING):
-            raise ConfigError(f"{path}: no decision of the past depends on it", hint=f"any of {', '.join(_DECIDING)}")
+            raise ConfigError(
+                f"{path}: expected a setting that a snapshot is decided with",
+                hint=f"what replay can change: {', '.join(_DECIDING)}",
+            )
     base = was if configs is None else load_settings(configs, profile=global_options(context).profile)
     would = overridden(base, changes)
     for name in would.models.drafters.keys() & was.models.drafters.keys():
@@ -115,13 +111,6 @@ def _changed_settings(context: typer.Context, was: Settings, configs: Path | Non
                 hint="a snapshot knows nothing of longer drafts; shorter ones can be replayed",
             )
     return would
-
-
-def _cannot_change(path: str, why: str) -> ConfigError:
-    return ConfigError(
-        f"{path}: expected a setting that a snapshot is decided with, found one that comes before: {why}",
-        hint=f"what replay can change: {', '.join(_DECIDING)}",
-    )
 
 
 def _matches(path: str, known: str) -> bool:

@@ -68,8 +68,8 @@ from alphaloop.liveness import ExitCode
 from alphaloop.messages.topics import dlq_topic
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX
+from alphaloop.store.coordination import InstallationStore
 from alphaloop.store.database import Database, parse_url, redacted
-from alphaloop.store.installation import InstallationStore
 from alphaloop.wording import span
 
 _WATCH_S: Final = 0.5

@@ -23,7 +23,7 @@ class AsyncClient:
     """The methods of `Client`, to be awaited.
 
     Cancelling what awaits ends the work at its next poll, in a fraction of a second. Only a request that Kafka has not
-    answered yet is waited for, at most `kafka.request_timeout_s`.
+    answered yet is waited for, at most 10 s.
     """
 
     def __init__(self, kafka: str | KafkaSettings | Settings | None = None) -> None:

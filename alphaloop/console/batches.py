@@ -23,12 +23,12 @@ from alphaloop.batches.lines import BatchReader, KeptBatches
 from alphaloop.batches.progress import Progress, RequestRow, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.console.page import Page, WrongRequest, moment, named, text
-from alphaloop.console.reading import Sources
+from alphaloop.console.reading import Sources, errors_of
 from alphaloop.console.sessions import Session, is_token_of
 from alphaloop.errors import UnknownName
 from alphaloop.files import source_of
 from alphaloop.store.api import ApiFile, Deed, write_down
-from alphaloop.store.batches import BatchStore
+from alphaloop.store.known_jobs import BatchStore
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _KEPT_FOR: Final = timedelta(days=30)
 def batches(sources: Sources, request: Request) -> Page:
     """Every batch, the newest first; a page begins after the batch `behind`, which was made at `at`."""
     at, behind = moment(request, "at"), text(request, "behind")
-    known = BatchStore(sources.database).page(_PAGE_SIZE + 1, behind=None if at is None else (at, behind))
+    known = BatchStore(sources.database).page(_PAGE_SIZE + 1, after=None if at is None else (at, behind))
     shown = known[:_PAGE_SIZE]
     last = shown[-1] if len(known) > _PAGE_SIZE else None
     return Page(
@@ -84,7 +84,7 @@ def batch(sources: Sources, request: Request) -> Page:
             "wrong": wrong,
             "max_wrong": _MAX_ERRORS,
             "read_at": reading.read_at,
-            "errors": {"batch": reading.error} if reading.error else {},
+            "errors": errors_of(batch=reading),
         },
         {
             "asked": text(request, "asked"),

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
-from alphaloop.console.reading import Sources
+from alphaloop.console.reading import Sources, errors_of
 from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord, newest_dead_letters
 from alphaloop.dead_letters.redriving import Redrive, corrections_of
 from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
@@ -53,12 +53,12 @@ def jobs(sources: Sources, request: Request) -> Page:
     wanted = _wanted(asked)
     pages, behind, at = JobPages(sources.database), text(request, "behind"), moment(request, "at")
     if "batch" in asked:
-        of_batch = pages.of_batch(asked["batch"], _PAGE_SIZE + 1, wanted, behind=behind)
+        of_batch = pages.of_batch(asked["batch"], _PAGE_SIZE + 1, wanted, after=behind)
         shown, num_walked = of_batch[:_PAGE_SIZE], len(of_batch)
         last = PageStart(shown[-1].created_at, shown[-1].job_id) if len(of_batch) > _PAGE_SIZE else None
     else:
-        page = pages.newest(_PAGE_SIZE, wanted, behind=PageStart(at, behind) if at is not None else None)
-        shown, num_walked, last = page.jobs, page.num_walked, page.behind
+        page = pages.newest(_PAGE_SIZE, wanted, after=PageStart(at, behind) if at is not None else None)
+        shown, num_walked, last = page.jobs, page.num_walked, page.next_page
     return Page(
         "jobs.html.j2",
         "Jobs",
@@ -109,7 +109,6 @@ def job(sources: Sources, request: Request) -> Page:
         )
         reasons = (reason.shown for reason in reversed(reading.value or ()))
         letter = next((reason for reason in reasons if job_id in (reason["job_id"], reason["sent_job_id"])), None)
-    read = {"broker": elsewhere, "dead letters": reading}
     return Page(
         "job.html.j2",
         "Job",
@@ -120,7 +119,7 @@ def job(sources: Sources, request: Request) -> Page:
             "text_so_far": so_far,
             "where": where and where.as_json(),
             "letter": letter,
-            "errors": {name: source.error for name, source in read.items() if source is not None and source.error},
+            "errors": errors_of(broker=elsewhere, **{"dead letters": reading}),
         },
         {
             "may_cancel": is_running or (where is not None and where.is_open),
@@ -285,7 +284,7 @@ def letters(sources: Sources, request: Request) -> Page:
             "asked": asked,
             "limit": _MOST_LETTERS,
             "read_at": reading.read_at,
-            "errors": {"broker": reading.error} if reading.error else {},
+            "errors": errors_of(broker=reading),
         },
         {"query": urlencode(asked), "num_sent": text(request, "sent"), "may_act": sources.shows_texts},
     )

@@ -19,7 +19,7 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.outcomes.reading import unended
 from alphaloop.settings import Settings, TasksFile
 from alphaloop.store.database import Database
-from alphaloop.store.task_figures import TaskFigures, waits
+from alphaloop.store.task_figures import TaskFigures, waits, with_targets, with_waiting
 from alphaloop.store.workers import SeenWorker, WorkerStore
 
 #: The figures of tasks are those of `alphaloop status` without options.
@@ -72,6 +72,11 @@ class Sources:
         numbers = {task: backlog.num_messages for task, backlog in unfinished.value.items()}
         return Reading(waits(tasks, numbers), unfinished.read_at, unfinished.error)
 
+    def every_task(self, workers: Sequence[SeenWorker]) -> Sequence[TaskFigures]:
+        """Also the tasks whose jobs only wait, each with its target and whether one of `workers` serves that."""
+        every = with_waiting(self.tasks().value or (), self.waiting().value)
+        return with_targets(every, self.settings.bindings, workers)
+
     def workers(self) -> Sequence[SeenWorker]:
         """Every worker that was heard of in the last hour."""
         return WorkerStore(self.database).seen()
@@ -94,6 +99,11 @@ class Reading(Generic[T]):
     value: T | None
     read_at: datetime | None
     error: str | None  #: why the newest reading failed
+
+
+def errors_of(**readings: Reading[Any] | None) -> dict[str, str]:
+    """Why the newest readings of what a page shows failed, by what was read."""
+    return {name: reading.error for name, reading in readings.items() if reading is not None and reading.error}
 
 
 @dataclass(slots=True)

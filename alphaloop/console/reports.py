@@ -11,7 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop.console.page import Page, as_json, moment, wants_json
 from alphaloop.console.reading import Sources
 from alphaloop.errors import UnknownName
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.wording import how_many, minute
@@ -51,7 +51,7 @@ def _measured(report: StoredReport | None) -> dict[str, str]:
     num_pairs = content.get("exactness", {}).get("num_pairs", 0)
     pairs, tasks = f"{how_many(num_pairs, 'new pair')} of probe and control compared", how_many(num_tasks, "task")
     probed = (
-        f"{num_sets:,} with a probe set" if num_sets else "none with a probe set, so a stale draft would not be told"
+        f"{num_sets:,} with a probe set" if num_sets else "none with a probe set, so a stale draft would not be noticed"
     )
     return {
         "compared": f"The run of {at} had {pairs}." if num_pairs else f"The run of {at} had no texts to compare.",

@@ -12,17 +12,17 @@ from typing import Any, Final
 from starlette.requests import Request
 
 from alphaloop.console.page import Page, text
-from alphaloop.console.reading import Sources
+from alphaloop.console.reading import Sources, errors_of
 from alphaloop.errors import UnknownName
 from alphaloop.explaining.explanation import Explanation, explain_task, usual_request
 from alphaloop.explaining.wording import document, opening
 from alphaloop.messages import Purpose
 from alphaloop.pages import drawing
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore
-from alphaloop.store.schedule import ScheduleStore
-from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of, with_targets, with_waiting
+from alphaloop.store.task_figures import TaskFigures, TaskPages, figures_of
 from alphaloop.store.traffic import WINDOW, DecodedLately, decoded_lately
 from alphaloop.store.workers import heard_lately
 
@@ -42,10 +42,8 @@ def now(sources: Sources, request: Request) -> Page:
     workers = sources.workers()
     heard = heard_lately(workers)
     speeds = [worker.load.tokens_per_s for worker in heard if worker.load.tokens_per_s is not None]
-    every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, workers)
-    activity = by_activity(every, lately.value or [], waiting.value)
+    activity = by_activity(sources.every_task(workers), lately.value or [], waiting.value)
     run = ScheduleStore(database).newest()
-    wrong = {"tasks": tasks.error, "broker": waiting.error, "last minute": lately.error}
     return Page(
         "now.html.j2",
         "Now",
@@ -66,7 +64,7 @@ def now(sources: Sources, request: Request) -> Page:
             "last_run": None if run is None else {"started_at": run[0], "ended_at": run[1], "outcome": run[2]},
             "read_at": tasks.read_at,
             "waiting_read_at": waiting.read_at,
-            "errors": {name: error for name, error in wrong.items() if error},
+            "errors": errors_of(tasks=tasks, broker=waiting, **{"last minute": lately}),
         },
     )
 
@@ -109,8 +107,7 @@ def tasks(sources: Sources, request: Request) -> Page:
     """A page of tasks by name: those whose name holds `q`, after the task `behind`."""
     wanted, behind = text(request, "q"), text(request, "behind")
     reading, waiting = sources.tasks(), sources.waiting()
-    every = with_waiting(reading.value or [], waiting.value)
-    matching = [now for now in with_targets(every, sources.settings.bindings, sources.workers()) if wanted in now.task]
+    matching = [now for now in sources.every_task(sources.workers()) if wanted in now.task]
     begin = bisect_right(matching, behind, key=lambda now: now.task) if behind else 0
     shown = matching[begin : begin + _PAGE_SIZE]
     names = [now.task for now in shown]
@@ -130,9 +127,7 @@ def tasks(sources: Sources, request: Request) -> Page:
             "first": begin + 1 if shown else 0,
             "behind": names[-1] if begin + _PAGE_SIZE < len(matching) else None,
             "read_at": reading.read_at,
-            "errors": {
-                name: source.error for name, source in (("tasks", reading), ("broker", waiting)) if source.error
-            },
+            "errors": errors_of(tasks=reading, broker=waiting),
         },
         {"rows": [(now, changes.get(now.task), hours.get(now.task, [])) for now in shown], "waiting": waiting.value},
     )
@@ -141,9 +136,8 @@ def tasks(sources: Sources, request: Request) -> Page:
 def task(sources: Sources, request: Request) -> Page:
     """The task that the address names. Raises UnknownName for one that is neither configured nor in use."""
     name = request.path_params["task"]
-    tasks, waiting = sources.tasks(), sources.waiting()
-    every = with_targets(with_waiting(tasks.value or [], waiting.value), sources.settings.bindings, sources.workers())
-    now = next((figures for figures in every if figures.task == name), None)
+    waiting = sources.waiting()
+    now = next((figures for figures in sources.every_task(sources.workers()) if figures.task == name), None)
     changes = DecisionLog(sources.database).latest(name, _NUM_CHANGES)
     if now is None and not changes and name not in sources.settings.tasks:
         raise UnknownName(f"no task {name[:100]!r} is configured, in use, or in the log of decisions")

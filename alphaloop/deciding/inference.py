@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import attrgetter
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import (
@@ -247,8 +247,6 @@ def _sized(profile: Profile, size: int) -> Profile:
 #: hundreds of jobs end in a second.
 _NEWS_SHARE: Final = 0.02
 _NEWS_WAITS: Final = timedelta(seconds=1)
-#: Where no evidence was added, only fading moves a posterior.
-_LASTS: Final = timedelta(seconds=60)
 _MAX_HELD: Final = 10_000
 #: The leaves of a place stand at one moment, or, where clocks differ, at moments close to each other.
 _NO_FADING: Final = timedelta(days=3650)
@@ -273,14 +271,13 @@ class _Held:
 class Posteriors:
     """Posteriors of drafters, from `evidence`.
 
-    A posterior stays for `lasts` while no evidence is added. The posterior of a drafter over all tasks stays for
-    `pair_lasts`: it moves slowly, and to add up the tasks takes tens of milliseconds.
+    A posterior stays for `LASTS` while no evidence is added: only fading moves it. The posterior of a drafter over all
+    tasks stays as long, whatever is added: it moves slowly, and to add up the tasks takes tens of milliseconds.
     """
 
+    LASTS: ClassVar[timedelta] = timedelta(seconds=60)
+
     evidence: EvidenceSource
-    _: KW_ONLY
-    lasts: timedelta = _LASTS
-    pair_lasts: timedelta = _LASTS
     _held: dict[tuple[EvidenceKey, int], _Held] = field(default_factory=dict, init=False)
     _pairs: dict[tuple[str, str, int], tuple[datetime, PairPosterior]] = field(default_factory=dict, init=False)
     _splits: dict[Place, tuple[int, bool]] = field(default_factory=dict, init=False)
@@ -306,7 +303,7 @@ class Posteriors:
         """The posterior of the drafter over all tasks."""
         name = drafter.name, drafter.revision, drafter.max_draft_tokens
         held = self._pairs.get(name)
-        if held is not None and timedelta(0) <= now - held[0] < self.pair_lasts:
+        if held is not None and timedelta(0) <= now - held[0] < self.LASTS:
             return held[1]
         pair = PairPosterior.of_drafter(drafter, self.evidence.of_tasks(drafter, now))
         self._pairs[name] = now, pair
@@ -325,7 +322,7 @@ class Posteriors:
 
     def _is_due(self, held: _Held, version: int, now: datetime) -> bool:
         age, num_new = now - held.at, version - held.version
-        if not timedelta(0) <= age < self.lasts:
+        if not timedelta(0) <= age < self.LASTS:
             return True
         return num_new != 0 and (num_new >= _NEWS_SHARE * held.inferred.posterior.jobs or age >= _NEWS_WAITS)
 

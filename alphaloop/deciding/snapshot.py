@@ -153,11 +153,6 @@ def session_content(facts: SessionFacts, drafters: Iterable[DrafterState]) -> di
     return {**content, "drafters": _Drafters.dump_python(tuple(drafters), mode="json", exclude_defaults=True)}
 
 
-def read_session(content: Mapping[str, Any]) -> tuple[SessionFacts, tuple[DrafterState, ...]]:
-    """From `session_content`. Raises KeyError, TypeError or ValueError."""
-    return _Facts.validate_python(content), _Drafters.validate_python(content["drafters"])
-
-
 class SnapshotEncoder:
     """Writes the snapshots of one session as JSON. One thread uses it at a time.
 
@@ -253,8 +248,11 @@ class _Parts:
 def decode(
     content: Mapping[str, Any], decision_id: UUID, decided_at: datetime, task: str, sampling_bucket: str, running: int
 ) -> tuple[Snapshot, SessionFacts]:
-    """From a document and the columns of its row. Raises KeyError, TypeError or ValueError for one of another form."""
-    facts, drafters = read_session(content)
+    """From a document and the columns of its row, without the fields that this release does not know.
+
+    Raises LookupError, TypeError, ValueError or AttributeError for a document of another form.
+    """
+    facts, drafters = _Facts.validate_python(content), _Drafters.validate_python(content["drafters"])
     subject = {**content["context"]["subject"], "task": task, "sampling_bucket": sampling_bucket}
     columns = {"subject": subject, "num_running": running, "now": decided_at}
     context = _Context.validate_python({**content["context"], **columns})

@@ -26,11 +26,17 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.experiment.wording import judged, own_of
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore, CostSubject, MeasuredEngine
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import (
+    AcceptanceStateStore,
+    CostStore,
+    CostSubject,
+    DraftRegistry,
+    DraftRevision,
+    DraftStatus,
+    MeasuredEngine,
+)
 from alphaloop.store.decisions import BudgetSubject, DecisionChange, DecisionLog, StoredSnapshot
-from alphaloop.store.drafts import DraftRegistry, DraftRevision, DraftStatus
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
 from alphaloop.store.traffic import JobSums, TrafficStore

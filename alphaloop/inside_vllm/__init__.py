@@ -1,9 +1,10 @@
-"""Look-up as vLLM's drafter, loaded by vLLM itself (docs/guides/engines.md, docs/decisions/0024-look-up-in-vllm.md).
+"""Drafts in vLLM as each request asks, loaded by vLLM itself (docs/guides/engines.md, docs/decisions/0053).
 
-    vLLM → proposer.LookupProposer.propose → FollowedTexts.follow → one draft a row
-    a request's `vllm_xargs` → worker.LookupWorker → proposer.Asked: its task, its longest draft
+    a request's `vllm_xargs` → drafting.Wish: how many draft tokens a round, from which drafter, for which task
+    vLLM's drafter → scheduler.FollowingScheduler → its tokens cut to what the request wants
+    alphaloop's look-up → drafting.LookupDrafts → tokens in their place
 
-It runs in vLLM's environment: beside vLLM's own numpy it needs alphaloop's folder on PYTHONPATH, and nothing installed.
+It runs in vLLM's environment: beside vLLM it needs alphaloop's folder on PYTHONPATH, and nothing installed.
 """
 
 from __future__ import annotations

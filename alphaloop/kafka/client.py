@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 #: How much larger than its job a dead letter may be: the original value plus the `__dlq.errors.*` headers.
 DEAD_LETTER_OVERHEAD_BYTES: Final = 128 << 10
 
+#: How long any client waits for the broker's answer to one request.
+REQUEST_TIMEOUT_S: Final = 10.0
 _STATISTICS_INTERVAL_MS: Final = 2000
 #: How soon a new task's topic is seen.
 _METADATA_REFRESH_MS: Final = 5000

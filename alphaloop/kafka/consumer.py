@@ -24,6 +24,7 @@ from alphaloop.errors import BrokerError, BrokerUnavailable
 from alphaloop.kafka.client import (
     DEAD_LETTER_OVERHEAD_BYTES,
     MISSING,
+    REQUEST_TIMEOUT_S,
     UNREACHABLE,
     BrokerWatch,
     bootstrap_servers,
@@ -55,7 +56,7 @@ class Consumer:
     """
 
     def __init__(self, kafka: KafkaSettings, *, group_id: str, client_id: str = "alphaloop") -> None:
-        self._kafka, self._timeout_s, self._prefix = kafka, kafka.request_timeout_s, kafka.prefix
+        self._kafka, self._timeout_s, self._prefix = kafka, REQUEST_TIMEOUT_S, kafka.prefix
         self._own = _member_config(kafka, group_id=group_id, client_id=client_id)
         self._ids = KnownTopicIds()
         self._subscription: _Subscription | None = None
@@ -254,7 +255,7 @@ class Consumer:
         """Store the *next* offset to read of each partition and wait for the broker's answer.
 
         The broker accepts a lower offset than before; the caller must not send one. Raises StaleAssignment when the
-        group has rebalanced, BrokerUnavailable at once while no broker answers and after `kafka.request_timeout_s`
+        group has rebalanced, BrokerUnavailable at once while no broker answers and after `REQUEST_TIMEOUT_S`
         without an answer (the commit may still arrive; until then further ones are refused), and BrokerError with the
         partition otherwise.
         """

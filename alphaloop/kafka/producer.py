@@ -16,7 +16,14 @@ import confluent_kafka as ck
 from confluent_kafka import KafkaError, KafkaException
 
 from alphaloop.errors import BrokerError, DeliveryFailed, FatalBrokerError
-from alphaloop.kafka.client import BrokerWatch, bootstrap_servers, client_config, delivery_error, mapped
+from alphaloop.kafka.client import (
+    REQUEST_TIMEOUT_S,
+    BrokerWatch,
+    bootstrap_servers,
+    client_config,
+    delivery_error,
+    mapped,
+)
 from alphaloop.kafka.topics import CONTROL, ensure_topic
 from alphaloop.settings import KafkaSettings
 
@@ -46,7 +53,7 @@ class Producer:
     """
 
     def __init__(self, kafka: KafkaSettings, client_id: str = "alphaloop") -> None:
-        self._buffer_s, self._prefix = kafka.request_timeout_s, kafka.prefix
+        self._buffer_s, self._prefix = REQUEST_TIMEOUT_S, kafka.prefix
         self._watch = BrokerWatch(bootstrap_servers(kafka))
         self._pending: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -77,14 +84,13 @@ class Producer:
         key: bytes | None,
         value: bytes | None,
         headers: Sequence[tuple[str, bytes]] = (),
-        partition: int | None = None,
         on_delivery: OnDelivery | None = None,
         wait_s: float | None = None,
     ) -> None:
         """Hand one message to the client; it is stored only when `flush` returns or `on_delivery` got None.
 
         `on_delivery` gets a failure if it is given, otherwise the next `flush` raises it. Waits up to `wait_s`, by
-        default `kafka.request_timeout_s`, while the buffer is full, and handles delivery reports now and then. Raises
+        default `REQUEST_TIMEOUT_S`, while the buffer is full, and handles delivery reports now and then. Raises
         DeliveryFailed if it stays full, MessageTooLarge or TopicUnavailable if the client knows at once,
         FatalBrokerError when the client is dead.
         """
@@ -96,9 +102,7 @@ class Producer:
         deadline = time.monotonic() + wait_s
         while True:
             try:
-                self._client.produce(
-                    topic, value, key, -1 if partition is None else partition, on_delivery=report, headers=list(headers)
-                )
+                self._client.produce(topic, value, key, on_delivery=report, headers=list(headers))
             except BufferError:
                 if time.monotonic() >= deadline:
                     raise DeliveryFailed(
@@ -191,4 +195,4 @@ def request_cancellation(kafka: KafkaSettings, job_ids: Sequence[str], *, until:
         for job_id in job_ids:
             value = json.dumps({"action": "cancel", "job_id": job_id, **ends}).encode()
             producer.send(CONTROL, key=job_id.encode(), value=value)
-        producer.flush(max(kafka.request_timeout_s, len(job_ids) / _CANCELLED_PER_S))
+        producer.flush(max(REQUEST_TIMEOUT_S, len(job_ids) / _CANCELLED_PER_S))

@@ -30,6 +30,7 @@ from alphaloop.kafka.client import (
     DEAD_LETTER_OVERHEAD_BYTES,
     DENIED,
     MISSING,
+    REQUEST_TIMEOUT_S,
     broker_error,
     client_config,
     login_refused,
@@ -114,7 +115,7 @@ def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
     with mapped("creating topics"):
         # The name keeps the client alive until every answer is in.
         admin = admin_client(kafka)
-        answers = admin.create_topics(list(map(_new, topics)), request_timeout=kafka.request_timeout_s)
+        answers = admin.create_topics(list(map(_new, topics)), request_timeout=REQUEST_TIMEOUT_S)
     created = []
     refused: dict[str, KafkaException] = {}
     for name, answer in answers.items():
@@ -134,7 +135,7 @@ def create_topics(kafka: KafkaSettings, topics: Sequence[Topic]) -> list[str]:
 
 def existing_topics(kafka: KafkaSettings) -> list[Topic]:
     """The topics of jobs and those that all tasks share, as the broker has them, sorted. Raises BrokerError."""
-    metadata = _metadata(kafka, kafka.request_timeout_s)
+    metadata = _metadata(kafka, REQUEST_TIMEOUT_S)
     shared = (*SHARED, dlq_topic(CONTROL))
     names = [name for name in _of_prefix(kafka, metadata) if name.startswith(_JOBS_PREFIX) or name in shared]
     topics = []
@@ -148,7 +149,7 @@ def existing_topics(kafka: KafkaSettings) -> list[Topic]:
 
 def list_topics(kafka: KafkaSettings) -> list[str]:
     """Every topic of this prefix that the broker has, internal ones included, sorted. Raises BrokerUnavailable."""
-    return _of_prefix(kafka, _metadata(kafka, kafka.request_timeout_s))
+    return _of_prefix(kafka, _metadata(kafka, REQUEST_TIMEOUT_S))
 
 
 def _of_prefix(kafka: KafkaSettings, metadata: ClusterMetadata) -> list[str]:
@@ -170,7 +171,7 @@ def topic_lister(kafka: KafkaSettings) -> Callable[[], list[str]]:
 
 def cluster_id(kafka: KafkaSettings) -> str:
     """The cluster's id, part of the job_id of jobs that came without one. Raises BrokerUnavailable."""
-    metadata: Any = _metadata(kafka, kafka.request_timeout_s)  # the stub knows only the initial None
+    metadata: Any = _metadata(kafka, REQUEST_TIMEOUT_S)  # the stub knows only the initial None
     if not metadata.cluster_id:
         raise BrokerError("expected the broker to name its cluster, found no cluster id")
     return str(metadata.cluster_id)
@@ -185,7 +186,7 @@ def other_databases(kafka: KafkaSettings, database_id: str) -> list[str]:
     group = kafka.named(kafka.group_id)
     with mapped(f"asking for the members of {group}"):
         admin = admin_client(kafka)
-        answers = admin.describe_consumer_groups([group], request_timeout=kafka.request_timeout_s)
+        answers = admin.describe_consumer_groups([group], request_timeout=REQUEST_TIMEOUT_S)
         clients = {member.client_id for member in answers[group].result().members}
     return sorted(
         {name.removeprefix(WORKER_CLIENT) for name in clients if name.startswith(WORKER_CLIENT)} - {database_id}
@@ -273,7 +274,7 @@ def topic_ids(kafka: KafkaSettings, topics: Collection[str]) -> dict[str, str]:
     """
     if not topics:
         return {}
-    end_s, try_s = time.monotonic() + kafka.request_timeout_s, min(_FIRST_TRY_S, kafka.request_timeout_s)
+    end_s, try_s = time.monotonic() + REQUEST_TIMEOUT_S, min(_FIRST_TRY_S, REQUEST_TIMEOUT_S)
     while True:
         try:
             return _ask_topic_ids(kafka, topics, try_s)
@@ -370,12 +371,12 @@ def _configs(kafka: KafkaSettings, topics: Sequence[str], *, strict: bool = True
     with mapped("asking for the properties of topics"):
         # The name keeps the client alive until every answer is in.
         admin = admin_client(kafka)
-        answers = admin.describe_configs(resources, request_timeout=kafka.request_timeout_s)
+        answers = admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S)
         if len(answers) < len(topics):
             raise BrokerUnavailable("the broker did not describe every topic")
         for resource in resources:
             try:
-                configs.append(answers[resource].result(kafka.request_timeout_s))
+                configs.append(answers[resource].result(REQUEST_TIMEOUT_S))
             except KafkaException as error:
                 if strict or error.args[0].code() not in DENIED:
                     raise
@@ -400,7 +401,7 @@ def delete_before(kafka: KafkaSettings, offsets: Mapping[TopicPartition, int]) -
     wanted = [theirs(partition, kafka.prefix, offset) for partition, offset in offsets.items()]
     with mapped("deleting records"):
         admin = admin_client(kafka)
-        answers = admin.delete_records(wanted, request_timeout=kafka.request_timeout_s)
+        answers = admin.delete_records(wanted, request_timeout=REQUEST_TIMEOUT_S)
     for partition, answer in answers.items():
         try:
             answer.result()

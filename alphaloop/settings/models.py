@@ -75,14 +75,13 @@ class EndpointSettings(Section):
     drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
     varies_drafts: bool = (
-        False  #: the server changes k by itself, up to num_draft_tokens: SGLang with --speculative-adaptive,
-        #: TensorRT-LLM with draft_len_schedule
+        False  #: SGLang's --speculative-adaptive, TensorRT-LLM's draft_len_schedule: k changes, up to num_draft_tokens
     )
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
         None  #: the page for Prometheus of vLLM or llama.cpp, as in http://host:8000/metrics: evidence is its counters
     )
     switches_drafts: bool = (
-        False  #: vLLM with alphaloop's look-up drafts as each request asks: at most its number, or none
+        False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
     )
     max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
     answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
@@ -236,7 +235,6 @@ class LookupDrafterSettings(DraftingSettings):
 
     method: Literal["lookup"] = "lookup"
     max_draft_tokens: int = Field(12, ge=1, le=64)
-    min_ngram: int = Field(1, ge=1, le=16)  #: a shorter match is ignored
     min_probability: float = Field(
         0.1, ge=0, lt=1
     )  #: of a token and all before it being accepted; the draft ends before a less likely one

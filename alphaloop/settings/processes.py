@@ -108,7 +108,6 @@ class KafkaSettings(Section):
     )  #: a job that failed is tried again after each of these; each is a topic of a task that failed. Empty: no retries
     num_partitions: int = Field(3, ge=1)  #: of topics that alphaloop creates
     replication_factor: int = Field(1, ge=1)  #: of topics that alphaloop creates
-    request_timeout_s: float = Field(10.0, gt=0)  #: wait for the broker's answer to one request
     extra: dict[ExtraProperty, str | int | float | bool] = Field({})  #: other properties of librdkafka, by their names
 
     def named(self, name: str) -> str:

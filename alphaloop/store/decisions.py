@@ -35,8 +35,8 @@ from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums, together
 from alphaloop.deciding.exploration import ExplorationBudget
 from alphaloop.deciding.snapshot import JobsAlike, SessionFacts, Snapshot, decode
 from alphaloop.messages import Purpose
-from alphaloop.store.acceptance_state import unpack
 from alphaloop.store.database import Database, RowSet, Store, of_row, values_of
+from alphaloop.store.decision_inputs import unpack
 from alphaloop.store.housekeeping import ensure_days, utc_day
 from alphaloop.tables import KEY, acceptance_state, decision_snapshots, decisions, decode_runs, exploration_budgets
 
@@ -186,6 +186,12 @@ def change_of(row: Any) -> DecisionChange:
     return of_row(DecisionChange, row, before=before, after=after, reason=reason, figures=ChoiceFigures.of_row(row))
 
 
+def _is_about(column: ColumnElement[int], running: int) -> ColumnElement[bool]:
+    """Whether the number of sequences is of the same load as `running`, by the loads of alphaloop.deciding.decision."""
+    load = 1 << (max(running, 1) - 1).bit_length()
+    return column.between(load // 2 + 1, load)
+
+
 def _last_choice(
     connection: Connection, subject: BudgetSubject, until: datetime | None = None, running: int | None = None
 ) -> tuple[LoggedSetting, str] | None:
@@ -196,8 +202,7 @@ def _last_choice(
         .limit(1)
     )
     if running is not None:
-        load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
-        query = query.order_by(decisions.c.batch.between(load // 2 + 1, load).desc())
+        query = query.order_by(_is_about(columns.batch, running).desc())
     query = query.order_by(decisions.c.id.desc())
     if until is not None:
         query = query.where(decisions.c.decided_at <= until)
@@ -345,8 +350,7 @@ class SnapshotStore(Store):
             columns.task == task, columns.sampling_bucket == sampling_bucket, columns.decided_at <= until
         )
         if running is not None:
-            load = 1 << (max(running, 1) - 1).bit_length()  # as alphaloop.deciding.decision has it
-            query = query.where(columns.num_running.between(load // 2 + 1, load))
+            query = query.where(_is_about(columns.num_running, running))
         return self._first(query.order_by(columns.decided_at.desc()))
 
     def of_job(self, job_id: str) -> StoredSnapshot | None:
@@ -440,10 +444,10 @@ def _jobs(
 
 
 def _read(row: Row[Any]) -> StoredSnapshot | None:
-    """None of a release whose snapshots have another form."""
+    """From a row; None of a release whose snapshots have another form."""
     try:
         decoded = decode(row.snapshot, row.decision_id, row.decided_at, row.task, row.sampling_bucket, row.num_running)
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         log.info("the snapshot of a decision of another release is not read: %s", type(error).__name__)
         return None
     return StoredSnapshot(*decoded)

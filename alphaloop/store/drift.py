@@ -169,7 +169,7 @@ class DriftEventStore(Store):
         with self._database.begin() as connection:
             row = connection.execute(statement).first()
             if row is None:
-                raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+                raise _none_open(event_id)
             event = _event(row)
             _note(connection, event_id, EventState.ACKNOWLEDGED, event.content, sentence=note, actor=by, now=now)
         return event
@@ -198,7 +198,7 @@ class DriftEventStore(Store):
         with self._database.begin() as connection:
             closed = sorted((_event(row) for row in connection.execute(statement)), key=lambda event: event.id)
             if not closed:
-                raise UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
+                raise _none_open(event_id)
             for event in closed:
                 assert event.accepted_at is not None  # noqa: S101 - it was set just now
                 _note(
@@ -326,6 +326,10 @@ def past_state(row: Any) -> PastState:
 
 def _event(row: Row[Any]) -> DriftEvent:
     return of_row(DriftEvent, row, content=of_row(EventContent, row, subject=of_row(DriftSubject, row)))
+
+
+def _none_open(event_id: int) -> UnknownName:
+    return UnknownName(f"no open drift event {event_id}", hint="`alphaloop drift list` shows the open ones")
 
 
 def _carry_out(connection: Connection, change: EventChange, now: datetime) -> int | None:

@@ -7,16 +7,16 @@ job ever share one. Two other numbers bound how often a job is tried: `num_crash
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from sqlalchemy import ARRAY, Connection, Row, Text, bindparam, cast, collate, exists, extract, func, select, update
+from sqlalchemy import Connection, Row, Text, cast, collate, exists, extract, func, select, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.store.database import CANCELLATIONS, Store, driver_of
+from alphaloop.store.database import CANCELLATIONS, Store, any_of, driver_of
 from alphaloop.tables import cancellations, jobs
 
 #: The status of a job without an outcome.
@@ -129,7 +129,7 @@ class JobStore(Store):
             *(columns[name] for name in ("job_id", "payload_sha256", "status", "attempt", "headers")),
             cast(columns.outcome, Text).label("outcome"),
             extract("epoch", columns.lease_expires_at - func.clock_timestamp()).label("lease_s"),
-        ).where(columns.job_id == _any(job_ids))
+        ).where(columns.job_id == any_of(job_ids))
         return {row.job_id: row for row in self._database.rows(query)}
 
     def renew(self, attempts: Mapping[str, int], *, owner: str, lease_s: float) -> set[str]:
@@ -162,7 +162,7 @@ class JobStore(Store):
             held = _lock_held(connection, attempts, owner)
             connection.execute(
                 update(jobs)
-                .where(jobs.c.job_id == _any(held))
+                .where(jobs.c.job_id == any_of(held))
                 .values(
                     owner=None,
                     lease_expires_at=func.clock_timestamp(),
@@ -187,7 +187,7 @@ class JobStore(Store):
         if not job_ids:
             return set()
         is_later = (jobs.c.job_id == cancellations.c.job_id) & (jobs.c.created_at > cancellations.c.ends_at)
-        is_asked = (cancellations.c.job_id == _any(job_ids)) & ~exists().where(is_later)
+        is_asked = (cancellations.c.job_id == any_of(job_ids)) & ~exists().where(is_later)
         return set(self._database.scalars(select(cancellations.c.job_id).where(is_asked)))
 
 
@@ -240,16 +240,11 @@ def _lock_held(connection: Connection, attempts: Mapping[str, int], owner: str) 
     """
     query = (
         select(jobs.c.job_id, jobs.c.attempt)
-        .where(jobs.c.job_id == _any(attempts), jobs.c.owner == owner, jobs.c.status == RUNNING)
+        .where(jobs.c.job_id == any_of(attempts), jobs.c.owner == owner, jobs.c.status == RUNNING)
         .order_by(collate(jobs.c.job_id, "C"))
         .with_for_update()
     )
     return {job_id for job_id, attempt in connection.execute(query) if attempts[job_id] == attempt}
-
-
-def _any(job_ids: Iterable[str]) -> Any:
-    """One parameter for any number of ids, so that the statement is prepared once."""
-    return func.any(bindparam(None, list(job_ids), ARRAY(Text)))
 
 
 def claimed(

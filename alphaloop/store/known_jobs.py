@@ -1,4 +1,8 @@
-"""Jobs as people look them up: by id, by batch or page by page; which letters became jobs; whether all adds up."""
+"""Jobs and batches as people look them up: by id or page by page; which letters became jobs; whether all adds up.
+
+Batches of the API and those that came through Kafka have a table each. Both tables hold what became of the requests
+when a scheduler counted them last, so a list of batches reads no job.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
@@ -21,13 +25,14 @@ from sqlalchemy import (
     text,
     true,
     tuple_,
+    update,
 )
 from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
 from alphaloop.store.workers import SILENT_AFTER
-from alphaloop.tables import decode_runs, jobs, redrives, workers
+from alphaloop.tables import api_batches, batches, decode_runs, jobs, redrives, workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +125,7 @@ class ListedJob:
 
 @dataclass(frozen=True, slots=True)
 class PageStart:
-    """Behind which job a page begins: in the list of the newest."""
+    """The job after which a page of the newest jobs begins."""
 
     created_at: datetime
     job_id: str
@@ -157,7 +162,7 @@ class JobPage:
     """The newest jobs that were wanted, newest first."""
 
     jobs: list[ListedJob]
-    behind: PageStart | None  #: where the next page begins; None where there is nothing more
+    next_page: PageStart | None  #: where the next page begins; None where there is nothing more
     num_walked: int  #: jobs that were looked at, those that are not so included
 
 
@@ -173,7 +178,7 @@ class JobPages:
         self._database = database
         self._clock = clock
 
-    def newest(self, limit: int, wanted: Wanted = _ALL, *, behind: PageStart | None = None) -> JobPage:
+    def newest(self, limit: int, wanted: Wanted = _ALL, *, after: PageStart | None = None) -> JobPage:
         """The wanted jobs that were claimed first most recently.
 
         Walks over the others for LOOK_S: a page may have fewer than `limit` jobs, or none, and still have a next one.
@@ -181,7 +186,7 @@ class JobPages:
         listed, num_walked, ends_at = list[ListedJob](), 0, self._clock() + LOOK_S
         num_rows = _FIRST_ROWS if wanted.walks else limit + 1
         while True:
-            rows = self._walk(num_rows, limit + 1 - len(listed), wanted, behind)
+            rows = self._walk(num_rows, limit + 1 - len(listed), wanted, after)
             listed += [of_row(ListedJob, row, decoded=None) for row in rows if row.is_so]
             num_walked += rows[-1].number if rows else 0
             if len(listed) > limit:
@@ -189,22 +194,22 @@ class JobPages:
                 return JobPage(self._with_decoded(shown), _place(shown[-1]), num_walked)
             if not rows or rows[-1].number < num_rows:
                 return JobPage(self._with_decoded(listed), None, num_walked)
-            behind = _place(rows[-1])
+            after = _place(rows[-1])
             if self._clock() >= ends_at:
-                return JobPage(self._with_decoded(listed), behind, num_walked)
+                return JobPage(self._with_decoded(listed), after, num_walked)
             num_rows = _MORE_ROWS
 
-    def _walk(self, num_rows: int, limit: int, wanted: Wanted, behind: PageStart | None) -> Sequence[Row[Any]]:
+    def _walk(self, num_rows: int, limit: int, wanted: Wanted, after: PageStart | None) -> Sequence[Row[Any]]:
         """The wanted of the next `num_rows` jobs, at most `limit`, and the last of these jobs; each with its number.
 
         The last is left out where `limit` is reached before it.
         """
         query = select(*_COLUMNS).where(wanted.is_within(jobs))
-        if behind is not None:
+        if after is not None:
             # The first condition is the index's, the second one orders jobs of the same moment.
             query = query.where(
-                jobs.c.created_at <= behind.created_at,
-                tuple_(jobs.c.created_at, jobs.c.job_id) < tuple_(behind.created_at, behind.job_id),
+                jobs.c.created_at <= after.created_at,
+                tuple_(jobs.c.created_at, jobs.c.job_id) < tuple_(after.created_at, after.job_id),
             )
         newest_first = query.order_by(jobs.c.created_at.desc(), jobs.c.job_id.desc()).limit(num_rows).subquery()
         number = func.row_number().over(order_by=(newest_first.c.created_at.desc(), newest_first.c.job_id.desc()))
@@ -213,12 +218,12 @@ class JobPages:
         chosen = select(walked).where(or_(walked.c.is_so, walked.c.number == last)).order_by(walked.c.number)
         return self._database.rows(chosen.limit(limit))
 
-    def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, behind: str = "") -> list[ListedJob]:
-        """The wanted jobs of a batch that were claimed, whose job_id comes after `behind`, in the order of job_id."""
+    def of_batch(self, batch_id: str, limit: int, wanted: Wanted = _ALL, *, after: str = "") -> list[ListedJob]:
+        """The wanted jobs of a batch that were claimed, whose job_id comes after `after`, in the order of job_id."""
         # Materialized, or the planner may walk the primary key of all jobs for their order.
         is_wanted = and_(jobs.c.batch_id == batch_id, wanted.is_within(jobs), wanted.is_so(jobs))
         batch = select(*_COLUMNS).where(is_wanted).cte("batch")
-        query = select(batch).where(batch.c.job_id > behind).order_by(batch.c.job_id).limit(limit)
+        query = select(batch).where(batch.c.job_id > after).order_by(batch.c.job_id).limit(limit)
         listed = [of_row(ListedJob, row, decoded=None) for row in self._database.rows(query)]
         return self._with_decoded(listed)
 
@@ -382,4 +387,106 @@ _CHECK: Final = text(r"""
            coalesce(sum(runs.num_tokens), 0)::bigint AS num_tokens,
            (SELECT coalesce(sum(cardinality(job_ids)), 0)::bigint FROM outbox) AS num_unpublished
     FROM jobs LEFT JOIN runs USING (job_id)
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedBatch:
+    """A batch of the API or of Kafka with its counts."""
+
+    id: str
+    source: Literal["api", "command", "console", "kafka"]  #: kafka: any other producer
+    by: str | None  #: key of the API, account or login that sent it
+    name: str | None  #: of its file
+    task: str | None  #: of lines that name none
+    num_bytes: int | None  #: of its file
+    num_total: int  #: lines with text of its file; 0: not known
+    num_invalid: int  #: lines of these that were wrong and not sent
+    by_status: Mapping[str, int]
+    status: str | None  #: one of the API's; None of any other
+    created_at: datetime
+
+
+class BatchStore(Store):
+    """Lists every batch, and keeps the counts of those that did not come through the API."""
+
+    def page(self, limit: int, *, after: tuple[datetime, str] | None = None) -> list[ListedBatch]:
+        """The newest, after the batch that was made at this moment and has this id. Raises StoreError."""
+        at, batch_id = after or (None, None)
+        rows = self._database.rows(_PAGE_OF_BATCHES, {"limit": limit, "at": at, "id": batch_id})
+        return [of_row(ListedBatch, row) for row in rows]
+
+    def find(self, batch_id: str) -> ListedBatch | None:
+        """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
+        return self._named([batch_id]).get(batch_id)
+
+    def note(self, told: Mapping[str, str | int], num_invalid: int) -> None:
+        """Note a file that is being sent, by columns of `batches`, and how many of its lines were wrong so far."""
+        grown = func.greatest(batches.c.num_invalid, num_invalid)
+        made = insert(batches).values(**told, num_invalid=num_invalid)
+        changed = {**told, "num_invalid": grown, "is_open": True}
+        self._database.change(made.on_conflict_do_update(index_elements=["id"], set_=changed))
+
+    def open(self, limit: int, since: datetime | None) -> dict[str, ListedBatch]:
+        """Those to be counted: the API's, and of the others at most `limit`, the longest not counted first.
+
+        Batches are among them of which a worker has claimed a job `since` then; without it, since the last count.
+        """
+        self._database.change(_CLAIMED_BATCHES, {"since": since, "margin": _MARGIN})
+        longest_ago = batches.c.counted_at.nulls_first()
+        others = select(batches.c.id).where(batches.c.is_open).order_by(longest_ago).limit(limit)
+        of_api = select(api_batches.c.id).where(_IS_COUNTED)
+        return self._named([*self._database.scalars(of_api), *self._database.scalars(others)])
+
+    def claimed(self, batch_ids: Collection[str]) -> list[tuple[str, str, int, list[str] | None]]:
+        """Their jobs that a worker has claimed: batch, status, number, and which ones have failed."""
+        return [tuple(row) for row in self._database.rows(_BY_STATUS, {"ids": list(batch_ids)})]
+
+    def keep(self, counts: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep what was counted, by batch and column: with `is_open` one that is not the API's."""
+        now = {"counted_at": func.clock_timestamp()}
+        with self._database.begin() as connection:
+            for batch_id, kept in sorted(counts.items()):
+                if "is_open" in kept:
+                    change = update(batches).where(batches.c.id == batch_id).values({**kept, **now})
+                else:
+                    change = update(api_batches).where(api_batches.c.id == batch_id, _IS_COUNTED).values(kept)
+                connection.execute(change)
+
+    def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
+        return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
+
+
+_LISTED: Final = """
+    SELECT api_batches.id, 'api' AS source, api_batches.key_name AS by, filename AS name, task, num_bytes, num_total,
+        num_invalid, by_status, status, api_batches.created_at
+    FROM api_batches LEFT JOIN api_files ON api_files.id = input_file_id
+    UNION ALL
+    SELECT id, source, by, name, task, num_bytes, num_total, num_invalid, by_status, NULL, created_at
+    FROM batches
+"""
+_PAGE_OF_BATCHES: Final = text(f"""
+    SELECT * FROM ({_LISTED}) AS listed
+    WHERE CAST(:at AS timestamptz) IS NULL OR (created_at, id) < (CAST(:at AS timestamptz), CAST(:id AS text))
+    ORDER BY created_at DESC, id DESC LIMIT :limit
+""")  # noqa: S608 - no values
+_NAMED: Final = text(f"SELECT * FROM ({_LISTED}) AS listed WHERE id = ANY(:ids)")  # noqa: S608 - no values
+#: What the API's other batches have was counted when their files were written.
+_IS_COUNTED: Final = api_batches.c.status.in_(("in_progress", "cancelling"))
+_BY_STATUS: Final = text("""
+    SELECT batch_id, CASE status WHEN 'running' THEN 'held' ELSE status END AS status, count(*),
+        array_agg(job_id) FILTER (WHERE status = 'failed')
+    FROM jobs WHERE batch_id = ANY(:ids) GROUP BY batch_id, status
+""")
+#: A claim is seen when it is committed, which is after it was made.
+_MARGIN: Final = timedelta(seconds=10)
+# The first look of a process goes on where the last one of any process ended.
+_CLAIMED_BATCHES: Final = text("""
+    INSERT INTO batches AS known (id, source, created_at)
+    SELECT batch_id, 'kafka', min(created_at) FROM jobs
+    WHERE batch_id IS NOT NULL AND created_at > CAST(:margin AS interval) * -1 + coalesce(
+            CAST(:since AS timestamptz), (SELECT max(counted_at) FROM batches), now() - interval '1 day'
+        ) AND NOT EXISTS (SELECT FROM api_batches WHERE api_batches.id = jobs.batch_id)
+    GROUP BY batch_id
+    ON CONFLICT (id) DO UPDATE SET is_open = true WHERE NOT known.is_open
 """)

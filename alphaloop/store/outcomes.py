@@ -20,15 +20,15 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 import psycopg
-from sqlalchemy import ARRAY, Connection, Table, Text, bindparam, cast, func, select
+from sqlalchemy import Connection, Table, Text, cast, func, select
 
 from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSums
 from alphaloop.errors import StoreError
 from alphaloop.messages import Status
 from alphaloop.probes import ProbeText
-from alphaloop.store.acceptance_state import StateRow, add_jobs, lock_keys
-from alphaloop.store.database import Database, Store, driver_of
+from alphaloop.store.database import Database, Store, any_of, driver_of
+from alphaloop.store.decision_inputs import StateRow, add_jobs, lock_keys
 from alphaloop.store.housekeeping import KnownDays, utc_day
 from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun, add_to_hours
 from alphaloop.store.probes import record_texts
@@ -487,9 +487,7 @@ _TAKE_OVER: Final = """
 
 def _outcomes(connection: Connection, job_ids: Sequence[str]) -> dict[str, tuple[bytes, dict[str, str]]]:
     """Result and headers of each job."""
-    query = select(jobs.c.job_id, cast(jobs.c.outcome, Text), jobs.c.headers).where(
-        jobs.c.job_id == func.any(bindparam("job_ids", list(job_ids), ARRAY(Text)))
-    )
+    query = select(jobs.c.job_id, cast(jobs.c.outcome, Text), jobs.c.headers).where(jobs.c.job_id == any_of(job_ids))
     return {job_id: (outcome.encode(), headers or {}) for job_id, outcome, headers in connection.execute(query)}
 
 

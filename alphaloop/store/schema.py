@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -30,12 +29,13 @@ def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRAT
     """
     if revision == "head" and _is_later(url, migrations):
         return
-    _run(command.upgrade, url, revision, migrations)
-
-
-def downgrade(url: SecretStr, revision: str, *, migrations: Path = MIGRATIONS) -> None:
-    """Take the schema back to `revision`; `base` drops every table with its rows."""
-    _run(command.downgrade, url, revision, migrations)
+    try:
+        command.upgrade(alembic_config(url, migrations), revision)
+    except CommandError as error:
+        head = _scripts(url, migrations).get_current_head()
+        raise SchemaMismatch(
+            f"expected a schema revision up to {head}, found {current(url) or 'none'}: {error}", hint=UNKNOWN_REVISION
+        ) from None
 
 
 def grant_to_roles(url: SecretStr) -> list[str]:
@@ -79,13 +79,3 @@ def _is_later(url: SecretStr, migrations: Path) -> bool:
         return False
     with Database(url, pool_size=1, limits=UNLIMITED) as database:
         return database.serves(str(scripts.get_current_head()))
-
-
-def _run(action: Callable[[Config, str], None], url: SecretStr, revision: str, migrations: Path) -> None:
-    try:
-        action(alembic_config(url, migrations), revision)
-    except CommandError as error:
-        head = _scripts(url, migrations).get_current_head()
-        raise SchemaMismatch(
-            f"expected a schema revision up to {head}, found {current(url) or 'none'}: {error}", hint=UNKNOWN_REVISION
-        ) from None

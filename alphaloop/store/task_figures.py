@@ -14,7 +14,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, Final
 
-from sqlalchemy import ARRAY, BigInteger, Connection, Row, Text, bindparam, cast, func, select, text
+from sqlalchemy import BigInteger, Connection, Row, cast, func, select, text
 
 from alphaloop.acceptance import MOST_RUNS, Interval, share_interval
 from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
@@ -22,7 +22,7 @@ from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.messages import Mode, Purpose
 from alphaloop.server_identity import how_counted
 from alphaloop.settings.task import Bindings
-from alphaloop.store.database import Database, Store
+from alphaloop.store.database import Database, Store, any_of
 from alphaloop.store.decisions import DecisionChange, change_of
 from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
 from alphaloop.store.jobs import RUNNING
@@ -302,7 +302,7 @@ class TaskPages(Store):
         trials, accepts = (cast(func.sum(column[1]), BigInteger) for column in (hours.trials, hours.accepts))
         query = (
             select(hours.task, hours.bucket, trials, accepts)
-            .where(hours.task == func.any(bindparam("tasks", list(tasks), ARRAY(Text))))
+            .where(hours.task == any_of(tasks))
             .where(hours.bucket > since, hours.purpose == Purpose.TRAFFIC, hours.mode == Mode.SPECULATIVE)
             .group_by(hours.task, hours.bucket)
             .having(trials > 0)

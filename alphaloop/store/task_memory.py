@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, text
 
-from alphaloop.store.database import Store, driver_of
+from alphaloop.store.database import OLDEST_RUNNING, Store, driver_of
 
 #: A worker that has read no change for so long reads everything anew.
 FORGOTTEN_KEPT_FOR: Final = timedelta(days=1)
@@ -59,7 +59,7 @@ class ResultMemoryStore(Store):
 
     def oldest_running(self) -> int:
         """For `changes`: what transactions below it wrote can be read now."""
-        return int(self._database.scalar(_OLDEST_RUNNING))
+        return int(self._database.scalar(OLDEST_RUNNING))
 
     def read(self, target_revision: str, tasks: Collection[str], most_tokens: int) -> Iterator[RememberedResult]:
         """The results of each of `tasks`, the newest first, as many as have `most_tokens` tokens together."""
@@ -134,7 +134,6 @@ def _remembered(row: Any) -> RememberedResult:
 
 
 _LAST: Final = 2**63 - 1
-_OLDEST_RUNNING: Final = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text::bigint")
 _REMEMBER: Final = """
     INSERT INTO remembered_results (task, segment, batch_id, target_revision, job_id, num_tokens, token_ids)
     SELECT * FROM unnest(%(task)b::text[], %(segment)b::text[], %(batch_id)b::text[], %(target_revision)b::text[],

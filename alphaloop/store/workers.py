@@ -15,10 +15,11 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from pydantic import TypeAdapter
 from sqlalchemy import JSON, Connection, bindparam, text
 
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.deciding.snapshot import SessionFacts, read_session, session_content
+from alphaloop.deciding.snapshot import SessionFacts, session_content
 from alphaloop.errors import ConfigError
 from alphaloop.server_identity import ServerIdentity
 from alphaloop.settings.task import Bindings
@@ -76,18 +77,20 @@ class WorkerSetup:
 
     @classmethod
     def read(cls, content: Mapping[str, Any] | None) -> WorkerSetup | None:
-        """From the database; None of a worker of another release, which may say other things of itself."""
+        """From the database, without the fields that this release does not know.
+
+        None of a worker of another release whose setup lacks a field without a default, or has one of another type.
+        """
+        if content is None:
+            return None
         try:
-            if content is None:
-                return None
-            fields = content["can"]
-            can = fields and Capabilities(
-                fields["context_length"], fields["max_job_bytes"], tuple(fields["fields"]), tuple(fields["content"])
-            )
-            return cls(*read_session(content), content["ended"], content["default_model"], can)
-        except (KeyError, TypeError, ValueError) as error:
+            return _Setup.validate_python({**content, "facts": content})
+        except (TypeError, ValueError) as error:
             log.info("the setup of a worker of another release is not read: %s", type(error).__name__)
             return None
+
+
+_Setup: Final = TypeAdapter(WorkerSetup)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,10 +35,9 @@ from alphaloop.dead_letters.reading import DeadLetterFilter, newest_dead_letters
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.settings import Settings, load_settings
 from alphaloop.store import schema
-from alphaloop.store.batches import BatchStore
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore
-from alphaloop.store.known_jobs import JobPages
+from alphaloop.store.known_jobs import BatchStore, JobPages
 from alphaloop.store.workers import WorkerStore
 from benchmarks import ended_jobs as ended_jobs
 from benchmarks.console.filling import RUNNING_JOB, fill, find, list_batches, plans, send_messages

@@ -34,11 +34,9 @@ from alphaloop.messages.headers import encoded
 from alphaloop.messages.result import DecodingReport, Failure, Timings, Usage
 from alphaloop.settings import Settings
 from alphaloop.store.api import ApiBatch, new_id
-from alphaloop.store.batches import BatchStore
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database, values_of
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.drift import (
     DriftEventStore,
     EventChange,
@@ -50,6 +48,7 @@ from alphaloop.store.drift import (
 )
 from alphaloop.store.job_counts import DecodeRun, JobCounts
 from alphaloop.store.jobs import ClaimRequest, JobStore
+from alphaloop.store.known_jobs import BatchStore
 from alphaloop.store.outcomes import Outcome, OutcomeStore, record_counts
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from alphaloop.store.workers import WorkerLoad, WorkerStore

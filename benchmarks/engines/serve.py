@@ -29,7 +29,7 @@ from typing import Any, Final
 
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
-from alphaloop.inside_vllm.proposer import KEY, WORKER
+from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import TargetSettings
 from benchmarks import reporting
@@ -180,13 +180,15 @@ def is_ready(url: str) -> bool:
         return False
 
 
-PROPOSER: Final = "alphaloop.inside_vllm.proposer.LookupProposer"
+SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingScheduler"
+RESTING: Final = "alphaloop.inside_vllm.worker.RestingWorker"
 NUM_DRAFT_TOKENS: Final = 4  #: as vllm-ngram's
 
 
-def lookup(k: int) -> dict[str, Any]:
-    """vLLM's --speculative-config of look-up."""
-    return {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": k}
+def following(server: Server) -> Server:
+    """The same server, which drafts as each request asks."""
+    command = (*server.command, "--no-async-scheduling", "--scheduler-cls", SCHEDULER, "--worker-cls", RESTING)
+    return replace(server, command=command, environment={**server.environment, "PYTHONPATH": str(REPOSITORY)})
 
 
 def vllm_lookup(
@@ -201,13 +203,13 @@ def vllm_lookup(
     max_requests: int = 8,
 ) -> Server:
     """The server; it looks things up in earlier results of `remember_tasks` too."""
-    server = vllm(name, python, model, port, speculative=lookup(k), dtype=dtype, max_requests=max_requests)
+    speculative = NGRAM | {"num_speculative_tokens": k}
+    server = following(vllm(name, python, model, port, speculative=speculative, dtype=dtype, max_requests=max_requests))
     settings = {KEY: {"remember_tasks": list(remember_tasks)}}
     return replace(
         server,
-        command=(*server.command, "--worker-cls", WORKER, "--additional-config", json.dumps(settings)),
+        command=(*server.command, "--additional-config", json.dumps(settings)),
         drafter="lookup_memory" if remember_tasks else "lookup",
-        environment={**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)},
     )
 
 

@@ -35,7 +35,7 @@ from pydantic import SecretStr
 
 from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.engine import PreparedJob, Sampling
-from alphaloop.lookup import MAX_NGRAM, EarlierResults
+from alphaloop.lookup import MAX_NGRAM, MIN_NGRAM, EarlierResults
 from alphaloop.settings import TaskSettings
 from alphaloop.settings.models import LookupDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store import schema
@@ -80,8 +80,8 @@ class Tally:
 class LatestResults:
     """The latest results of one process, in the place of a RememberedTasks."""
 
-    def __init__(self, settings: LookupDrafterSettings) -> None:
-        self._results = EarlierResults(settings.min_ngram, MAX_NGRAM, _LATEST_BYTES)
+    def __init__(self) -> None:
+        self._results = EarlierResults(MIN_NGRAM, MAX_NGRAM, _LATEST_BYTES)
 
     def view(self, task: str, segment: str, least: int, most: int) -> EarlierResults:
         """All of them."""
@@ -215,7 +215,7 @@ def run_stream(
     """Every contestant on the jobs after `past`, `batch` jobs at once."""
     ResultMemoryStore(database).forget("true", {})
     tallies: dict[str, Tally] = defaultdict(Tally)
-    latest, stored = LatestResults(decoder.settings), StoredResults(database, decoder.target_revision)
+    latest, stored = LatestResults(), StoredResults(database, decoder.target_revision)
     latest.take(past)
     stored.take(past)
     decoder.search("latest", latest.view)

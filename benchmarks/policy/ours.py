@@ -30,13 +30,16 @@ CORRECTION_HALF_LIFE: Final = 32
 CORRECTING_ROUNDS: Final = 3
 TARGET: Final = "t1"
 ENGINE: Final = "simulated"
-#: How long posteriors stay without new evidence: a worker's minute would take most of the simulator's time.
-POSTERIOR_LASTS: Final = timedelta(hours=6)
-PAIR_LASTS: Final = timedelta(hours=3)
 #: New jobs of a drafter after which its evidence is added: a share of the jobs known, at most MAX_WAITING. A worker
 #: adds after every job.
 WAITING_SHARE: Final = 0.05
 MAX_WAITING: Final = 8.0
+
+
+class LastingPosteriors(Posteriors):
+    """Posteriors of a simulator, where a worker's minute would take most of the time."""
+
+    LASTS = timedelta(hours=3)
 
 
 class ChoicesInMemory:
@@ -177,7 +180,7 @@ class Ours:
         return DecisionSession(
             TARGET,
             ENGINE,
-            Posteriors(snapshot, lasts=POSTERIOR_LASTS, pair_lasts=PAIR_LASTS),
+            LastingPosteriors(snapshot),
             choices=self._choices,
             budgets=self._budgets,
             costs=lambda: self._live.table if self._live else self._table,

@@ -13,6 +13,7 @@ from alphaloop.engine import Sampling
 from alphaloop.lookup import (
     BYTES_PER_TOKEN,
     MAX_NGRAM,
+    MIN_NGRAM,
     EarlierResults,
     EarlierTexts,
     Rule,
@@ -77,7 +78,7 @@ class LookupDrafter(Drafter):
         return self.rereading(seen, "")
 
     def _searched(self, text: Sequence[int], predicted: Sequence[int], memory: EarlierTexts | None) -> SearchedText:
-        ngrams, prediction = (self._settings.min_ngram, MAX_NGRAM), None
+        ngrams, prediction = (MIN_NGRAM, MAX_NGRAM), None
         if predicted:
             prediction = EarlierResults(*ngrams, BYTES_PER_TOKEN * (len(predicted) + 1))
             prediction.remember(predicted)
@@ -87,7 +88,7 @@ class LookupDrafter(Drafter):
         """The results that a job may search; None for a probe or control, which have no task."""
         if self._view_of is None or not task:
             return None
-        return self._view_of(task, segment, self._settings.min_ngram, MAX_NGRAM)
+        return self._view_of(task, segment, MIN_NGRAM, MAX_NGRAM)
 
     def _propose(self, opened: SearchedText, num_tokens: int) -> Proposal:
         tokens, parents, together = opened.propose(num_tokens, self._rule)
@@ -96,5 +97,5 @@ class LookupDrafter(Drafter):
 
 def _revision(settings: LookupDrafterSettings) -> str:
     """The method has no weights: what it proposes is settled by these settings and this code's version."""
-    revision = f"lookup2-n{settings.min_ngram}-{MAX_NGRAM}-p{settings.min_probability:g}-b{settings.num_branches}"
+    revision = f"lookup2-n{MIN_NGRAM}-{MAX_NGRAM}-p{settings.min_probability:g}-b{settings.num_branches}"
     return f"{revision}-m1" if settings.memory else revision

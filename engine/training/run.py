@@ -11,14 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from alphaloop.commands import AdvanceEvent, NoteEvent, StageEvent, Tell, TrainOrder
-from alphaloop.draft_card import DraftCard, DraftJudgement, MeasuredDraft, draft_name
+from alphaloop.draft_card import DraftCard, DraftJudgement, DraftMethod, MeasuredDraft, draft_name
 from alphaloop.errors import ConfigError, StartFailed
 from alphaloop.files import FolderLock, replace_file
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
@@ -67,30 +66,50 @@ _NUM_PASSES: Final = 25
 _FORMAT: Final = 3  #: of a run's folder
 
 
+class Progress(Protocol):
+    """Where a run reports how far it is."""
+
+    def stage(self, name: str, total: int, done: int) -> None:
+        """A stage of `total` steps begins; an earlier run did `done` of them."""
+
+    def advance(self, num: int, note: str) -> None:
+        """`num` more steps are done; `note` says what else there is to say of them."""
+
+    def note(self, text: str) -> None:
+        """A line for a person."""
+
+
 class TrainingRun:
-    """One order being carried out."""
+    """One run, in its folder."""
 
     def __init__(
         self,
-        order: TrainOrder,
+        folder: Path,
+        method: DraftMethod,
         target: TargetSettings,
         recipe: Recipe,
         *,
+        name: str | None,
+        prompts: Path | None,
+        held_out: Path | None,
         descriptions: Mapping[str, str],
         read_prompts: Callable[[Path, Any], list[TextRequest]],
-        tell: Tell,
+        progress: Progress,
         should_stop: Callable[[], bool],
     ) -> None:
         """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel.
 
-        `descriptions` says by task what its prompts are, for those that the target writes itself. `read_prompts` reads
-        a file's prompts with the target's tokenizer.
+        `name` is the draft's; None: the folder's. `prompts` and `held_out` are JSONL files to train on and to judge
+        with. Without `prompts` the target writes some for each task of `descriptions`, which says what its prompts are;
+        without `held_out` a part of the prompts judges. `read_prompts` reads a file with the target's tokenizer.
         """
-        self._order = order
+        self._folder, self._method = folder, method
+        self._name = draft_name(name or folder.absolute().name)
+        self._prompts, self._held_out = prompts, held_out
         self._descriptions = descriptions
         self._read_prompts = read_prompts
         self._recipe = recipe
-        self._tell = tell
+        self._progress = progress
         self._should_stop = should_stop
         self._served = served = target
         if served.num_threads is not None:
@@ -102,9 +121,9 @@ class TrainingRun:
         self._vocabulary: int = text_config(self._target.config).vocab_size
         if recipe.num_layers > (most := num_layers(self._target)):
             raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
-        self._state = order.folder / ".training"  #: what a stopped run continues from
+        self._state = folder / ".training"  #: what a stopped run continues from
         plan = self._plan()
-        self._lock = _locked(order.folder, self._state)
+        self._lock = _locked(folder, self._state)
         try:
             self._agree(plan)
         except BaseException:
@@ -116,15 +135,15 @@ class TrainingRun:
         self._lock.close()
 
     def make(self) -> DraftCard | None:
-        """Carry out the order. None if stopped before the end: the same order continues from there."""
+        """Train, save and judge. None if stopped before the end: the same run continues from there."""
         if (written := self._write()) is None:
             return None
         try:
-            card = self._make_model(*written) if self._order.method == "draft_model" else self._make_heads(*written)
+            card = self._make_model(*written) if self._method == "draft_model" else self._make_heads(*written)
             if card is not None:
-                card.write(self._order.folder)
+                card.write(self._folder)
         except (SafetensorError, OSError) as error:
-            message = f"{self._order.folder} cannot be written: {error}"
+            message = f"{self._folder} cannot be written: {error}"
             raise ConfigError(message, hint="is the disk full?") from error
         return card
 
@@ -150,7 +169,7 @@ class TrainingRun:
 
     def _make_heads(self, trained: list[WrittenText], held_out: list[WrittenText]) -> DraftCard | None:
         """Heads over the target's states: small sequential ones, or EAGLE-3's layer."""
-        order, recipe, target = self._order, self._recipe, self._target
+        recipe, target = self._recipe, self._target
         plain = [plain_lesson(text, max_length=recipe.max_length, num_kept=1) for text in trained]
         ends = end_tokens(target, self._tokenizer)
         token_ids = choose_vocabulary(plain, recipe.num_draft_tokens_known, self._vocabulary, ends)
@@ -167,7 +186,7 @@ class TrainingRun:
             Eagle3HeadsInTraining(
                 embeddings, head, token_ids, recipe, target=text_config(target.config), taps=self._taps()
             )
-            if order.method == "eagle3"
+            if self._method == "eagle3"
             else SequentialHeadsInTraining(embeddings, head, token_ids, recipe)
         )
         _, before = heads.judge(exam)
@@ -178,8 +197,8 @@ class TrainingRun:
         if not self._is_trained(training):
             return None
         named = {"target": self._served.name, "target_revision": self._revision}
-        heads.save(order.folder, getattr(torch, self._served.dtype), named | {"num_target_layers": num_layers(target)})
-        with _stage(self._tell, "held-out texts judged", len(exam)) as advance:
+        heads.save(self._folder, getattr(torch, self._served.dtype), named | {"num_target_layers": num_layers(target)})
+        with _stage(self._progress, "held-out texts judged", len(exam)) as advance:
             by_task, total = heads.judge(exam)
             advance(len(exam))
         judgement = _judgement(recipe.num_unrolled, by_task, total, before, self._times())
@@ -187,22 +206,21 @@ class TrainingRun:
 
     def _times(self) -> tuple[float, float]:
         """Milliseconds of a pass of the target, and of the heads by token that they draft."""
-        order, k = self._order, 4
-        method: Literal["heads", "eagle3"] = "eagle3" if order.method == "eagle3" else "heads"
-        heads = HeadsDrafterSettings(method=method, source=str(order.folder), max_draft_tokens=k)
-        engine = load_engine(ModelSettings(target=self._served, drafters={_name(order): heads}), num_slots=1)
+        k = 4
+        method: Literal["heads", "eagle3"] = "eagle3" if self._method == "eagle3" else "heads"
+        heads = HeadsDrafterSettings(method=method, source=str(self._folder), max_draft_tokens=k)
+        engine = load_engine(ModelSettings(target=self._served, drafters={self._name: heads}), num_slots=1)
         target_ms = engine.measure_round_ms(None, 1, 1, _PASS_CONTEXT, _NUM_PASSES)
-        return target_ms, engine.measure_round_ms(_name(order), 1, 1 + k, _PASS_CONTEXT, _NUM_PASSES) / k
+        return target_ms, engine.measure_round_ms(self._name, 1, 1 + k, _PASS_CONTEXT, _NUM_PASSES) / k
 
     def _card(self, num_texts: int, num_tokens: int, judgement: DraftJudgement) -> DraftCard:
-        prompts = self._order.prompts
-        source = "written by the target itself" if prompts is None else f"of prompts {_digest_of(prompts)}"
+        source = "written by the target itself" if self._prompts is None else f"of prompts {_digest_of(self._prompts)}"
         return DraftCard(
-            name=_name(self._order),
-            draft_revision=find_weights(str(self._order.folder)).revision,
+            name=self._name,
+            draft_revision=find_weights(str(self._folder)).revision,
             target=self._served.name,
             target_revision=self._revision,
-            method=self._order.method,
+            method=self._method,
             trained_on=f"{num_texts} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs",
             recipe=self._recipe.model_dump(mode="json"),
             judgement=judgement,
@@ -215,14 +233,13 @@ class TrainingRun:
     def _taps(self) -> tuple[int, ...]:
         """The layers that EAGLE-3 reads, those of vLLM; none for sequential heads."""
         num = num_layers(self._target)
-        return tuple(sorted({min(2, num - 1), num // 2, max(num - 3, 0)})) if self._order.method == "eagle3" else ()
+        return tuple(sorted({min(2, num - 1), num // 2, max(num - 3, 0)})) if self._method == "eagle3" else ()
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
-        order = self._order
         prompts, held_out_prompts = (
             None if file is None else self._read_prompts(file, self._tokenizer)
-            for file in (order.prompts, order.held_out)
+            for file in (self._prompts, self._held_out)
         )
         requests, num_held_out = plan_requests(
             self._tokenizer, self._descriptions, self._recipe, prompts, held_out_prompts
@@ -232,13 +249,13 @@ class TrainingRun:
         if missing := [request for request in requests if request.number not in known]:
             beside: dict[str, Drafter] = {}
             answering: Answering | None = None
-            if order.method != "draft_model":
+            if self._method != "draft_model":
                 recorder = self._recorder()
                 beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
             models = ModelSettings(target=self._served, drafters={})
             engine = load_engine(models, num_slots=self._recipe.batch_size, beside=beside)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
-            with _stage(self._tell, "texts written", len(requests), len(requests) - len(missing)) as advance:
+            with _stage(self._progress, "texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
                     return None
         texts = store.all()
@@ -258,7 +275,7 @@ class TrainingRun:
         )
         if notes.num_missing:
             what = "held-out texts read" if name == "exam" else "texts read"
-            with _stage(self._tell, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
+            with _stage(self._progress, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
                 if not notes.write(self._target, self._should_stop, advance):
                     return None
         return notes.lessons()
@@ -267,7 +284,7 @@ class TrainingRun:
         file = self._state / "mapping.safetensors"
         if not file.exists():
             draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
-            with _stage(self._tell, "head aligned on texts", len(lessons)) as advance:
+            with _stage(self._progress, "head aligned on texts", len(lessons)) as advance:
                 write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
         return read_tensors(file)[0]["mapping"]
 
@@ -282,24 +299,24 @@ class TrainingRun:
         """Train to the end; False when stopped before."""
         if training.step == training.num_steps:
             return True
-        with _stage(self._tell, "training steps", training.num_steps, training.step) as advance:
+        with _stage(self._progress, "training steps", training.num_steps, training.step) as advance:
             return training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}"))
 
     def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
         dtype: torch.dtype = getattr(torch, self._served.dtype)
-        self._draft(mapping, weights, None).to(dtype).save_pretrained(self._order.folder)
-        self._tokenizer.save_pretrained(self._order.folder)
+        self._draft(mapping, weights, None).to(dtype).save_pretrained(self._folder)
+        self._tokenizer.save_pretrained(self._folder)
         if token_ids is not None:
-            write_draft_vocabulary(self._order.folder, token_ids)
+            write_draft_vocabulary(self._folder, token_ids)
 
     def _judge(self, exam: Sequence[Lesson], token_ids: Tensor | None) -> DraftJudgement:
         columns = columns_of(token_ids, self._vocabulary)
         untrained = self._draft(None, None, token_ids).to(self._target.dtype)
         # As it will be served: read back from the folder, in its dtype.
-        draft = load_weights(str(self._order.folder), None, self._served.dtype, self._device).model
+        draft = load_weights(str(self._folder), None, self._served.dtype, self._device).model
         if token_ids is not None:
             restrict_head(draft, token_ids)
-        with _stage(self._tell, "held-out texts judged", 2 * len(exam)) as advance:
+        with _stage(self._progress, "held-out texts judged", 2 * len(exam)) as advance:
             _, before = judge(untrained, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
             by_task, total = judge(draft, exam, columns, _JUDGED_LENGTH)
@@ -321,18 +338,17 @@ class TrainingRun:
 
     def _plan(self) -> dict[str, Any]:
         """The facts that a run in the folder must share with this one."""
-        order = self._order
         tasks = dict(sorted(self._descriptions.items()))
         return {
             "format": _FORMAT,
-            "name": _name(order),
-            "method": order.method,
+            "name": self._name,
+            "method": self._method,
             "target_revision": self._revision,
             "dtype": self._served.dtype,
             "recipe": self._recipe.model_dump(mode="json"),
-            "prompts": _digest_of(order.prompts),
-            "held_out": _digest_of(order.held_out),
-            "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if order.prompts is None else None,
+            "prompts": _digest_of(self._prompts),
+            "held_out": _digest_of(self._held_out),
+            "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if self._prompts is None else None,
         }
 
     def _agree(self, plan: dict[str, Any]) -> None:
@@ -347,7 +363,7 @@ class TrainingRun:
         for name in sorted({*plan, *earlier}):
             if plan.get(name) != earlier.get(name):
                 raise ConfigError(
-                    f"{self._order.folder} holds a run with another {name}: {_short(earlier.get(name))}, now "
+                    f"{self._folder} holds a run with another {name}: {_short(earlier.get(name))}, now "
                     f"{_short(plan.get(name))}",
                     hint="give a new folder, or delete this one to begin again",
                 )
@@ -385,24 +401,20 @@ def _judgement(
 
 
 @contextmanager
-def _stage(tell: Tell, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A stage of `total` things, `done` of them by an earlier run; call what it yields with how many more."""
+def _stage(progress: Progress, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+    """A stage of `total` steps, `done` of them by an earlier run; call what it yields with how many more."""
     began = time.monotonic()
     count = done
-    tell(StageEvent(name=name, total=total, done=done))
+    progress.stage(name, total, done)
 
     def advance(num: int = 1, note: str = "") -> None:
         nonlocal count
         count += num
-        tell(AdvanceEvent(num=num, note=note))
+        progress.advance(num, note)
 
     yield advance
     kept = f", {done} of them by an earlier run" if done else ""
-    tell(NoteEvent(text=f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s"))
-
-
-def _name(order: TrainOrder) -> str:
-    return draft_name(order.name or order.folder.absolute().name)
+    progress.note(f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s")
 
 
 def _digest_of(file: Path | None) -> str | None:

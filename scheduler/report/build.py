@@ -21,7 +21,7 @@ from alphaloop.experiment.wording import judged
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
-from alphaloop.store.drafts import DraftRevision
+from alphaloop.store.decision_inputs import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.wording import how_many

@@ -25,6 +25,9 @@ from tests.fixtures.broker import Member, pump, send
 from tests.fixtures.missing import missing
 from tests.fixtures.worker import WAIT_S, Sender, until
 
+#: Where librdkafka's default partitioner, CRC-32 of the key, sends it to with two partitions.
+KEY_OF_PARTITION_0 = b"k4"
+
 
 def reading(kafka: KafkaSettings) -> closing[Consumer]:
     """Without a group."""
@@ -81,23 +84,29 @@ def test_keys_values_and_headers_arrive_as_sent_and_in_order(
     megabyte = bytes(range(256)) * (1 << 12)
     with closing(Producer(broker_settings)) as one:
         for i in range(500):
-            one.send(topic, key=b"k%d" % i, value=b"v%d" % i, headers=headers, partition=0)
+            one.send(topic, key=KEY_OF_PARTITION_0, value=b"v%d" % i, headers=headers)
         for value in (None, megabyte, megabyte + b"!"):
-            one.send(topic, key=None, value=value, partition=0)
+            one.send(topic, key=KEY_OF_PARTITION_0, value=value)
         one.flush(30)
         assert one.num_pending == 0
-    with reading(broker_settings) as reader:
-        reader.assign_from([topic], at="earliest")
-        together = taken(reader, 503)
-        assert reader.bounds([topic])[TopicPartition(topic, 1)] == (0, 0)
-        send(broker_settings, topic, [b"a", b"b", b"c"], partition=1)
-        assert reader.bounds([topic])[TopicPartition(topic, 1)] == ((0, 3) if is_kafka else (0, 1))
+        with reading(broker_settings) as reader:
+            reader.assign_from([topic], at="earliest")
+            together = taken(reader, 503)
+            assert reader.bounds([topic])[TopicPartition(topic, 1)] == (0, 0)
+            send(broker_settings, topic, [b"a", b"b", b"c"], partition=1)
+            assert reader.bounds([topic])[TopicPartition(topic, 1)] == ((0, 3) if is_kafka else (0, 1))
+            one.send(topic, key=None, value=b"without a key")
+            one.flush(30)
+            assert [
+                (record.key, record.value) for records in taken(reader, 4) for record in records if not record.key
+            ] == [(None, b"without a key")]
     assert 1 < max(map(len, together)) <= 100
     records = [record for records in together for record in records]
     assert [record.offset for record in records] == list(range(503))
-    assert [(record.key, record.value) for record in records[:500]] == [(b"k%d" % i, b"v%d" % i) for i in range(500)]
+    assert {record.key for record in records} == {KEY_OF_PARTITION_0}
+    assert [record.value for record in records[:500]] == [b"v%d" % i for i in range(500)]
     assert {record.headers for record in records[:500]} == {tuple(headers)}
-    assert (records[500].key, records[500].headers) == (None, ())
+    assert records[500].headers == ()
     assert [record.value for record in records[500:]] == [None, megabyte, megabyte + b"!"]
     assert abs((records[0].timestamp_ms or 0) / 1000 - time.time()) < 600
 

@@ -21,10 +21,10 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.broker import settings_for
+from tests.fixtures.broker import limit_requests, settings_for
 from tests.fixtures.worker import until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.slow, pytest.mark.kafka]
 
 
 @pytest.fixture(scope="module")
@@ -115,11 +115,11 @@ def _has_stopped(pid: int | None) -> bool:
 
 
 def test_a_commit_to_a_broker_that_hangs_ends_in_time_and_the_next_may_succeed(
-    own_kafka: tuple[EmbeddedKafka, KafkaSettings], fresh_prefix: str
+    own_kafka: tuple[EmbeddedKafka, KafkaSettings], fresh_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broker, patient = own_kafka
-    ensure_topics(patient.model_copy(update={"request_timeout_s": 30.0}), [fresh_prefix])
-    kafka = patient.model_copy(update={"request_timeout_s": 1.0})
+    broker, kafka = own_kafka
+    ensure_topics(kafka, [fresh_prefix])
+    limit_requests(monkeypatch, 1.0)
     partition = TopicPartition(jobs_topic(fresh_prefix), 0)
     consumer = Consumer(kafka, group_id=fresh_prefix)
     try:

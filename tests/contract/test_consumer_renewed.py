@@ -16,7 +16,7 @@ from alphaloop.kafka.offsets import TopicPartition
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
-from tests.fixtures.broker import Member, pump, send
+from tests.fixtures.broker import Member, limit_requests, pump, send
 from tests.fixtures.worker import until
 
 pytestmark = pytest.mark.kafka
@@ -80,8 +80,9 @@ def member(
     SlowClient.may_commit.set()
     SlowClient.may_close.set()
     SlowClient.num_closed = 0
-    limit = {"request_timeout_s": request.param} if hasattr(request, "param") else {}
-    member = Renewed(kafka_settings.model_copy(update=limit), fresh_prefix)
+    if hasattr(request, "param"):
+        limit_requests(monkeypatch, request.param)
+    member = Renewed(kafka_settings, fresh_prefix)
     member.send(b"first")
     member.read_until(4)
     member.called.clear()

@@ -18,9 +18,8 @@ from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRead
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, DraftStatus, StateRead
 from alphaloop.store.job_counts import DecodeRun
 from tests.fixtures import runs as runs_fixture
 from tests.fixtures.deciding import add_evidence

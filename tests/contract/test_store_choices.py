@@ -16,10 +16,9 @@ from alphaloop.deciding.decision import NOT_A_CHOICE, Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative
 from alphaloop.messages import Mode
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from alphaloop.store.decisions import BudgetSubject, ChoiceFigures, DecisionLog, ExpectedSpeedup, LoggedSetting
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from tests.fixtures.deciding import add_evidence
 
 pytestmark = [pytest.mark.postgres, pytest.mark.roles("alphaloop_worker")]

@@ -71,10 +71,10 @@ def test_pages_of_a_task_a_status_and_a_time_leave_none_out(
             for clock in (lambda: 0.0, itertools.count(0, 2 * known_jobs.LOOK_S).__next__):
                 pages, seen = JobPages(database, clock), []
                 page = pages.newest(limit, wanted)
-                while page.behind is not None:
+                while page.next_page is not None:
                     assert len(page.jobs) <= limit
                     seen += page.jobs
-                    page = pages.newest(limit, wanted, behind=page.behind)
+                    page = pages.newest(limit, wanted, after=page.next_page)
                 assert [job.job_id for job in seen + page.jobs] == expected, (wanted, limit)
 
 
@@ -91,7 +91,7 @@ def test_a_page_of_jobs_walks_an_index_however_many_there_are(database: Database
         Wanted(status="expired", until=at),
     ):
         with said_of(database) as statements:
-            page = JobPages(database).newest(50, wanted, behind=PageStart(NOW, "x"))
+            page = JobPages(database).newest(50, wanted, after=PageStart(NOW, "x"))
         assert (len(page.jobs) == 50) == (wanted.status != "expired")
         for statement, parameters in statements:
             with database.begin() as connection:
@@ -121,7 +121,7 @@ def test_pages_of_a_batch(database: Database) -> None:
     claim(database, "b-0")
     pages = JobPages(database)
     assert [job.job_id for job in pages.of_batch("monday", 2)] == ["b-1", "b-2"]
-    assert [job.job_id for job in pages.of_batch("monday", 2, behind="b-2")] == ["b-3"]
+    assert [job.job_id for job in pages.of_batch("monday", 2, after="b-2")] == ["b-3"]
     found = pages.find("b-3")
     assert (found.batch_id, found.status, found.owner) == ("monday", "running", "w")
     assert pages.find("b-4") is None

@@ -13,8 +13,8 @@ from sqlalchemy import text
 from alphaloop.costs import HALF_LIFE_S, PRIOR_SD, CostKind, CostPoint, timing_variance
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.settings import WorkerSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import ServerLaw, answered, step_of
 from worker.costs.learning import open_costs

@@ -17,8 +17,8 @@ from sqlalchemy import Row, text
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import KeyEvidence
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database, of_row
+from alphaloop.store.decision_inputs import AcceptanceStateStore
 from alphaloop.store.job_counts import HOUR_KEY, DecodeRun, JobCounts, ShadowRun, sums_by_hour
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.tables import KEY

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import func, select, update
 
 from alphaloop.errors import StoreValueRefused
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
 from alphaloop.store.housekeeping import RetentionStore
 from alphaloop.store.job_counts import RollupStore, sums_between
 from alphaloop.store.probes import ProbeRun, ProbeSetStore, ProbeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.traffic import TrafficStore
 from alphaloop.tables import acceptance_daily, acceptance_hourly, probe_runs, probe_sets
 from tests.fixtures.drift import probe_set, register_probe_set

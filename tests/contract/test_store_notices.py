@@ -15,7 +15,7 @@ from sqlalchemy import text
 from alphaloop.errors import StoreError, StoreUnavailable
 from alphaloop.measurements import DriftSubject
 from alphaloop.store.database import Database, Listener
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from tests.fixtures.drift import content

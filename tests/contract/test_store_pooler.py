@@ -14,11 +14,11 @@ from sqlalchemy import text
 from alphaloop.errors import StoreUnavailable
 from alphaloop.messages import Mode
 from alphaloop.settings.processes import SessionLimits
+from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import POOL_SIZE, Database, DatabaseClock, Listener
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import Outbox, OutcomeStore
-from alphaloop.store.schedule import LeaderLease
 from tests.fixtures.postgres import NUM_SESSIONS, count
 from tests.fixtures.runs import claim_request, decode_run, outcome, vanilla_counts
 from tests.fixtures.worker import until

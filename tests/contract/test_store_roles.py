@@ -16,11 +16,11 @@ from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.notifying import open_sinks
 from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
 from alphaloop.store import schema
+from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.outcomes import OutcomeStore
-from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import metadata
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier

@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import AcceptanceStateStore, StateRow
 from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.task_figures import recent_tasks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -80,8 +81,28 @@ def test_decisions_come_in_order_with_the_jobs_that_were_decoded(database: Datab
     assert TrafficStore(database).tasks() == ["code"]
 
 
-def test_a_snapshot_of_another_release_is_left_out(database: Database) -> None:
+def test_a_snapshot_of_another_release_is_read_without_its_new_fields_or_left_out(database: Database) -> None:
     store = SnapshotStore(database)
-    store.add([row(1), row(2, text='{"version":99}')])
-    assert store.last("code", "greedy", NOON + 9 * MINUTE) is None
-    assert [stored.snapshot.decision_id.int for stored, _ in store.between(NOON, NOON + 9 * MINUTE)] == [1]
+    content = json.loads(row(1).snapshot)
+    newer = {**content, "version": 99, "new": {"a": 1}}
+    newer["groups"] = [{**group, "new": 1} for group in content["groups"]]
+    lacking = [
+        {name: value for name, value in content.items() if name != left_out}
+        for left_out in ("engine", "drafters", "context", "groups", "costs", "seen", "is_split")
+    ]
+    (group, *_) = content["groups"]
+    wrong = [
+        {**content, name: value}
+        for name, value in (
+            *(("half_life", "soon"), ("drafters", 1), ("context", []), ("costs", 1), ("seen", ["lookup"])),
+            *(("groups", []), ("groups", {}), ("groups", [{**group, "decision": "vanilla"}])),
+            *(("groups", [{**group, "posteriors": []}]), ("incumbent", 1), ("budget", "much")),
+        )
+    ]
+    store.add([row(number, text=json.dumps(other)) for number, other in enumerate((content, newer, *lacking, *wrong))])
+    read = [stored.snapshot for stored, _ in store.between(NOON, NOON + timedelta(hours=1))]
+    assert [snapshot.decision_id.int for snapshot in read] == [0, 1]
+    known, with_new_fields = map(SnapshotEncoder(FACTS).encode, read)
+    assert known == with_new_fields
+    for number in range(2, 2 + len(lacking) + len(wrong)):
+        assert store.last("code", "greedy", NOON + number * MINUTE) is None

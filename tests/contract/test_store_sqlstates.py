@@ -21,9 +21,9 @@ from alphaloop.errors import (
     StoreUnavailable,
     StoreValueRefused,
 )
+from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database, Listener, driver_of
 from alphaloop.store.jobs import JobStore
-from alphaloop.store.schedule import LeaderLease
 from tests.fixtures.postgres import read_only
 from tests.fixtures.runs import claim_request
 from tests.fixtures.worker import until

@@ -15,8 +15,8 @@ from alphaloop.acceptance import EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSums, KeyEvidence, together
 from alphaloop.errors import StoreError
 from alphaloop.messages import Mode, Purpose
-from alphaloop.store.acceptance_state import AcceptanceStateStore, pack, unpack
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import AcceptanceStateStore, pack, unpack
 from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.traffic import TrafficStore
 from tests.fixtures import runs

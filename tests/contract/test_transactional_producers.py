@@ -17,14 +17,13 @@ from alphaloop.kafka import backlog
 from alphaloop.kafka.backlog import search, unfinished
 from alphaloop.kafka.client import bootstrap_servers
 from alphaloop.kafka.offsets import TopicPartition
-from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import TOKENS, ensure_topic, ensure_topics
 from alphaloop.messages import Chunk, chunk_headers, text_chunk
 from alphaloop.messages.topics import dlq_topic, high_topic, jobs_topic
 from alphaloop.outcomes.reading import text_so_far
 from alphaloop.settings import KafkaSettings
 from tests.fixtures.broker import intake_of, lag
-from tests.fixtures.worker import WAIT_S, until
+from tests.fixtures.worker import WAIT_S, Sender, until
 from worker.intake.polling import Intake
 
 pytestmark = pytest.mark.kafka
@@ -143,10 +142,7 @@ def test_readers_end_where_the_last_offsets_hold_no_message(
     transactions.abort(letters, jobs("no", "no"))
     chunk = Chunk(a, 1, 0, "half a ")
     headers = [(name, text.encode()) for name, text in chunk_headers(chunk, {}).items()]
-    producer = Producer(kafka)
-    producer.send(TOKENS, key=a.encode(), value=text_chunk(chunk, created=0, model="m"), headers=headers, partition=0)
-    producer.flush(WAIT_S)
-    producer.close()
+    Sender(kafka).send(TOKENS, [text_chunk(chunk, created=0, model="m")], [a.encode()], headers=headers, partition=0)
     transactions.abort(TopicPartition(TOKENS, 0), jobs("no"))
     transactions.abort(partition, jobs(no))
     transactions.commit(partition, jobs(a, b))

@@ -88,7 +88,7 @@ def test_whatever_a_model_writes_is_a_result_that_every_reader_takes(
         torch.manual_seed(7)
         small_llama_of(len(tokenizer), tokenizer.eos_token_id).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    engine = engine_over(tmp_path, num_slots=8, drafters={"lookup": {"min_ngram": 1}}, dtype="float32")
+    engine = engine_over(tmp_path, num_slots=8, drafters={"lookup": {}}, dtype="float32")
     for name in ("measure_round_ms", "measure_prefill_ms"):
         monkeypatch.setattr(engine, name, lambda *_: 1.0)
     texts = [*FIXED, *(drawn(rng) for _ in range(NUM_DRAWN))]

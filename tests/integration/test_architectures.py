@@ -127,7 +127,7 @@ EXACT: Final = (
 def test_it_writes_what_transformers_writes(architecture: Architecture, tmp_path: Path) -> None:
     build(architecture, tmp_path)
     prepared, generations = decode(
-        engine_over(tmp_path, num_slots=len(PROMPT_LENGTHS), drafters={"lookup": {"min_ngram": 1}}, dtype="float32")
+        engine_over(tmp_path, num_slots=len(PROMPT_LENGTHS), drafters={"lookup": {}}, dtype="float32")
     )
     reference: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     reference.eval()

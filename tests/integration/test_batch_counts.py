@@ -30,6 +30,7 @@ from tests.integration.test_openai_batches import create
 from tests.integration.test_worker_retries import UnluckyEngine
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.kafka,
     pytest.mark.postgres,
     pytest.mark.timeout(400),

@@ -13,8 +13,8 @@ from alphaloop.cli.models import _show_costs
 from alphaloop.commands import CalibrateOrder, Calibration
 from alphaloop.costs import CostKind, CostPoint
 from alphaloop.server_identity import EngineIdentity
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject
 from tests.fixtures.cli import CarriedOut
 
 

@@ -23,7 +23,7 @@ from tests.fixtures.messages import batch_line
 from tests.fixtures.object_store import BUCKET, ObjectStore
 from tests.fixtures.worker import Client, changed, kafka_extra, running_worker, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres]
 
 LIMIT = 2000  #: bytes of a message on `results`
 LARGE = 3 << 20  #: bytes of a prompt

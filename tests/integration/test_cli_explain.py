@@ -15,10 +15,9 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.deciding.snapshot import SessionFacts, SnapshotEncoder
 from alphaloop.explaining.explanation import what_runs
 from alphaloop.settings import load_settings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from alphaloop.store.decisions import SnapshotRow, SnapshotStore
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.workers import WorkerLoad, WorkerSetup, WorkerStore
 from tests.fixtures.cli import Cli
 from tests.fixtures.deciding import some_snapshot

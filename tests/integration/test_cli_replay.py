@@ -76,7 +76,7 @@ WRONG_REPLAYS = [
     (("--set", "policy.explore_share=many"), "policy.explore_share: "),
     (("--set", "policy.explore_share"), "expected a setting and its value"),
     (("--set", "policy.explore_share.x=1"), "policy.explore_share.x: no such setting"),
-    (("--set", "worker.batch_size=8"), "worker.batch_size: no decision of the past depends on it"),
+    (("--set", "worker.batch_size=8"), "worker.batch_size: expected a setting that a snapshot is decided with"),
     (("--configs", "/nonesuch"), "expected a folder of TOML files"),
     (("--set", "policy.prior_alpha=0.9"), "policy.prior_alpha: no such setting"),
     (("--set", "tasks.code.max_tokens=5"), "tasks.code.max_tokens: expected a setting that a snapshot is decided with"),

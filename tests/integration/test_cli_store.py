@@ -18,7 +18,7 @@ from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import KafkaSettings
 from alphaloop.settings.models import HybridDrafterSettings, LookupDrafterSettings, ModelSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.known_jobs import check

@@ -25,18 +25,19 @@ from alphaloop.messages import AnswerMessage, Choice, Result, Status
 from alphaloop.messages.result import Failure
 from alphaloop.settings import KafkaSettings, PostgresSettings, Settings
 from alphaloop.store import known_jobs
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.reports import ReportStore, StoredReport
-from alphaloop.store.schedule import ScheduleStore
 from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
 from benchmarks.console.filling import fill, plans
 from scheduler.report.pages import render_page
 from tests.fixtures import reports
 from tests.fixtures.answers import call
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.console import PASSWORD, WAIT_S, Visitor, console
 from tests.fixtures.drift import content
 from tests.fixtures.history import decoded, drawn_counts
@@ -156,8 +157,11 @@ def test_the_last_measurement_is_told_running_ended_or_failed(database: Database
         assert told in visitor.get("/").text
 
 
-def test_pages_are_shown_while_the_broker_is_still_asked(database_url: SecretStr) -> None:
-    silent = KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_s=3)
+def test_pages_are_shown_while_the_broker_is_still_asked(
+    database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_requests(monkeypatch, 3.0)
+    silent = KafkaSettings(bootstrap_servers="127.0.0.1:1")
     with console(database_url, kafka=silent) as visitor:
         first = visitor.get("/")
         assert first.status == 200

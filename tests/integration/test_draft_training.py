@@ -29,7 +29,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from engine.drafters.draft_vocabulary import read_draft_vocabulary
 from engine.models import find_weights, load_weights
 from engine.own import load_engine
@@ -37,7 +37,7 @@ from engine.training.recipe import Recipe
 from engine.training.run import TrainingRun
 from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import drafted_alike, make_job, small_llama
-from worker.commands import read_prompts
+from worker.commands import TrainingEvents, read_prompts
 
 RECIPE: Final = Recipe(
     num_layers=1,
@@ -81,12 +81,16 @@ def settings(target_folder: Path) -> Settings:
 
 def opened(order: TrainOrder, settings: Settings, recipe: Recipe, should_stop: Callable[[], bool]) -> TrainingRun:
     return TrainingRun(
-        order,
+        order.folder,
+        order.method,
         settings.models.target,
         recipe,
+        name=order.name,
+        prompts=order.prompts,
+        held_out=order.held_out,
         descriptions={name: task.description for name, task in settings.tasks.items()},
         read_prompts=partial(read_prompts, settings, order.task, print),
-        tell=lambda event: None,
+        progress=TrainingEvents(lambda event: None),
         should_stop=should_stop,
     )
 
@@ -327,9 +331,8 @@ def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
     read_twice: list[bytes] = []
 
     class Run:
-        def __init__(self, order: TrainOrder, *_: object, **__: object) -> None:
-            for file in (order.prompts, order.held_out) * 2:
-                assert file is not None
+        def __init__(self, *_: object, prompts: Path, held_out: Path, **__: object) -> None:
+            for file in (prompts, held_out) * 2:
                 read_twice.append(file.read_bytes())
 
         def make(self) -> None: ...

@@ -22,7 +22,7 @@ from alphaloop.settings.models import ModelSettings
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import Client, running_worker
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 
 

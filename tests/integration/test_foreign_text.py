@@ -33,7 +33,7 @@ from tests.fixtures.drift import content
 from tests.fixtures.postgres import count
 from tests.fixtures.worker import Client, running_worker, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres, pytest.mark.timeout(400)]
 
 Screen = Callable[..., Ran]
 

@@ -19,8 +19,8 @@ from alphaloop.kafka.topics import CONTROL, SHARED, WORKER_CLIENT, cluster_id, l
 from alphaloop.messages import Status
 from alphaloop.settings import KafkaSettings, Settings, load_settings
 from alphaloop.start_wait import check_installation
+from alphaloop.store.coordination import InstallationStore
 from alphaloop.store.database import Database
-from alphaloop.store.installation import InstallationStore
 from scheduler.__main__ import main as scheduler
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import Cli

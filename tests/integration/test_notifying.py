@@ -14,10 +14,10 @@ from alphaloop.errors import LeadershipLost, StoreUnavailable
 from alphaloop.measurements import DriftSubject
 from alphaloop.notifying import NewsKind, open_sinks
 from alphaloop.settings import SchedulerSettings
+from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.reports import NotificationStore, ReportStore, StoredReport
-from alphaloop.store.schedule import LeaderLease
 from alphaloop.tables import notifications
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier, NotifyingThread

@@ -80,7 +80,7 @@ def engine_for(folder_of: Callable[..., Path], family: str) -> TransformersEngin
     """With look-up, a draft model of other weights, and the target's own weights as a draft model."""
     target = TargetSettings(name="tiny", source=str(folder_of(family)), dtype="float32", device=DEVICE)
     engine = load_engine(
-        ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings(min_ngram=1)}), num_slots=NUM_SLOTS
+        ModelSettings(target=target, drafters={"lookup": LookupDrafterSettings()}), num_slots=NUM_SLOTS
     )
     for name, folder in (("other", folder_of(family, 7)), ("itself", folder_of(family))):
         engine._drafters[name] = draft_model(name, folder, num_slots=NUM_SLOTS, device=DEVICE, dtype="float32")
@@ -181,7 +181,7 @@ def engine_with_all(folder_of: Callable[..., Path], where: Path) -> Transformers
     folder = folder_of("llama")
     head = transformers.AutoModelForCausalLM.from_pretrained(folder).get_output_embeddings().weight.detach().double()
     drafters = {
-        "lookup": LookupDrafterSettings(min_ngram=1, num_branches=2),
+        "lookup": LookupDrafterSettings(num_branches=2),
         "sequential": HeadsDrafterSettings(source=str(heads.sequential(where / "sequential", head)), num_branches=2),
         "medusa": HeadsDrafterSettings(source=str(heads.medusa(where / "medusa", head))),
         "eagle3": HeadsDrafterSettings(method="eagle3", source=str(heads.eagle3(where / "eagle3", len(head)))),

@@ -23,6 +23,7 @@ from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, recent_tasks
 from alphaloop.wording import counted_apart, share_with_interval
 from scheduler.metrics import SchedulerMetrics
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import Visitor, console
 from tests.fixtures.drift import scheduler_of
@@ -67,7 +68,7 @@ def environment(asked: Asked, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     monkeypatch.setenv("ALPHALOOP_DATA_DIR", str(tmp_path))
     # No broker: what waits is not asked here.
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    limit_requests(monkeypatch, 0.2)
 
 
 def answers(asked: Asked, cli: Cli) -> dict[str, dict[str, Answer]]:

@@ -21,8 +21,8 @@ from alphaloop.engine import Step
 from alphaloop.experiment.observe import Expected
 from alphaloop.settings import Settings, overridden
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.decisions import SnapshotStore, StoredSnapshot
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.job_counts import DecodeRun
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.switchback import SwitchbackStore

@@ -13,10 +13,10 @@ from sqlalchemy import select, text
 from alphaloop.errors import LeadershipLost
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.processes import SessionLimits
+from alphaloop.store.coordination import LeaderLease, Term
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.probes import ProbeSetStore
-from alphaloop.store.schedule import LeaderLease, Term
 from alphaloop.tables import probe_runs, reports, schedule_runs
 from scheduler.leadership import Leadership
 from scheduler.loop import RunSummary, Scheduler

@@ -11,8 +11,8 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
+from alphaloop.store.coordination import LeaderLease, ScheduleStore
 from alphaloop.store.database import Database
-from alphaloop.store.schedule import LeaderLease, ScheduleStore
 from scheduler.leadership import Leadership
 from scheduler.timetable import every
 

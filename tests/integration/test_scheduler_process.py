@@ -19,7 +19,7 @@ from alphaloop.kafka.topics import DRIFT_REPORTS, ensure_topics
 from alphaloop.messages import Purpose, parse_job
 from alphaloop.messages.dead_letter import Origin
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.reports import ReportStore
 from alphaloop.tables import schedule_runs
 from tests.fixtures.broker import settings_for

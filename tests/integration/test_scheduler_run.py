@@ -19,8 +19,8 @@ from alphaloop.messages.dead_letter import Origin
 from alphaloop.probe_plan import ProbePlanner, Why
 from alphaloop.settings import ReportSettings, SchedulerSettings, Settings, TaskSettings
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
-from alphaloop.store.drafts import DraftRegistry, DraftStatus
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.reports import ReportStore
 from alphaloop.store.switchback import SwitchbackStore

@@ -14,8 +14,8 @@ from alphaloop.deciding.decision import Decision
 from alphaloop.measurements import ProbeResult
 from alphaloop.messages import Decoding
 from alphaloop.probe_plan import DueProbe
-from alphaloop.store.acceptance_state import AcceptanceStateStore
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import AcceptanceStateStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.probes import ProbeRun, ProbeStore
 from engine.own import TransformersEngine

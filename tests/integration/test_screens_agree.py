@@ -35,6 +35,7 @@ from scheduler.probing import SentProbes
 from scheduler.report.build import expectation_lines
 from scheduler.report.data import DriftReport, MeasuredLine, TaskLine
 from scheduler.report.pages import render_page, render_text
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.deciding import keep_snapshot
@@ -182,7 +183,7 @@ def test_k_is_the_longest_draft_beside_every_figure(
 ) -> None:
     """Of jobs with drafts up to 3 and up to 4, and of rounds with k 2 and 4: no row names two k."""
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    limit_requests(monkeypatch, 0.2)
     monkeypatch.setenv("COLUMNS", "200")
     DecodedJobs(twelve_jobs, rng, num_written=50).decoded("code", [0.9, 0.8, 0.7, 0.6], 3)
     slices, now = SwitchbackStore(twelve_jobs), datetime.now(UTC)

@@ -25,7 +25,7 @@ from alphaloop.store.workers import WorkerStore
 from tests.fakes import FakeEngine
 from tests.fixtures.worker import Client, RunningWorker, SteppedEngine, by_key, changed, running_worker, until
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres]
 
 TASKS = tuple(f"task-{number}" for number in range(15))
 

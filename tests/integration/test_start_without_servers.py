@@ -17,7 +17,7 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Result
 from alphaloop.settings import KafkaSettings, load_settings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from tests.chaos.proxy import Proxy
 from tests.fixtures.postgres import as_member
 from tests.fixtures.worker import Client

@@ -22,14 +22,14 @@ from alphaloop.explaining.explanation import tasks_now
 from alphaloop.messages import Mode
 from alphaloop.settings import Settings, TaskSettings, load_settings
 from alphaloop.settings.models import LookupDrafterSettings
-from alphaloop.store.costs import CostStore, CostSubject
 from alphaloop.store.database import Database
+from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry
 from alphaloop.store.decisions import BudgetSubject, DecisionLog
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.task_figures import task_figures
 from alphaloop.store.workers import WorkerLoad, WorkerStore
 from engine.drafters.lookup import LookupDrafter
 from engine.scoring import score
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.cli import Cli
 from tests.fixtures.console import console
 from tests.fixtures.drift import scheduler_of
@@ -94,7 +94,7 @@ def test_every_screen_says_what_was_done_and_what_would_be_done(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    limit_requests(monkeypatch, 0.2)
     line = report_line(chat, settings, tmp_path)
     (now,) = tasks_now(chat, settings)
     with console(database_url) as visitor:
@@ -148,7 +148,7 @@ def test_a_limit_that_forbade_a_draft_is_no_evidence(
 ) -> None:
     """Jobs of four tokens leave no room for long drafts, and their texts repeat: the next one is short, too."""
     calibrate(database)
-    drafter = LookupDrafter("lookup", LookupDrafterSettings(min_ngram=1, min_probability=0))
+    drafter = LookupDrafter("lookup", LookupDrafterSettings(min_probability=0))
     prompt, output = [1, 2, 3, 1, 2, 3], [1, 2, 3, 1]
     scored = score(drafter, prompt, output, 12, max_tokens=4)
     assert scored is not None
@@ -190,7 +190,7 @@ def test_a_worker_that_is_gone_runs_on_no_screen(
     database: Database, cli: Cli, cli_environment: None, database_url: SecretStr, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.2")
+    limit_requests(monkeypatch, 0.2)
     workers = WorkerStore(database)
     for owner, num_jobs in (("gone", 3), ("new", 2)):
         workers.say(WorkerLoad(owner, "cpu", "m", 4, 0, num_jobs, {f"{owner}-{n}": 5 for n in range(num_jobs)}, 10.0))
@@ -227,7 +227,7 @@ def test_the_drift_page_says_what_its_none_rests_on(
         assert "Nothing was tested yet: no run of the scheduler has ended." in before
         report_line(chat, settings, tmp_path)
         after = visitor.get("/drift").text
-    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be told." in after
+    assert "tested the traffic of 1 task, none with a probe set, so a stale draft would not be noticed." in after
     assert "had no texts to compare" in after
     for page in (before, after):
         assert "acceptance is where it was" not in page

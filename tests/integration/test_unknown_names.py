@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.fixtures.cli import Cli
 from tests.fixtures.messages import batch_line
 from tests.fixtures.worker import Client
 
-pytestmark = [pytest.mark.kafka, pytest.mark.postgres]
+pytestmark = [pytest.mark.slow, pytest.mark.kafka, pytest.mark.postgres]
 
 #: By command, its words with a name that nothing has; FILE is a batch file that was never submitted, TO is no file yet.
 UNKNOWN: Mapping[str, tuple[str, ...]] = {
@@ -77,30 +77,36 @@ def test_every_command_is_in_the_table() -> None:
     assert names == UNKNOWN.keys() | NAMELESS
 
 
-def everything_kept(settings: Settings, database: Database, folder: Path) -> object:
+@pytest.fixture
+def everything_kept(worker_settings: Settings, database: Database, tmp_path: Path) -> Iterator[Callable[[], object]]:
     """How many rows each table has, where each topic ends, and which files there are."""
-    tables = sorted(name for name in metadata.tables)
-    rows = {name: database.scalar(text(f"SELECT count(*) FROM {name}")) for name in tables}
-    with closing(Consumer(settings.kafka, group_id="unused")) as consumer:
-        ends = consumer.bounds([name for name in list_topics(settings.kafka) if not name.startswith("__")])
-    return rows, ends, sorted(str(path) for path in folder.rglob("*"))
+    counts = " UNION ALL ".join(f"SELECT '{name}', count(*) FROM {name}" for name in sorted(metadata.tables))
+
+    def kept() -> object:
+        with database.begin() as connection:
+            rows = connection.execute(text(counts)).all()
+        topics = [name for name in list_topics(worker_settings.kafka) if not name.startswith("__")]
+        return rows, consumer.bounds(topics), sorted(str(path) for path in tmp_path.rglob("*"))
+
+    with closing(Consumer(worker_settings.kafka, group_id="unused")) as consumer:
+        yield kept
 
 
 def test_a_name_that_nothing_has_is_said_and_nothing_is_kept(
-    stack_cli: Cli, worker_settings: Settings, database: Database, tmp_path: Path
+    stack_cli: Cli, worker_settings: Settings, everything_kept: Callable[[], object], tmp_path: Path
 ) -> None:
     Client(worker_settings)
     ensure_topic(worker_settings.kafka, CONTROL)
     file = tmp_path / "never-sent.jsonl"
     file.write_text(json.dumps(batch_line("one")) + "\n", encoding="utf-8")
-    before = everything_kept(worker_settings, database, tmp_path)
+    before = everything_kept()
     wrong = []
     for line in (line for lines in UNKNOWN.values() for line in lines):
         ran = stack_cli(*line.replace("FILE", str(file)).replace("TO", str(tmp_path / "to")).split())
         named = "4711" if "4711" in line else "nosuch" if "nosuch" in line else file.name
         if ran.code == 0 or named not in (ran.out + ran.err).replace("\n", ""):
             wrong.append((line, ran.code, ran.out[:200], ran.err[-300:]))
-        if (now := everything_kept(worker_settings, database, tmp_path)) != before:
+        if (now := everything_kept()) != before:
             wrong.append((line, "kept", now))
             before = now
     assert not wrong, "\n".join(map(str, wrong))

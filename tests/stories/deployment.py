@@ -23,9 +23,9 @@ from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
 from alphaloop.messages import Job, Status
 from alphaloop.settings import Settings
+from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
 from alphaloop.store.probes import probe_progress
-from alphaloop.store.schedule import ScheduleStore
 from tests.stories.configs import PROFILE
 from tests.stories.faults import Faults
 from tests.stories.worker_process import FAULTS

@@ -14,7 +14,7 @@ from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.stack import EmbeddedStack
 from alphaloop.errors import AlphaloopError
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.probes import ProbeSetStore
 from alphaloop.store.reports import ReportStore

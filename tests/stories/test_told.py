@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drafts import DraftRevision, DraftStatus
+from alphaloop.store.decision_inputs import DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEvent, EventContent, Incident, IncidentKind, KnownIncident
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN
 from tests.stories.told import LOOKUP, SMALL, Story, judge_stories

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from alphaloop.store.drafts import DraftRevision, DraftStatus
+from alphaloop.store.decision_inputs import DraftRevision, DraftStatus
 from alphaloop.store.drift import DriftEvent, KnownIncident
 from scheduler.causes import Cause
 from tests.stories.prompts import CHANGED, DRAFTED, DROPPED, WORN

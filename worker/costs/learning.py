@@ -39,7 +39,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
-from alphaloop.store.costs import CostStore, CostSubject
+from alphaloop.store.decision_inputs import CostStore, CostSubject
 from worker.background import Write
 from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
 from worker.costs.correction import Correction, Moment

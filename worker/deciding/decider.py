@@ -29,11 +29,9 @@ from alphaloop.engine import Engine, EngineIdentity, PreparedJob
 from alphaloop.errors import StoreError
 from alphaloop.messages import Decoding, Purpose
 from alphaloop.settings import Settings, TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore
-from alphaloop.store.costs import CostStore
 from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.decision_inputs import AcceptanceStateStore, CostStore, DraftRegistry
 from alphaloop.store.decisions import BudgetStore, BudgetSubject, BudgetSums, DecisionLog, SnapshotRow, SnapshotStore
-from alphaloop.store.drafts import DraftRegistry
 from alphaloop.store.outcomes import Outcome
 from alphaloop.store.switchback import ExpectationStore
 from alphaloop.store.traffic import TrafficStore

@@ -21,8 +21,7 @@ from alphaloop.deciding.evidence import MAX_TASKS, EvidenceSnapshot, EvidenceSum
 from alphaloop.deciding.expectation_error import ExpectationErrors
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.experiment.figures import ExpectationPair
-from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, StateRow
 
 #: Segments of a task that are kept apart, beside its jobs without a segment.
 MOST_SEGMENTS: Final = 64

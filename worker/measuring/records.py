@@ -11,7 +11,7 @@ from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.payoff.report import Footprint
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
-from alphaloop.store.drafts import DraftRegistry, DraftRevision
+from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
 from worker.measuring.report import DrafterRecords, HeldOut, peak_process_bytes
 
 

@@ -73,6 +73,7 @@ class GreedySample:
 def report_of(
     setup: Setup,
     measured: Measurements,
+    *,
     exactness: Mapping[Candidate, Exactness],
     greedy: Mapping[str, GreedySample],
     records: DrafterRecords,
@@ -95,16 +96,16 @@ def report_of(
         siblings = [other for other in figures if other.candidate.drafter == name and other is not own]
         is_best = all(other.ratio.estimate <= own.ratio.estimate for other in siblings)
         evidence = CandidateEvidence(
-            own,
-            vanilla,
-            setup.bar,
-            costs,
-            siblings,
-            setup.batch,
-            setup.temperature,
-            greedy.get(name) if is_best else None,
-            records.findings.get(name, ()),
-            records.held_out.get(name),
+            own=own,
+            vanilla=vanilla,
+            bar=setup.bar,
+            costs=costs,
+            siblings=siblings,
+            batch=setup.batch,
+            temperature=setup.temperature,
+            greedy=greedy.get(name) if is_best else None,
+            findings=records.findings.get(name, ()),
+            held_out=records.held_out.get(name),
         )
         why = reasons(evidence, ships=judgement.verdict is ShipVerdict.SHIP)
         rows.append(Row(own, judgement, costs, tuple(why)))
@@ -114,16 +115,16 @@ def report_of(
         default=None,
     )
     return Report(
-        setup,
-        len(measured.turns),
-        num_turns_planned,
-        vanilla,
-        tuple(rows),
-        footprint,
-        tuple(notes),
-        shipped,
-        _rivals(shipped, rows),
-        measured.is_interrupted,
+        setup=setup,
+        num_turns=len(measured.turns),
+        num_turns_planned=num_turns_planned,
+        vanilla=vanilla,
+        rows=tuple(rows),
+        footprint=footprint,
+        notes=tuple(notes),
+        shipped=shipped,
+        rivals=_rivals(shipped, rows),
+        is_interrupted=measured.is_interrupted,
     )
 
 

@@ -196,7 +196,16 @@ class MeasuringSession:
         )
 
         def made(greedy: Mapping[str, GreedySample]) -> Report:
-            return report_of(setup, measured, exactness, greedy, records, footprint(), notes, plan.num_turns)
+            return report_of(
+                setup,
+                measured,
+                exactness=exactness,
+                greedy=greedy,
+                records=records,
+                footprint=footprint(),
+                notes=notes,
+                num_turns_planned=plan.num_turns,
+            )
 
         report = made({})
         greedy = self._greedy(report)

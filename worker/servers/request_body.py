@@ -14,7 +14,7 @@ from dataclasses import fields
 from typing import Any, Final
 
 from alphaloop.engine import Sampling
-from alphaloop.inside_vllm.proposer import NUM_DRAFT_TOKENS, TASK
+from alphaloop.inside_vllm.drafting import NUM_DRAFT_TOKENS, TASK
 from alphaloop.messages import Body as JobBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind

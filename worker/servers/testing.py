@@ -1,8 +1,8 @@
 """Requests of our own, which show how a server is.
 
 `Tests`: is it well, and still the same server? It must decode a text that every server can decode.
-`why_not`: does it draft as many tokens a round as each request asks for? vLLM does with alphaloop's look-up and its
-worker class (docs/decisions/0024-look-up-in-vllm.md). Any other vLLM takes the field of the request and ignores it, so
+`why_not`: does it draft as many tokens a round as each request asks for? vLLM does with alphaloop's scheduler class
+(docs/decisions/0053-a-scheduler-class-inside-vllm.md). Any other vLLM takes the field of the request and ignores it, so
 its word is not enough: a text that repeats itself shows it.
 `Timing`: how long do its rounds and prompts take? These requests share the server with whatever runs there, so a
 measurement of a busy server says what it takes beside that.
@@ -218,7 +218,7 @@ def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
         return None
     else:
         fault = "it drafted for a request that asked for no drafts"
-    return f"{fault}; start it with --worker-cls alphaloop.inside_vllm.worker.LookupWorker"
+    return f"{fault}; start it with --scheduler-cls alphaloop.inside_vllm.scheduler.FollowingScheduler"
 
 
 class Timing:

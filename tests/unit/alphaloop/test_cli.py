@@ -22,6 +22,7 @@ from alphaloop.cli.children import LogFollower, await_event, child_environment, 
 from alphaloop.cli.options import GlobalOptions
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.settings import KafkaSettings, PostgresSettings, load_settings
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.cli import Cli
 
 LEAVES = [(name, context) for name, context in commands() if not isinstance(context.command, TyperGroup)]
@@ -124,7 +125,7 @@ def test_a_database_that_is_gone(cli: Cli, tmp_path: Path, monkeypatch: pytest.M
 
 def test_a_broker_that_is_gone(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    monkeypatch.setenv("ALPHALOOP_KAFKA__REQUEST_TIMEOUT_S", "0.5")
+    limit_requests(monkeypatch, 0.5)
     ran = cli("--data-dir", tmp_path, "enqueue", "--task", "code", "--prompt", "p")
     assert ran.code == 1
     assert "error: asking 127.0.0.1:1" in ran.err

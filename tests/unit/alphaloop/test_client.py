@@ -26,9 +26,10 @@ from alphaloop.messages import (
 )
 from alphaloop.messages.stream import AnswerPlace
 from tests.fixtures.answers import CHAT, chunks_of_answer
+from tests.fixtures.broker import limit_requests
 from tests.fixtures.messages import succeeded
 
-NOWHERE = Settings(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1", request_timeout_s=0.5))
+NOWHERE = Settings(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"))
 
 
 #: Of an answer of two texts.
@@ -86,10 +87,10 @@ def test_no_job_needs_no_broker() -> None:
         assert (len(batch), list(client.results(batch))) == (0, [])
 
 
-def test_a_broker_that_is_away_is_told() -> None:
+def test_a_broker_that_is_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_requests(monkeypatch, 0.5)
     job = {"task": "code", "prompt": "p"}
     with Client("127.0.0.1:1") as client:
-        client._kafka = client._kafka.model_copy(update={"request_timeout_s": 0.5})
         with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1:1"):
             client.submit(job)
         with pytest.raises(BrokerUnavailable):

@@ -18,7 +18,7 @@ from alphaloop.acceptance import AcceptanceCounts, EvidenceKey
 from alphaloop.deciding.evidence import SUMS, EvidenceSnapshot, EvidenceSums, JobLengths, KeyEvidence, Place
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.messages import Mode
-from alphaloop.store.acceptance_state import pack, unpack
+from alphaloop.store.decision_inputs import pack, unpack
 from alphaloop.store.job_counts import DecodeRun, JobCounts, ShadowRun
 from tests.fixtures.runs import ENGINE, TARGET, decode_run, shadow_run, simulated_counts, vanilla_counts
 

@@ -36,8 +36,9 @@ from alphaloop.kafka.offsets import OffsetQueries, TopicPartition
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import is_reachable, list_topics
 from alphaloop.settings import KafkaSettings
+from tests.fixtures.broker import limit_requests
 
-NOBODY = KafkaSettings(bootstrap_servers="127.0.0.1:9", request_timeout_s=0.3)  # the discard port: nobody listens
+NOBODY = KafkaSettings(bootstrap_servers="127.0.0.1:9")  # the discard port: nobody listens
 
 
 def statistics(*states: str) -> str:
@@ -79,7 +80,8 @@ def test_a_property_that_librdkafka_refuses_is_an_error_of_ours(extra: dict[str,
         Consumer(NOBODY.model_copy(update={"extra": extra}), group_id="g")
 
 
-def test_a_full_buffer_is_waited_out_and_then_told() -> None:
+def test_a_full_buffer_is_waited_out_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit_requests(monkeypatch, 0.3)
     producer = Producer(NOBODY.model_copy(update={"extra": {"queue.buffering.max.messages": 3}}))
     try:
         for _ in range(3):

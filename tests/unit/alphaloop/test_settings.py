@@ -86,7 +86,12 @@ def test_the_environment_reaches_every_depth(
         ("worker", "[worker]\nbatchsize = 2\n", "worker.batchsize", "batch_size"),
         ("worker", "[wroker]\nbatch_size = 2\n", "wroker", "worker"),
         ("models", "[models.target]\nsourcee = 'x'\n", "models.target.sourcee", "source"),
-        ("models", "[models.drafters.lookup]\nmin_gram = 2\n", "models.drafters.lookup.min_gram:", "min_ngram"),
+        (
+            "models",
+            "[models.drafters.lookup]\nnum_branchs = 2\n",
+            "models.drafters.lookup.num_branchs:",
+            "num_branches",
+        ),
         ("models", "[models.drafters.s]\nmethod='draft_model'\nsourc='x'\n", "models.drafters.s.sourc:", "source"),
         ("models", "[models.drafters.s]\nmethod='draft_model'\n", "models.drafters.s.source", "configs explains"),
         ("models", "[models.drafters.s]\nmethod='draft'\n", "models.drafters.s: Expected method", "configs explains"),
@@ -220,7 +225,7 @@ def test_the_reference_names_every_setting_of_every_file() -> None:
         for section in tomllib.loads(file.read_text(encoding="utf-8")).values():
             leaves = {name for name, value in section.items() if not isinstance(value, dict)}
             assert leaves <= rows, file
-    assert {"bootstrap_servers", "sasl_password", "min_ngram", "probe_prompts", "kafka_home", "data_dir"} <= rows
+    assert {"bootstrap_servers", "sasl_password", "min_probability", "probe_prompts", "kafka_home", "data_dir"} <= rows
     assert "number of slots: sequences that run at once" in page
     assert " | unset | unset: an embedded broker is started or found |" in page
 

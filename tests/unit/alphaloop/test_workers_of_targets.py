@@ -57,6 +57,21 @@ def test_a_setup_comes_back_from_the_database_as_it_was_said() -> None:
         assert WorkerSetup.read(json.loads(setup.as_json())) == setup
 
 
+def test_a_setup_of_another_release_is_read_without_its_new_fields_or_not_at_all() -> None:
+    content = json.loads(replace(SETUP, default_model="a", can=ALL, ended={"small": "gone"}).as_json())
+    newer = {**content, "new": {"a": 1}, "can": {**content["can"], "new": 1}}
+    newer["drafters"] = [{**drafter, "new": 1} for drafter in content["drafters"]]
+    assert WorkerSetup.read(newer) == WorkerSetup.read(content) is not None
+    for name in ("target_revision", "engine", "num_slots", "half_life", "drafters"):
+        assert WorkerSetup.read({field: content[field] for field in content if field != name}) is None, name
+    for name, value in (
+        *(("half_life", "soon"), ("num_slots", None), ("drafters", {}), ("drafters", [1]), ("drafters", [{}])),
+        *(("ended", ["small"]), ("default_model", 1), ("can", "all"), ("can", {"context_length": 1})),
+        ("can", {**content["can"], "max_job_bytes": "many"}),
+    ):
+        assert WorkerSetup.read({**content, name: value}) is None, (name, value)
+
+
 def test_a_task_is_served_while_a_worker_of_its_target_was_heard_of_lately() -> None:
     assert [not_served(BOUND, task, [seen("a")]) for task in ("code", "sql", "new")] == [
         *(None, "no worker of b runs", None)

@@ -223,7 +223,7 @@ def test_reading_along_counts_what_reading_at_the_end_counts(
     output: list[int], pieces: list[int], k: int, is_first_drafted: bool, room_behind: int
 ) -> None:
     """However many tokens the text grows by between two readings."""
-    settings = LookupDrafterSettings(min_ngram=1, min_probability=0, max_draft_tokens=k)
+    settings = LookupDrafterSettings(min_probability=0, max_draft_tokens=k)
     prompt, max_tokens = [0, 1, 0], len(output) + room_behind
 
     def reading() -> VirtualRounds:

@@ -12,7 +12,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import NextJob
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.measurements import DriftSubject
-from alphaloop.store.drafts import DraftStatus
+from alphaloop.store.decision_inputs import DraftStatus
 from alphaloop.store.drift import DriftEvent, EventChange, EventState
 from scheduler.causes import Cause, DrafterEvidence, DriftFinding, Judged, explain
 from scheduler.drift.watching import State

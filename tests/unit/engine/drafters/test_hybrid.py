@@ -147,7 +147,7 @@ def test_the_revision_says_what_is_asked_and_by_which_rule() -> None:
         )
     }
     assert len(revisions) == 4
-    other = LookupDrafter("lookup", LookupDrafterSettings(min_ngram=2))
+    other = LookupDrafter("lookup", LookupDrafterSettings(min_probability=0.2))
     assert hybrid(lookup=other).state.revision not in revisions
     assert hybrid(replace_settings(SWITCH, max_draft_tokens=3)).state.revision in revisions, (
         "the longest is no part of it"
@@ -216,7 +216,7 @@ def drafters(**hybrid: Any) -> dict[str, Any]:
     return {
         "drafters": {
             "lookup": {},
-            "memory": {"method": "lookup", "min_ngram": 2},
+            "memory": {"method": "lookup", "min_probability": 0.2},
             "small": {"method": "draft_model", "source": "/small"},
             "far": {"method": "draft_model", "source": "/small", "device": "cuda:1"},
             "heads": {"method": "eagle3", "source": "/heads"},

@@ -20,6 +20,7 @@ from alphaloop.lookup import (
     BYTES_PER_TOKEN,
     MAX_NGRAM,
     MAX_OCCURRENCES,
+    MIN_NGRAM,
     NOVELTY,
     EarlierResults,
     Rule,
@@ -40,7 +41,6 @@ texts = st.lists(tokens, min_size=1, max_size=60)
 pieces = st.lists(st.lists(tokens, min_size=1, max_size=8), max_size=5)
 rules = st.builds(
     LookupDrafterSettings,
-    min_ngram=st.integers(1, 3),
     min_probability=st.sampled_from([0.0, 0.1, 0.3]),
     num_branches=st.just(1),
 )
@@ -67,7 +67,7 @@ def occurrences(searched: list[int], text: list[int], least: int, most: int) -> 
 
 def reference(text: list[int], num_tokens: int, settings: LookupDrafterSettings) -> list[int]:
     """The likeliest continuation: at every place the token whose occurrences weigh most, as long as it is likely."""
-    agreeing = list(occurrences(text[:-1], text, settings.min_ngram, MAX_NGRAM))[:MAX_OCCURRENCES]
+    agreeing = list(occurrences(text[:-1], text, MIN_NGRAM, MAX_NGRAM))[:MAX_OCCURRENCES]
     draft: list[int] = []
     probability = 1.0
     while len(draft) < num_tokens and agreeing:
@@ -109,7 +109,7 @@ def test_two_n_grams_with_one_hash_are_told_apart() -> None:
 
 @pytest.mark.parametrize(
     "changed",
-    [{"min_ngram": 2}, {"min_probability": 0.2}, {"num_branches": 2}, {"memory": True}],
+    [{"min_probability": 0.2}, {"num_branches": 2}, {"memory": True}],
 )
 def test_the_revision_names_what_the_proposals_depend_on(changed: dict[str, object]) -> None:
     assert lookup(**changed).state.revision != lookup().state.revision

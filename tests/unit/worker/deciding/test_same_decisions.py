@@ -23,8 +23,7 @@ from alphaloop.deciding.snapshot import SessionFacts, Snapshot, SnapshotEncoder,
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Mode, Origin, parse_job
 from alphaloop.settings import TaskSettings
-from alphaloop.store.acceptance_state import AcceptanceStateStore, StateRow, with_jobs
-from alphaloop.store.drafts import DraftRegistry
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, StateRow, with_jobs
 from alphaloop.store.job_counts import DecodeRun
 from benchmarks.policy.ours import HALF_LIFE, BudgetsInMemory, ChoicesInMemory, Ours
 from benchmarks.policy.play import Batch, Choice, Decoded

@@ -1,8 +1,8 @@
-"""Scheduled runs, each once, and the lease that makes one process of several the leader.
+"""What processes agree on: runs that happen once, who leads, and the Kafka that their database belongs to.
 
-The lease is a row with a time limit. It needs no session, so it holds through a pooler in transaction mode too. A
-leader that stood still finds out that its lease ran out only when it looks, so each leader has a number, its term, and
-writes nothing once there is a later one.
+The lease of a leader is a row with a time limit. It needs no session, so it holds through a pooler in transaction mode
+too. A leader that stood still finds out that its lease ran out only when it looks, so each leader has a number, its
+term, and writes nothing once there is a later one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 from sqlalchemy import Connection, select, text, update
 from sqlalchemy.dialects.postgresql import insert
 
-from alphaloop.errors import LeadershipLost, StoreError
+from alphaloop.errors import ConfigError, LeadershipLost, StoreError
 from alphaloop.store.database import Database, Store
 from alphaloop.tables import schedule_runs
 
@@ -144,3 +144,38 @@ _RENEW: Final = text(f"""
     WHERE role = :role AND owner = :owner AND expires_at > clock_timestamp() RETURNING role
 """)  # noqa: S608 - no values
 _GIVE_UP: Final = text("DELETE FROM leader_leases WHERE role = :role AND owner = :owner")
+
+
+_READ: Final = text("SELECT id, kafka_cluster AS cluster, kafka_prefix AS prefix FROM installation")
+_SET: Final = "kafka_cluster = :cluster, kafka_prefix = :prefix, noted_at = now()"
+_NOTE: Final = text(f"UPDATE installation SET {_SET} WHERE kafka_cluster IS NULL")  # noqa: S608 - no values
+_ADOPT: Final = text(f"""
+    UPDATE installation SET id = gen_random_uuid(), {_SET}
+    WHERE (kafka_cluster, kafka_prefix) IS DISTINCT FROM (CAST(:cluster AS text), CAST(:prefix AS text))
+""")  # noqa: S608 - no values
+
+
+class InstallationStore(Store):
+    """The one row of its table."""
+
+    def belong(self, cluster: str, prefix: str) -> str:
+        """Note this cluster and `kafka.prefix` if none is noted; returns the database's id.
+
+        Raises ConfigError where another cluster or prefix is noted, and StoreError.
+        """
+        noted = self._database.one(_READ)
+        if noted.cluster is None:
+            self._database.change(_NOTE, {"cluster": cluster, "prefix": prefix})
+            noted = self._database.one(_READ)
+        if (noted.cluster, noted.prefix) != (cluster, prefix):
+            raise ConfigError(
+                f"{self._database.redacted_url} belongs to the Kafka cluster {noted.cluster} with kafka.prefix "
+                f"{noted.prefix!r}, found the cluster {cluster} with {prefix!r}",
+                hint="connect the Kafka and the database that belong together; after a move, or a restore from a "
+                f"backup: alphaloop migrate --adopt-cluster {cluster}",
+            )
+        return str(noted.id)
+
+    def adopt(self, cluster: str, prefix: str) -> bool:
+        """Note another cluster or prefix, under a new id, because a copy is another database; whether it is another."""
+        return self._database.change(_ADOPT, {"cluster": cluster, "prefix": prefix}) > 0

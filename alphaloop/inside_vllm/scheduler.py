@@ -1,0 +1,182 @@
+"""vLLM's scheduler, with drafts as each request asks: `--scheduler-cls`. Needs vLLM to be imported.
+
+    vllm serve … --no-async-scheduling --scheduler-cls alphaloop.inside_vllm.scheduler.FollowingScheduler
+    vllm serve … --scheduler-cls alphaloop.inside_vllm.scheduler.FollowingAsyncScheduler
+
+vLLM verifies what stands in `request.spec_token_ids` and counts it by request. Before each step the class cuts that
+list to what the request wants, or writes look-up's draft there; before each step's end it lowers the number of tokens
+that vLLM's drafter proposes to the most that any request of the step wants. With 0, a drafter with a cache of its own
+still reads the step's tokens (`vllm/v1/spec_decode/llm_base_proposer.py`, propose), so every request may draft at any
+time.
+
+    … --worker-cls alphaloop.inside_vllm.worker.RestingWorker
+
+With that worker it rests in steps that read no prompt, and a request drafts nothing where it begins with tokens that
+the drafter has not read: what vLLM's prefix cache has from the output of requests without drafts.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from itertools import chain
+from typing import Any, Final
+
+from vllm import __version__ as version
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from alphaloop.errors import ConfigError
+from alphaloop.inside_vllm.drafting import KEY, Drafting, LookupDrafts, LookupSettings, UnreadBlocks
+
+#: The parameters of what is overridden, by the versions of vLLM that the class was tested with.
+_TESTED: Final = {
+    "0.32.0": {
+        "schedule": ("self", "throttle_prefills"),
+        "_update_after_schedule": ("self", "scheduler_output"),
+        "add_request": ("self", "request"),
+        "_free_request": ("self", "request", "delay_free_blocks"),
+    }
+}
+#: Under which a drafter rests.
+WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
+#: vLLM's Medusa proposes its k and nothing else (`vllm/v1/spec_decode/medusa.py`).
+_FIXED: Final = ("medusa",)
+
+
+class _Following:
+    """What both schedulers have in common, before vLLM's own class in the order of resolution."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Raises ConfigError for a vLLM of another interface, and for settings that cannot be followed."""
+        check_version(version)
+        super().__init__(*args, **options)
+        this: Any = self
+        config = this.vllm_config
+        if config.speculative_config is None:
+            raise ConfigError("expected --speculative-config with this scheduler class, found none")
+        method, lookup = config.speculative_config.method, _lookup_of(config, is_async=isinstance(self, AsyncScheduler))
+        self._drafting = Drafting(
+            this.num_spec_tokens,
+            this.max_model_len,
+            lookup,
+            is_lookup_alone=lookup is not None and method == "ngram",
+            spoils_beside_sampled=current_platform.is_cpu(),
+            takes_fewer=method not in _FIXED,
+        )
+        if this.dynamic_sd_lookup is None:
+            # Else vLLM pads a request whose prompt is in the prefix cache with k drafts, which it counts as drafted.
+            # This table of k by number of requests says what is so without it.
+            this.dynamic_sd_lookup = [this.num_spec_tokens] * (this.max_num_running_reqs + 1)
+        rests = config.parallel_config.worker_cls == WORKER
+        if rests and config.parallel_config.data_parallel_size > 1:
+            raise ConfigError(
+                f"expected data_parallel_size 1 with --worker-cls {WORKER}, found "
+                f"{config.parallel_config.data_parallel_size}: ranks of experts wait for each other's drafters",
+                hint="leave out --worker-cls: then the drafter reads on in every step",
+            )
+        self._unread = UnreadBlocks(this.block_size) if rests else None
+
+    def schedule(self, *args: Any, **options: Any) -> Any:
+        """vLLM's step, with each request's own drafts."""
+        this: Any = self
+        present = this.running
+        if len(this.running) < this.max_num_running_reqs:
+            present = chain(this.running, this.kv_holding_waiting, this.waiting)
+        for request in self._drafting.choose(this.running, present=present):
+            # Only a text that was read to its last token can be drafted for.
+            if request.num_computed_tokens == len(request.all_token_ids) - 1:
+                draft = self._drafting.look_up(request)
+                request.spec_token_ids = this.structured_output_manager.validate_tokens(request, draft)
+        return super().schedule(*args, **options)  # type: ignore[misc]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        this: Any = self
+        decoding = [this.requests[name] for name in scheduler_output.num_scheduled_tokens]
+        if self._unread is not None:
+            self._find_unread(self._unread, scheduler_output)
+        wanted = self._drafting.num_to_draft(decoding)
+        if self._unread is not None:
+            # Prompts are always read: many requests share the beginnings of theirs.
+            if not wanted and any(request.num_computed_tokens < request.num_prompt_tokens for request in decoding):
+                wanted = 1
+            for request in decoding:
+                num_tokens = scheduler_output.num_scheduled_tokens[request.request_id]
+                blocks, start = self._blocks(request), request.num_computed_tokens
+                self._unread.written(blocks, start, num_tokens, rested=wanted == 0)
+        scheduler_output.num_spec_tokens_to_schedule = min(scheduler_output.num_spec_tokens_to_schedule, wanted)
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+
+    def _find_unread(self, unread: UnreadBlocks, scheduler_output: Any) -> None:
+        """Let those requests draft nothing that begin with blocks which the drafter has not read."""
+        this: Any = self
+        begun = {new.req_id for new in scheduler_output.scheduled_new_reqs}
+        for name in begun | scheduler_output.scheduled_cached_reqs.resumed_req_ids:
+            request = this.requests[name]
+            num_blocks = -(-request.num_computed_tokens // this.block_size)
+            if unread.holds_any(map(self._blocks(request), range(num_blocks))):
+                self._drafting.misses_cache(request)
+
+    def _blocks(self, request: Any) -> Callable[[int], int]:
+        """The number of each of the request's blocks, by its place in the text."""
+        this: Any = self
+        blocks = this.kv_cache_manager.coordinator.get_blocks(request.request_id)[0]
+        return lambda place: int(blocks[place].block_id)
+
+    def add_request(self, request: Any) -> None:
+        """vLLM's own, and what the request says of drafts."""
+        self._drafting.arrived(request)
+        super().add_request(request)  # type: ignore[misc]
+
+    def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
+        self._drafting.ended(request)
+        return super()._free_request(request, *args, **options)  # type: ignore[misc]
+
+
+class FollowingScheduler(_Following, Scheduler):  # type: ignore[misc]  # vLLM is not installed where types are checked
+    """With synchronous scheduling: vLLM's drafters and alphaloop's look-up."""
+
+
+class FollowingAsyncScheduler(_Following, AsyncScheduler):  # type: ignore[misc]
+    """With asynchronous scheduling: vLLM's drafters alone, because a step is scheduled before its text is known."""
+
+
+def check_version(found: str) -> None:
+    """Raises ConfigError unless the class was tested with this version and its methods are those of the tests."""
+    hint = f"install vllm {' or '.join(_TESTED)}, or leave out --scheduler-cls: then every request drafts as the server"
+    if (methods := _TESTED.get(found.split("+")[0])) is None:
+        raise ConfigError(
+            f"expected a vLLM that the scheduler class was tested with ({', '.join(_TESTED)}), found {found}", hint=hint
+        )
+    for name, parameters in methods.items():
+        method = getattr(Scheduler, name, None)
+        actual = tuple(inspect.signature(method).parameters) if method is not None else ()
+        if actual != parameters:
+            raise ConfigError(
+                f"expected {name}({', '.join(parameters)}) in vLLM {found}'s scheduler, found ({', '.join(actual)})",
+                hint=hint,
+            )
+
+
+def _lookup_of(config: Any, *, is_async: bool) -> LookupDrafts | None:
+    """Look-up as `additional_config` has it; None where it has no such section. Raises ConfigError."""
+    if (settings := LookupSettings.read(config.additional_config)) is None:
+        return None
+    place = f"additional_config.{KEY}"
+    if is_async:
+        raise ConfigError(
+            f"expected {place} with synchronous scheduling only",
+            hint="start with --no-async-scheduling and FollowingScheduler",
+        )
+    if config.use_v2_model_runner:
+        raise ConfigError(
+            f"expected {place} with Model Runner V1 only: V2 keeps drafts on the device, out of a scheduler's reach",
+            hint="set VLLM_USE_V2_MODEL_RUNNER=0, or use vLLM's own n-grams",
+        )
+    if getattr(config.speculative_config, "draft_sample_method", "greedy") != "greedy":
+        raise ConfigError(
+            f"expected draft_sample_method greedy beside {place}, found "
+            f"{config.speculative_config.draft_sample_method}: its probabilities are not those of look-up's tokens"
+        )
+    return LookupDrafts(settings)
