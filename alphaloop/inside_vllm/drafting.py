@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Protocol
 
 from alphaloop.errors import ConfigError
-from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, MIN_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
 
 NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 DRAFTER: Final = "alphaloop_drafter"
@@ -32,7 +32,6 @@ CAP: Final = "alphaloop_cap_draft_tokens"
 CAP_S: Final = "alphaloop_cap_s"
 #: The section of `additional_config`.
 KEY: Final = "alphaloop_lookup"
-_MIN_NGRAM: Final = 1
 #: Below it vLLM decodes greedily (`vllm/sampling_params.py`, _SAMPLING_EPS).
 _SAMPLED_FROM: Final = 1e-5
 
@@ -140,7 +139,7 @@ class LookupDrafts:
         self._rule = Rule(self.settings.min_probability, num_branches=1)
         self._texts: dict[str, _Text] = {}
         self._earlier = {
-            task: EarlierResults(_MIN_NGRAM, MAX_NGRAM, MAX_REMEMBERED_BYTES) for task in self.settings.remember_tasks
+            task: EarlierResults(MIN_NGRAM, MAX_NGRAM, MAX_REMEMBERED_BYTES) for task in self.settings.remember_tasks
         }
 
     def __len__(self) -> int:
@@ -153,7 +152,7 @@ class LookupDrafts:
         text = self._texts.get(request.request_id)
         if text is None:
             held = array("i", tokens)
-            index = SuffixIndex(held, _MIN_NGRAM, MAX_NGRAM)
+            index = SuffixIndex(held, MIN_NGRAM, MAX_NGRAM)
             text = _Text(held, task, SearchedText(held, index, self._earlier.get(task)))
             self._texts[request.request_id] = text
         else:
