@@ -57,13 +57,14 @@ requests that ran alone. `nothing`: not even these.
 """
 
 
-#: Granularities in which α by position is not exact, as screens say it. A drafter's revision ends in its granularity.
-_INEXACT: Final[Mapping[str, str]] = {"sums": "positions estimated", "reached": "of positions reached"}
-
-
 def how_counted(draft_revision: str) -> str:
-    """How counts under this revision of a drafter were made, in words; empty where they are of tested positions."""
-    return _INEXACT.get(draft_revision.rpartition("-")[2], "")
+    """How the texts under a server's revision of a drafter were counted, in words; empty where by tested positions.
+
+    llama.cpp reports sums of a text, also where its counters are the evidence.
+    """
+    if draft_revision.startswith("llama_cpp-"):
+        return "positions estimated"
+    return "of positions reached" if draft_revision.endswith("-reached") else ""
 
 
 #: Mean distance of log-probabilities that is another model: bfloat16 and float32 of one model differ by .04, and its
