@@ -234,6 +234,13 @@ def test_whatever_a_server_tells_gives_counts_or_none(tokens: int, proposed: int
         assert (found.num_tokens, sum(found.proposed), found.num_accepted) == (tokens, proposed, accepted)
 
 
+def test_where_all_was_accepted_no_position_accepted_more_than_was_proposed_there() -> None:
+    """Three drafts of six and one of a single token."""
+    found = counts_from_sums(24, 19, 19, 6)
+    assert (found.rounds, found.num_empty_rounds) == (5, 1)
+    assert found.proposed == found.trials == found.accepts == (4, 3, 3, 3, 3, 3)
+
+
 @pytest.mark.parametrize("sums", [(10, 4, 5, 4), (3, 8, 4, 4), (0, 0, 0, 4), (5, -1, -1, 4), (30, 29, 29, 1)])
 def test_impossible_sums_are_no_counts(sums: tuple[int, int, int, int]) -> None:
     assert counts_from_sums(*sums) is None
