@@ -75,8 +75,11 @@ class EndpointSettings(Section):
     api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
     drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    varies_drafts: bool = (
+        False  #: SGLang's --speculative-adaptive, TensorRT-LLM's draft_len_schedule: k changes, up to num_draft_tokens
+    )
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
-        None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
+        None  #: the page for Prometheus of vLLM or llama.cpp, as in http://host:8000/metrics: evidence is its counters
     )
     switches_drafts: bool = (
         False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
@@ -94,6 +97,19 @@ class EndpointSettings(Section):
     def root(self) -> str:
         """The address before /version, /props and other paths outside of OpenAI's form."""
         return self.api.removesuffix("/v1")
+
+    @property
+    def counted(self) -> Literal["", "counters", "reached", "sums"]:
+        """How its drafts are counted, where that is not round by round: evidence of another kind has another name.
+
+        By the server's counters; by the positions that rounds reached, because their k is not known; by sums of each
+        request, whose spread over the positions is estimated.
+        """
+        if self.metrics_url is not None:
+            return "counters"
+        if self.varies_drafts:
+            return "reached"
+        return "sums" if self.kind == "llama_cpp" else ""
 
     @property
     def has_own_metrics(self) -> bool:
@@ -120,6 +136,13 @@ class EndpointSettings(Section):
             raise ValueError(
                 'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
             )
+        if self.varies_drafts and (self.kind not in ("sglang", "tensorrt_llm") or self.drafter is None):
+            raise ValueError(
+                'expected varies_drafts only with kind = "sglang" or "tensorrt_llm" and a drafter: no other server '
+                "changes k by itself"
+            )
+        if self.varies_drafts and self.metrics_url is not None:
+            raise ValueError("expected varies_drafts without metrics_url: counters are read for one k")
         if self.switches_drafts and self.metrics_url is not None:
             raise ValueError(
                 "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
@@ -510,12 +533,13 @@ class ModelSettings(Section):
             )
         for drafter in {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}:
             replicas = {name: endpoint for name, endpoint in self.endpoints.items() if endpoint.drafter == drafter}
-            counted = {endpoint.metrics_url is not None: name for name, endpoint in replicas.items()}
-            if len(counted) > 1:
-                raise ValueError(
-                    f"expected metrics_url at all endpoints of the drafter {drafter} or at none, found it at "
-                    f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
-                )
+            for field in ("metrics_url", "varies_drafts"):
+                counted = {bool(getattr(endpoint, field)): name for name, endpoint in replicas.items()}
+                if len(counted) > 1:
+                    raise ValueError(
+                        f"expected {field} at all endpoints of the drafter {drafter} or at none, found it at "
+                        f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
+                    )
             lengths = {endpoint.num_draft_tokens: name for name, endpoint in replicas.items()}
             if len(lengths) > 1:
                 by_length = " and ".join(f"{length} at {name}" for length, name in lengths.items())

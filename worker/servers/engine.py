@@ -388,8 +388,7 @@ def _server(
     endpoint = settings.model_copy(update={"model": known.model}) if known else settings
     length = (known.context_length if known else None) or identity.context_length
     server = known.server if known else settings.kind
-    # What is counted in another way is evidence of another kind, and has another name.
-    revision = server if settings.metrics_url is None else f"{server}-counters"
+    revision = f"{server}-{settings.counted}" if settings.counted else server
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
     return InferenceServer(
         name=name,
