@@ -87,6 +87,26 @@ def test_backlogged_tasks_share_device_time_by_weight(seed: int, weights: list[f
     assert all(num_admitted < 2000 for num_admitted in Counter(key.task for key, _ in device.admitted).values())
 
 
+@settings(derandomize=True, deadline=None, max_examples=12)
+@given(st.integers(0, 2**32), st.lists(st.sampled_from([0.1, 1.0, 10.0]), min_size=3, max_size=3))
+@example(859, [10.0, 10.0, 10.0])
+def test_no_task_starves_whatever_its_weight(seed: int, weights: list[float]) -> None:
+    """A task gets a job in before all tasks together had the device time that one task may be ahead, times weight."""
+    rng, weight_of = Random(seed), dict(zip(TASKS, weights, strict=True))
+    mean_s = {task: rng.choice([0.2, 1.0]) for task in TASKS}
+    queue = queue_of({lane(task): 4 for task in TASKS}, weight_of=weight_of.__getitem__)
+    device = SimulatedDevice(queue, 3, lambda key, _: rng.uniform(0, 2 * mean_s[key.task]))
+    # A job that runs alone is charged a whole step, however short it is.
+    longest_job_s = max(1.0, 2 * max(mean_s.values()))
+    longest_wait_s = sum(weights) * (1.0 + 2 * 3 * longest_job_s / min(weights))
+    admitted_at_s = dict.fromkeys(TASKS, 0.0)
+    for _ in range(int(2 * longest_wait_s)):
+        for key, _ in device.step(1.0):
+            admitted_at_s[key.task] = sum(device.device_s.values())
+            add(queue, lane(key.task), 1)
+        assert sum(device.device_s.values()) - min(admitted_at_s.values()) <= longest_wait_s
+
+
 def test_a_job_that_took_less_than_expected_is_not_held_against_its_task() -> None:
     queue = queue_of({lane("dear"): 200}, quantum_s=0.5)
     device = SimulatedDevice(queue, 16, lambda key, _: 20.0 if key.task == "dear" else 0.1)
