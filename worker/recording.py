@@ -303,7 +303,7 @@ def succeeded(
                 "num_draft_tokens": run.num_draft_tokens,
                 "reason": run.reason,
                 "explanation": _explained(decision, run.mode) + _remark(generation),
-                **(_rounds_of(generation) if claimed.ready.prepared.tells_rounds else {}),
+                **(_rounds_of(generation) if claimed.ready.prepared.reports_round_counts else {}),
                 "batch_size": generation.batch_size,
             },
         },
@@ -422,7 +422,12 @@ def _remark(generation: Generation) -> str:
     if not generation.num_unparsed_calls:
         return ""
     num = generation.num_unparsed_calls
-    return f"; of the text {num} piece{'s' * (num > 1)} began like a call of a tool, could not be read, and stayed text"
+    was = (
+        "pieces looked like tool calls, could not be parsed, and were"
+        if num > 1
+        else "piece looked like a tool call, could not be parsed, and was"
+    )
+    return f"; {num} {was} kept as text"
 
 
 def _run_of(
@@ -476,7 +481,7 @@ def _run_of(
 
 
 def _reason(decision: Decision, mode: Mode) -> str:
-    """Why it was decoded so; where load, lot, a failure or an early end made it another mode than decided, that."""
+    """The decision's reason; `decided_otherwise` where load, the experiment or a failure changed the mode."""
     if decision.mode is not mode and decision.reason not in _MEASURING:
         return "decided_otherwise"
     return reason_said(decision.reason, decision.chosen.speedup_low if decision.chosen else None)
