@@ -294,7 +294,7 @@ class TransformersEngine(Engine):
         return tuple(generation for generation in whole if generation is not None)
 
     def _schedule(self) -> list[Sequence]:
-        """Give free slots to waiting sequences, fit the memory to what runs, open its drafters; returns the running ones."""
+        """Give free slots to waiting sequences, fit memory and drafters to what runs; returns the running ones."""
         self._admitted.resume()
         self._admitted.start_waiting()
         # The prefix cache has what the running sequences leave, and the cache grows no further than they leave.
