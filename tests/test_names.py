@@ -33,6 +33,7 @@ _FILE: Final = re.compile(r"(?<![\w/.…{*:-])((?:[\w-]+/)*[\w-]+\.(?:py|md))\b"
 #: Of other programs: OpenAI's fields, the Python of vLLM, the process collector of Prometheus.
 _FOREIGN: Final = {
     "accepted_prediction_tokens",
+    "draft_len_schedule",
     "process_resident_memory_bytes",
     "raw_logprobs",
     "rejected_prediction_tokens",
@@ -40,6 +41,7 @@ _FOREIGN: Final = {
     "user_data",
     "gpu_model_runner.py",
     "sampling_params.py",
+    "tokenizer_manager.py",
 }
 _FOLDERS_OF_VLLM: Final = ("vllm/", "v1/")
 #: Files that may name a command, beside those without a suffix: the Makefile, the Dockerfile.

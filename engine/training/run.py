@@ -260,7 +260,7 @@ class TrainingRun:
                 recorder = self._recorder()
                 beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
             models = ModelSettings(target=self._served, drafters={})
-            engine = load_engine(models, num_slots=self._recipe.batch_size, beside=beside)
+            engine = load_engine(models, num_slots=self._recipe.batch_size, extra_drafters=beside)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
             with _stage(self._progress, "texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
