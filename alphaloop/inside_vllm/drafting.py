@@ -176,12 +176,14 @@ class Drafting:
     is_lookup_alone: bool = False  #: look-up drafts for every request, whatever it names
     spoils_beside_sampled: bool = False  #: a greedy text that is drafted beside a sampled one is wrong there
     takes_fewer: bool = True  #: whether the server's drafter can be asked for fewer tokens than its k
+    drafter_max_tokens: int | None = None  #: of a text that it reads with k more; None: it reads every text
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def __post_init__(self) -> None:
         self._wishes: dict[str, Wish] = {}
         self._undrafted: set[str] = set()
         self._cap, self._cap_until = 0, float("-inf")
+        self._was_left_out = False
 
     def wish(self, request: Request) -> Wish:
         """What the request asks for, read once."""
@@ -224,6 +226,8 @@ class Drafting:
                 request.spec_token_ids = []
                 if most and self.lookup is not None:
                     wanting.append(request)
+            elif self._was_left_out:
+                request.spec_token_ids = []
             elif len(request.spec_token_ids) > most:
                 # A new list: with asynchronous scheduling all requests share theirs.
                 request.spec_token_ids = request.spec_token_ids[:most]
@@ -236,6 +240,16 @@ class Drafting:
         # A pass yields one token beyond its drafts, and that one must fit too.
         room = self.max_tokens - len(request.all_token_ids) - 1
         return self.lookup.propose(request, self.wish(request).task, min(self._most(request), room))
+
+    def leaves_out(self, longest: int) -> bool:
+        """Whether the server's drafter is not run after a step whose longest text has this many tokens then.
+
+        vLLM then has k zeros as the draft of every request, also of those with room (`v1/worker/gpu_model_runner.py`,
+        _input_fits_in_drafter). `choose` drops them: verified, they would count as drafts that were rejected.
+        """
+        most = self.drafter_max_tokens
+        self._was_left_out = most is not None and longest > most - self.num_draft_tokens
+        return self._was_left_out
 
     def num_to_draft(self, decoding: Iterable[Request]) -> int:
         """Tokens that the server's drafter proposes after a step with these requests: the most that any of them wants.

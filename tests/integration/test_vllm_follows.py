@@ -197,6 +197,24 @@ def test_a_prompt_that_the_prefix_cache_has_whole_is_drafted_as_its_request_asks
     assert first["token_ids"] == again["token_ids"] == drafted["token_ids"]
 
 
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+def test_a_text_at_the_end_of_its_context_costs_its_neighbours_no_rejected_drafts(
+    drafter: str, source: Path, vanilla: dict[str, Any]
+) -> None:
+    model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
+    at_the_end = {"prompt": {"prompt_token_ids": [5 + i % 90 for i in range(114)]}, "said": {}}
+    speculative = NGRAM if drafter == "ngram" else model
+    batches = [[asks(K)], [at_the_end, asks(K)], [asks(K)]]
+    alone, beside, after = decode(source, speculative, batches, max_model_len=128, enable_prefix_caching=False)
+    assert alone["token_ids"][0] == beside["token_ids"][1] == vanilla[PROMPTS[0]]
+    if drafter == "ngram":
+        assert beside["drafts"][1] == alone["drafts"][0]
+    else:  # what the drafter has not read it does not read later: it drafts for this text no more
+        assert 0 < len(beside["drafts"][1]) < len(alone["drafts"][0])
+        assert beside["drafts"][1] == alone["drafts"][0][: len(beside["drafts"][1])]
+    assert after["drafts"] == alone["drafts"]
+
+
 def test_greedy_texts_beside_sampled_ones_are_right(source: Path, vanilla: dict[str, Any]) -> None:
     sampled = asks(K, "Once upon a time", temperature=1.0)
     batches = [[*MIXED, sampled], [asks(K)]]

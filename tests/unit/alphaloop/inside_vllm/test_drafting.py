@@ -101,6 +101,20 @@ def test_a_request_that_its_drafter_has_not_read_keeps_no_drafts_to_its_end() ->
     assert cut(subject, [request("missed", num_draft_tokens=4)]) == {"missed": 4}  # another request of that name
 
 
+def test_what_vllm_has_in_place_of_drafts_after_a_step_without_its_drafter_is_dropped() -> None:
+    subject = with_lookup(k=4, alone=False)
+    subject.drafter_max_tokens = MAX_TOKENS
+    model, looked_up = request("m"), request("l", drafter="lookup")
+    assert not subject.leaves_out(MAX_TOKENS - 4)
+    assert cut(subject, [model]) == {"m": 4}
+    assert subject.leaves_out(MAX_TOKENS - 3)  # that many and k more are too long for the drafter
+    assert cut(subject, [model]) == {"m": 0}
+    assert subject.choose([model, looked_up]) == [looked_up]
+    assert not subject.leaves_out(9)
+    assert cut(subject, [model]) == {"m": 4}
+    assert not drafting().leaves_out(MAX_TOKENS)  # Model Runner V2, whose drafters read every text
+
+
 def test_look_up_drafts_where_a_model_would_have_missed_tokens() -> None:
     subject = with_lookup(alone=False)
     rising = request("r", drafter="lookup", num_draft_tokens=3)
