@@ -167,7 +167,7 @@ class LookupDrafts:
 
 
 @dataclass(eq=False)
-class Drafting:
+class RequestDrafts:
     """The drafts of all requests of one server. One thread owns it, the scheduler's."""
 
     num_draft_tokens: int  #: k with which the server was started

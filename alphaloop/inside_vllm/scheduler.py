@@ -30,7 +30,7 @@ from vllm.v1.request import Request
 
 from alphaloop.errors import ConfigError
 from alphaloop.inside_vllm import interface
-from alphaloop.inside_vllm.drafting import KEY, Drafting, LookupDrafts, LookupSettings, UnreadBlocks
+from alphaloop.inside_vllm.drafting import KEY, RequestDrafts, LookupDrafts, LookupSettings, UnreadBlocks
 
 #: Under which a drafter rests.
 WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
@@ -52,7 +52,7 @@ class _Following:
             raise ConfigError("expected --speculative-config with this scheduler class, found none")
         speculative = config.speculative_config
         lookup = _lookup_of(config, is_async=isinstance(self, AsyncScheduler))
-        self._drafting = Drafting(
+        self._drafting = RequestDrafts(
             this.num_spec_tokens,
             this.max_model_len,
             lookup,

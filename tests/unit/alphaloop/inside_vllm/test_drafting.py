@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.drafting import Drafting, LookupDrafts, LookupSettings, Request, UnreadBlocks, Wish
+from alphaloop.inside_vllm.drafting import RequestDrafts, LookupDrafts, LookupSettings, Request, UnreadBlocks, Wish
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.drafters.lookup import LookupDrafter
 
@@ -56,15 +56,15 @@ def request(
     return Decoded(name, whole, num_prompt, Params(extra, temperature))
 
 
-def drafting(k: int = 4, **settings: Any) -> Drafting:
-    return Drafting(k, MAX_TOKENS, **settings)
+def drafting(k: int = 4, **settings: Any) -> RequestDrafts:
+    return RequestDrafts(k, MAX_TOKENS, **settings)
 
 
-def with_lookup(*, k: int = 4, alone: bool = True, max_tokens: int = MAX_TOKENS, **settings: Any) -> Drafting:
-    return Drafting(k, max_tokens, LookupDrafts(LookupSettings(**settings)), is_lookup_alone=alone)
+def with_lookup(*, k: int = 4, alone: bool = True, max_tokens: int = MAX_TOKENS, **settings: Any) -> RequestDrafts:
+    return RequestDrafts(k, max_tokens, LookupDrafts(LookupSettings(**settings)), is_lookup_alone=alone)
 
 
-def cut(subject: Drafting, requests: Iterable[Decoded], *, proposed: int = 4) -> dict[str, int]:
+def cut(subject: RequestDrafts, requests: Iterable[Decoded], *, proposed: int = 4) -> dict[str, int]:
     """How much is left of `proposed` tokens of the server's drafter, by request."""
     running = list(requests)
     shared = [-1] * proposed  # one list for all, as asynchronous scheduling has it
