@@ -30,7 +30,7 @@ from vllm.v1.request import Request
 
 from alphaloop.errors import ConfigError
 from alphaloop.inside_vllm import interface
-from alphaloop.inside_vllm.drafting import KEY, RequestDrafts, LookupDrafts, LookupSettings, UnreadBlocks
+from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
 
 #: Under which a drafter rests.
 WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.drafting import RequestDrafts, LookupDrafts, LookupSettings, Request, UnreadBlocks, Wish
+from alphaloop.inside_vllm.drafting import LookupDrafts, LookupSettings, Request, RequestDrafts, UnreadBlocks, Wish
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.drafters.lookup import LookupDrafter
 
