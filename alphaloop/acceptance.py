@@ -274,7 +274,9 @@ def counts_from_sums(
 ) -> AcceptanceCounts | None:
     """The counts at k = `num_draft_tokens` ≥ 1, the round of the prompt among them; None for impossible sums.
 
-    As few rounds as can hold the proposed tokens are taken to have drafted, because rounds draft k tokens or none.
+    The sums over all positions are the given ones; how they spread over the positions is estimated. As few rounds as
+    can hold the proposed tokens are taken to have drafted, because rounds draft k tokens or none, and acceptance is
+    taken to be alike at every position.
     """
     if not (0 <= num_accepted <= num_proposed and num_accepted <= num_tokens) or num_tokens < 1:
         return None
@@ -284,11 +286,24 @@ def counts_from_sums(
     num_cropped = rounds + num_accepted - num_tokens
     if num_cropped > num_draft_tokens:
         return None
-    accepts = _spread(num_accepted, num_drafting, num_draft_tokens)
-    trials = (num_drafting, *accepts[:-1])
-    last = num_proposed - num_drafting * (num_draft_tokens - 1)
-    proposed = (*(num_drafting,) * (num_draft_tokens - 1), max(last, trials[-1]))
+    num_lacking = num_drafting * num_draft_tokens - num_proposed  # to k, of the last round that drafted
+    num_whole = num_draft_tokens - num_lacking
+    proposed = (*(num_drafting,) * num_whole, *(num_drafting - 1,) * num_lacking)
+    accepts = _fitted(_spread(num_accepted, num_drafting, num_draft_tokens), proposed)
+    trials = (num_drafting, *map(min, accepts[:-1], proposed[1:]))
     return AcceptanceCounts(rounds, rounds - num_drafting, num_cropped, proposed, trials, accepts)
+
+
+def _fitted(accepts: Sequence[int], proposed: Sequence[int]) -> tuple[int, ...]:
+    """The accepts, at no position more than proposed: the excess goes to the first positions that have room."""
+    excess, fitted = 0, []
+    for accepted, most in zip(accepts, proposed, strict=True):
+        excess += max(0, accepted - most)
+        fitted.append(min(accepted, most))
+    for place, most in enumerate(proposed):
+        moved = min(excess, most - fitted[place])
+        fitted[place], excess = fitted[place] + moved, excess - moved
+    return tuple(fitted)
 
 
 def _spread(num_accepted: int, num_drafting: int, k: int) -> tuple[int, ...]:

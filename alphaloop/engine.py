@@ -159,7 +159,7 @@ class PreparedJob:
     num_estimated_tokens: int = 0  #: of a prompt that is not tokenized here
     features: frozenset[Feature] = frozenset()  #: what a server has to be able to do; empty of an own engine's job
     is_remembered: bool = False  #: whether the task's memory takes in its result
-    tells_rounds: bool = True  #: whether its result has counts of its rounds
+    reports_round_counts: bool = True  #: whether its result has counts of its rounds
 
     @property
     def num_prompt_tokens(self) -> int:

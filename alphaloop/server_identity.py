@@ -47,13 +47,24 @@ class EngineIdentity:
 ServerKind = Literal["vllm", "sglang", "llama_cpp", "tensorrt_llm", "openai"]
 """`openai` is any other server: it is asked for nothing, and believed in nothing, that OpenAI's own form lacks."""
 
-Granularity = Literal["rounds", "lengths", "sums", "counters", "nothing"]
+Granularity = Literal["rounds", "lengths", "reached", "sums", "counters", "nothing"]
 """How finely a server reports what was drafted and accepted in one request.
 
 `rounds`: of each round, how many tokens were drafted and accepted. `lengths`: how many rounds accepted how many tokens.
-`sums`: drafted and accepted tokens of the request. `counters`: the server's own counters, of a slice of requests that
-ran alone. `nothing`: not even these.
+`reached`: the same, of a server that changes k by itself and does not report how many tokens were drafted. `sums`: of
+what was drafted only the sum, so that positions are estimated. `counters`: the server's own counters, of a slice of
+requests that ran alone. `nothing`: not even these.
 """
+
+
+def how_counted(draft_revision: str) -> str:
+    """How the texts under a server's revision of a drafter were counted, in words; empty where by tested positions.
+
+    llama.cpp reports sums of a text, also where its counters are the evidence.
+    """
+    if draft_revision.startswith("llama_cpp-"):
+        return "positions estimated"
+    return "of positions reached" if draft_revision.endswith("-reached") else ""
 
 
 #: Mean distance of log-probabilities that is another model: bfloat16 and float32 of one model differ by .04, and its

@@ -77,9 +77,9 @@ def counted_apart(num_probes: int, num_controls: int) -> str:
     return ", ".join(how_many(number, name) for name, number in kinds if number)
 
 
-def acceptance_of(drafter: str | None, in_force: str | None, lengths: str, form: str | None = "") -> str:
+def acceptance_of(drafter: str | None, in_force: str | None, lengths: str, *more: str) -> str:
     """`k up to 5`: what acceptance was measured with; `lookup, k up to 5, json` if another is in force, of a form."""
-    return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths, form)))
+    return ", ".join(filter(None, (drafter if drafter != in_force else "", lengths, *more)))
 
 
 def named(drafter: str | None, num_draft_tokens: int) -> str:

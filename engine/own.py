@@ -78,9 +78,11 @@ MOST_FRESH: Final = 16
 
 
 def load_engine(
-    models: ModelSettings, *, num_slots: int, beside: Mapping[str, Drafter] | None = None
+    models: ModelSettings, *, num_slots: int, extra_drafters: Mapping[str, Drafter] | None = None
 ) -> TransformersEngine:
-    """Load the target and its drafters. Seconds, and 14 of a first GGUF. `beside`: drafters that no setting makes.
+    """Load the target and its drafters. Takes seconds, 14 for a GGUF that is loaded the first time.
+
+    `extra_drafters`: beside those of the settings.
 
     Raises ConfigError for a device or a layer that is not there, ModelNotFound, UnsupportedModel, or IncompatiblePair
     for a draft model or heads that cannot draft for this target.
@@ -89,7 +91,7 @@ def load_engine(
     free_before = {gpu: available_bytes(gpu) for gpu in placement.devices if gpu.type != "cpu"}
     log.info("loading the target %s", models.target.name, extra={"action": START_PROGRESS})
     target = load_target(models.target, placement)
-    drafters = open_drafters(models, target, placement, num_slots=num_slots) | dict(beside or {})
+    drafters = open_drafters(models, target, placement, num_slots=num_slots) | dict(extra_drafters or {})
     own = target.model.kv_shape.bytes_per_token
     drafted = sum(
         drafter.bytes_per_token
@@ -292,7 +294,7 @@ class TransformersEngine(Engine):
         return tuple(generation for generation in whole if generation is not None)
 
     def _schedule(self) -> list[Sequence]:
-        """Give free slots to sequences that wait, fit the memory to those that run, open their drafters; who runs."""
+        """Give free slots to waiting sequences, fit memory and drafters to what runs; returns the running ones."""
         self._admitted.resume()
         self._admitted.start_waiting()
         # The prefix cache has what the running sequences leave, and the cache grows no further than they leave.
@@ -315,14 +317,14 @@ class TransformersEngine(Engine):
             self._make_room(batch)
 
     def _drop_failed(self, batch: list[Sequence]) -> dict[str, AlphaloopError]:
-        """Cancel the jobs with a text that cannot go on; why, by job."""
+        """Cancel the jobs with a text that cannot go on; returns why, by job."""
         failed = {sequence.spec.owner: sequence.failure for sequence in batch if sequence.failure is not None}
         for job_id in failed:
             self.cancel(job_id)
         return failed
 
     def _drop_finished(self, batch: list[Sequence], failed: Container[str]) -> list[Sequence]:
-        """Take the slots of sequences whose text has ended; these."""
+        """Release the slots of finished sequences; returns them."""
         finished = [sequence for sequence in batch if sequence.finish_reason and sequence.spec.owner not in failed]
         left = self._max_cache_bytes - self._admitted.num_bytes
         for sequence in finished:

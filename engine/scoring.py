@@ -20,7 +20,7 @@ from engine.constraint import ConstrainedText
 from engine.proposal import UNKNOWN, Drafter, Proposal
 from engine.sampling import key_of
 from engine.sequence import Sequence
-from engine.verification import verify_followed
+from engine.verification import verify_against_choices
 
 #: Most that readings may take between two rounds, in seconds.
 ADVANCE_S: Final = 0.002
@@ -332,7 +332,7 @@ class VirtualRounds:
         proposal = self._fitted(self._propose(room), room)
         # A target that chooses what follows, whatever stands before.
         best = [following[depth] if depth < len(following) else _ENDED for depth in (0, *proposal.depths)]
-        verdict = verify_followed(best, proposal)
+        verdict = verify_against_choices(best, proposal)
         num_emitted = min(verdict.num_accepted + 1, len(following))
         self._go_on(following[:num_emitted])
         forced, num_tested = proposal.forced_in(verdict.path), verdict.num_tested

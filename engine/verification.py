@@ -88,10 +88,10 @@ def _scores(logits: Tensor, sequence: Sequence, proposal: Proposal) -> Tensor:
 def _verify_chosen(scores: Tensor, sequence: Sequence, proposal: Proposal) -> DraftVerdict:
     """One sequence whose token at each place follows from its `scores` [1 + len(tokens), vocabulary]."""
     places = [len(sequence.text) + depth for depth in (0, *proposal.depths)]
-    return verify_followed(sequence.choice.tokens(scores, places).tolist(), proposal)
+    return verify_against_choices(sequence.choice.tokens(scores, places).tolist(), proposal)
 
 
-def verify_followed(best: list[int], proposal: Proposal) -> DraftVerdict:
+def verify_against_choices(best: list[int], proposal: Proposal) -> DraftVerdict:
     """One sequence for which the target has chosen `best` [1 + len(tokens)]."""
     if proposal.parents is None:
         return verify_greedy(best, proposal.tokens)
@@ -109,7 +109,7 @@ def _verify_likeliest(best: list[int], logits: Tensor, sequence: Sequence, propo
         best = scores.argmax(dim=-1).tolist()
     if constrained is not None:
         best = constrained.best(best, scores, paths)
-    verdict = verify_followed(best, proposal)
+    verdict = verify_against_choices(best, proposal)
     if not sequence.is_watched:
         return verdict
     rows = [0, *(index + 1 for index in verdict.path)]
@@ -130,7 +130,7 @@ def _with_second_choices(verdict: DraftVerdict, scores: Tensor) -> DraftVerdict:
 def _with_logprobs(
     verdicts: list[DraftVerdict], logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]
 ) -> list[DraftVerdict]:
-    """The verdicts, of sequences that want it with what the target's own `logits` say of each token that they yield."""
+    """Add logprobs to the verdicts of sequences that ask for them."""
     begin = 0
     for index, (sequence, proposal) in enumerate(judged):
         if (num_ranked := sequence.spec.sampling.num_logprobs) is not None:
@@ -344,7 +344,7 @@ def _descend(
     accepted: SequenceOf[int] = (),
     left: Tensor | None = None,
 ) -> DraftVerdict:
-    """Try the children of each accepted node in order; with `accepted`, a block, those that were not drawn.
+    """Try the children of each accepted node in order; if a block was `accepted`, its undrawn children only.
 
     `left` is what the block leaves to be drawn after it.
     """

@@ -22,7 +22,7 @@ from alphaloop.embedded.stack import with_running_stack
 from alphaloop.errors import AlphaloopError, ConfigError, EngineSick
 from alphaloop.kafka.producer import Producer
 from alphaloop.liveness import ExitCode, MetricsServer, Watchdog
-from alphaloop.settings import Settings, TasksFile, load_settings
+from alphaloop.settings import ModelSettings, Settings, TasksFile, load_settings
 from alphaloop.start_wait import StartStopped, StartWait, await_servers
 from alphaloop.store.database import POOL_SIZE, Database
 from alphaloop.store.decision_inputs import DraftRegistry
@@ -84,15 +84,28 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
         if retired:
             log.warning("retired drafters are not opened: %s", ", ".join(sorted(retired)))
         settings = settings.model_copy(update={"models": settings.models.without(retired)})
+        models = settings.models
+        if models.target.engine == "vllm":
+            models = _start_vllm(settings, exits, start_wait)
         engine = start_wait.until_answered(
             "the inference servers",
-            partial(open_engine, settings.models, num_slots=settings.worker.batch_size, database=database),
+            partial(open_engine, models, num_slots=settings.worker.batch_size, database=database),
         )
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.
         await_servers(settings, database, start_wait)
         base = lay_foundation(settings, engine, database, stop=stop, hurry=hurry, rng=rng, metrics=metrics)
         _consume(assemble(base, tasks_file, producer), health, metrics_url=endpoint.url)
+
+
+def _start_vllm(settings: Settings, exits: ExitStack, start_wait: StartWait) -> ModelSettings:
+    """Start the worker's own vLLM, which ends with `exits`, and wait until it has loaded."""
+    from worker.servers.vllm_process import VllmProcess
+
+    process = VllmProcess(settings)
+    exits.callback(process.stop)
+    process.start()
+    return start_wait.until_answered("vLLM", process.endpoints)
 
 
 @dataclass(eq=False)

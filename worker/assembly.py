@@ -76,7 +76,7 @@ def assemble(base: Foundation, tasks_file: TasksFile | None, producer: Producer)
     recorder = open_recorder(base, record, intake, leases, publisher.queue)
     retries = open_retries(base, leases, forwarder, intake, recorder.fail)
 
-    # Between the two.
+    # Parts that need both sides.
     reader = Fetching(contents, validation, retry=base.retry, wake=intake.wake)
     undecoded = UndecodedJobs(intake, publisher.queue, forwarder, recorder, now=base.now)
     feed = open_feed(base, reader, claiming, undecoded, deciding)
@@ -167,7 +167,7 @@ def _write_in_background(base: Foundation, deciding: Deciding) -> None:
 
 
 def _watch(base: Foundation, evidence: EvidenceCache, leases: LeaseKeeper, intakes: Sequence[Intake]) -> Watch:
-    """What reads the changes of other processes: evidence, cancellations, topics that were made anew."""
+    """What reads the changes of other processes: evidence, cancellations, re-created topics."""
     kafka = base.settings.kafka
 
     def ask_ids(topics: Collection[str]) -> dict[str, str]:
@@ -208,12 +208,14 @@ def open_memory(base: Foundation, tasks: Callable[[], Mapping[str, TaskSettings]
 
 
 def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
-    """Open it; `num_slots` are those of an engine that owns a device. `database` has what servers were earlier.
+    """Open it; `num_slots` are those of an engine that owns a device.
+
+    `database`: where the identities of servers are remembered.
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
     try:
-        if models.target.engine == "server":
+        if models.target.engine != "own":
             from worker.servers.engine import open_server_engine
 
             identities = ServerIdentityStore(database) if database is not None else None

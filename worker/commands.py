@@ -324,22 +324,22 @@ class TrainingEvents:
         self._tell = tell
 
     def stage(self, name: str, total: int, done: int) -> None:
-        """As `Progress.stage` of a run."""
+        """As `TrainingProgress.stage`."""
         self._tell(StageEvent(name=name, total=total, done=done))
 
     def advance(self, num: int, note: str) -> None:
-        """As `Progress.advance`."""
+        """As `TrainingProgress.advance`."""
         self._tell(AdvanceEvent(num=num, note=note))
 
     def note(self, text: str) -> None:
-        """As `Progress.note`."""
+        """As `TrainingProgress.note`."""
         self._tell(NoteEvent(text=text))
 
 
 def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
     """`alphaloop draft train`: train a draft, or go on with one, and register it; 130 when interrupted."""
     from engine.training.recipe import read_recipe
-    from engine.training.run import TrainingRun
+    from engine.training.run import TrainingRun, WantedDraft
 
     recipe = read_recipe(order.recipe, seed=order.seed)
     with ExitStack() as stack:
@@ -348,13 +348,9 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
             file and stack.enter_context(readable_again(file)) for file in (order.prompts, order.held_out)
         )
         run = TrainingRun(
-            order.folder,
-            order.method,
+            WantedDraft(order.folder, order.method, order.name, prompts, held_out),
             settings.models.target,
             recipe,
-            name=order.name,
-            prompts=prompts,
-            held_out=held_out,
             descriptions={name: task.description for name, task in settings.tasks.items()},
             read_prompts=partial(read_prompts, settings, order.task, lambda text: tell(NoteEvent(text=text))),
             progress=TrainingEvents(tell),

@@ -23,7 +23,7 @@ from uuid import UUID, uuid4
 
 from pydantic_core import to_jsonable_python
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts, EvidenceKey, counts_from_sums, prompt_bucket
+from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Decision, Reason, reason_said
 from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
 from alphaloop.errors import AlphaloopError, StoreValueRefused, package_missing
@@ -31,6 +31,7 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import choices_to_write, encode_fields
 from alphaloop.probes import ProbeText
+from alphaloop.server_identity import Granularity
 from alphaloop.settings import Settings
 from alphaloop.store.job_counts import DecodeRun, ShadowRun
 from alphaloop.store.outcomes import OutboxMessage, Outcome
@@ -272,7 +273,6 @@ def succeeded(
 ) -> Outcome:
     """The outcome of a decoded job, with its counts."""
     identity = identity.of(claimed.ready.job.body.model)
-    counts = generation.counts
     run = _run_of(claimed, generation, decision, identity, queue_s=queue_s, now=now, decode_batch_id=decode_batch_id)
     return _outcome(
         claimed,
@@ -303,7 +303,7 @@ def succeeded(
                 "num_draft_tokens": run.num_draft_tokens,
                 "reason": run.reason,
                 "explanation": _explained(decision, run.mode) + _remark(generation),
-                **(_rounds_of(counts) if claimed.ready.prepared.tells_rounds else {}),
+                **(_rounds_of(generation) if claimed.ready.prepared.reports_round_counts else {}),
                 "batch_size": generation.batch_size,
             },
         },
@@ -315,16 +315,25 @@ def succeeded(
     )
 
 
-def _rounds_of(counts: AcceptanceCounts) -> dict[str, Any]:
+def _rounds_of(generation: Generation) -> dict[str, Any]:
+    """The counts by position; nothing where a server that drafts reported none."""
+    counts, served = generation.counts, generation.served
+    if not (generation.is_counted or any(counts.proposed)):
+        return {}
+    positions = _POSITIONS.get(served.granularity) if served and any(counts.proposed) else None
     return {
         "rounds": counts.rounds,
         "num_empty_rounds": counts.num_empty_rounds,
+        **({"positions": positions} if positions else {}),
         "proposed": counts.proposed,
         "trials": counts.trials,
         "accepts": counts.accepts,
         "num_cropped": counts.num_cropped,
         **({"num_forced": counts.num_forced} if counts.num_forced else {}),
     }
+
+
+_POSITIONS: Final[dict[Granularity, str]] = {"sums": "estimated", "reached": "reached"}
 
 
 def _answer_of(generation: Generation) -> dict[str, Any]:
@@ -413,7 +422,12 @@ def _remark(generation: Generation) -> str:
     if not generation.num_unparsed_calls:
         return ""
     num = generation.num_unparsed_calls
-    return f"; of the text {num} piece{'s' * (num > 1)} began like a call of a tool, could not be read, and stayed text"
+    was = (
+        "pieces looked like tool calls, could not be parsed, and were"
+        if num > 1
+        else "piece looked like a tool call, could not be parsed, and was"
+    )
+    return f"; {num} {was} kept as text"
 
 
 def _run_of(
@@ -467,7 +481,7 @@ def _run_of(
 
 
 def _reason(decision: Decision, mode: Mode) -> str:
-    """Why it was decoded so; where load, lot, a failure or an early end made it another mode than decided, that."""
+    """The decision's reason; `decided_otherwise` where load, the experiment or a failure changed the mode."""
     if decision.mode is not mode and decision.reason not in _MEASURING:
         return "decided_otherwise"
     return reason_said(decision.reason, decision.chosen.speedup_low if decision.chosen else None)
@@ -539,10 +553,10 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     evidence leaves out again. So tokens a round and acceptance come from the drafter's own rounds, and the round that
     ended the text is censored as in any run. Load or lot chooses these rounds before their tokens are known, so the
     choice causes no bias. A drafter that was scored on the whole text is left out, because the score has more counts.
-    Where a server reported only sums, they are the evidence.
+    Where a server's counters are the evidence, it is the slice that the job ended.
     """
     if not generation.is_counted:
-        return _evidence_of_sums(run, generation)
+        return _evidence_of_slice(run, generation)
     drafted = generation.drafted
     is_whole = not drafted or (len(drafted) == 1 and generation.num_vanilla_rounds == 1)
     if is_whole or not run.is_evidence:
@@ -568,27 +582,22 @@ def _drafted(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
     ]
 
 
-def _evidence_of_sums(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
-    """One row under the drafter's key, none where the server reported nothing; the run's own counts are no evidence.
+def _evidence_of_slice(run: DecodeRun, generation: Generation) -> list[ShadowRun]:
+    """One row under the drafter's key, none where no slice ended; the run's own counts are no evidence.
 
     A slice of several requests is one row of the job that ended it, and counts as one job: jobs of a slice cannot be
     distinguished, so their variance is taken from slice to slice. Its lengths are the mean of its jobs.
     """
-    if (served := generation.served) is None or not served.drafter or run.purpose == Purpose.CONTROL:
+    served = generation.served
+    if served is None or not served.drafter or (slice_counts := served.slice_counts) is None:
         return []
-    k, slice_counts = served.num_draft_tokens, served.slice_counts
-    counts: AcceptanceCounts | None = None
-    num_prompt_tokens, num_tokens = run.num_prompt_tokens, run.num_tokens
-    if slice_counts is not None:
-        counts = slice_counts.counts
-        num_prompt_tokens = round(slice_counts.num_prompt_tokens / slice_counts.num_requests)
-        num_tokens = round(slice_counts.num_tokens / slice_counts.num_requests)
-    elif served.num_proposed > 0:
-        counts = counts_from_sums(num_tokens, served.num_proposed, served.num_accepted, k)
-    if counts is None:
+    if run.purpose == Purpose.CONTROL:
         return []
-    row = _shadow(run, ShadowCounts(served.drafter, served.draft_revision, k, counts))
-    return [replace(row, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_tokens, is_drafted=True)]
+    counted = ShadowCounts(served.drafter, served.draft_revision, served.num_draft_tokens, slice_counts.counts)
+    row = replace(_shadow(run, counted), is_drafted=True)
+    num_prompt_tokens = round(slice_counts.num_prompt_tokens / slice_counts.num_requests)
+    num_output_tokens = round(slice_counts.num_tokens / slice_counts.num_requests)
+    return [replace(row, num_prompt_tokens=num_prompt_tokens, num_output_tokens=num_output_tokens)]
 
 
 def _with_missing_chunks(job: EndedJob) -> EndedJob:

@@ -122,7 +122,7 @@ def redrive(
     else:
         for problem in done.problems:
             note(f"{problem['at']}: {problem['message']}")
-        note(f"{done.num_sent} {'would be sent' if dry_run else 'sent'}; {done.num_before} were sent before")
+        note(f"{done.num_sent} {'would be sent' if dry_run else 'sent'}; {done.num_already_sent} were sent before")
     if done.num_wrong:
         raise AlphaloopError(
             f"{how_many(done.num_wrong, 'letter')} would be refused again", hint="correct them with --set"

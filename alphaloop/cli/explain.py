@@ -321,7 +321,7 @@ def _counted(explained: Explanation) -> str:
     if figures.alpha_1 is None:
         return sentences
     lengths = draft_lengths(figures.alpha_num_draft_tokens or ())
-    with_what = acceptance_of(figures.alpha_drafter, None, lengths, figures.alpha_form_bucket)
+    with_what = acceptance_of(figures.alpha_drafter, None, lengths, figures.alpha_of)
     num_jobs = how_many(figures.num_alpha_jobs, "job")
     return f"{sentences} α₁ was {share_with_interval(figures.alpha_1)} ({with_what}; {num_jobs})."
 

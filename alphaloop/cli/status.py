@@ -158,7 +158,7 @@ def _speedup(now: TaskFigures) -> str:
 
 def _alpha(now: TaskFigures, *, is_narrow: bool) -> str:
     figure_and_interval = share_with_interval(now.alpha_1).split(" ", 1 if is_narrow else 0)
-    return "\n".join(filter(None, (*figure_and_interval, now.alpha_drafter, now.alpha_form_bucket)))
+    return "\n".join(filter(None, (*figure_and_interval, now.alpha_drafter, now.alpha_of)))
 
 
 def _jobs(now: TaskFigures, num_waiting: int | None, age_s: float | None) -> str:

@@ -46,7 +46,7 @@ class Redrive:
     again: bool
     dry_run: bool
     num_sent: int = field(default=0, init=False)
-    num_before: int = field(default=0, init=False)  #: letters left out, because they were sent before
+    num_already_sent: int = field(default=0, init=False)  #: letters left out, because they were sent before
     num_wrong: int = field(default=0, init=False)
     problems: list[dict[str, Any]] = field(default_factory=list, init=False)  #: the first of the wrong ones
 
@@ -74,7 +74,7 @@ class Redrive:
         return {
             "dry_run": self.dry_run,
             "sent": self.num_sent,
-            "sent_before": self.num_before,
+            "sent_before": self.num_already_sent,
             "wrong": self.num_wrong,
             "problems": self.problems,
         }
@@ -83,7 +83,7 @@ class Redrive:
         if self.again:
             return letters
         before = self.store.of([letter.key for letter in letters])
-        self.num_before += len(before)
+        self.num_already_sent += len(before)
         return [letter for letter in letters if letter.key not in before]
 
     def _messages(
@@ -123,7 +123,7 @@ class Purge:
         for letter in everything.letters(self._kafka):
             partition = letter.record.topic_partition
             if partition in ended or not choice.holds(letter):
-                ended.add(partition)  # younger letters, and older ones after them, stay
+                ended.add(partition)  # from the first letter that stays, the whole partition stays
                 continue
             self._codes.setdefault(partition, Counter())[letter.code] += 1
             self._offsets[partition] = letter.record.offset + 1
@@ -224,7 +224,7 @@ def corrections_of(settings: Sequence[str], option: str) -> dict[str, Any]:
 
 
 def next_job_id(job_id: str, *, is_redriven: bool) -> str:
-    """The job that a failed or refused one becomes; `is_redriven` says whether it was itself made of one."""
+    """The job_id of the redriven job; `is_redriven`: `job_id` is one already."""
     match = _AGAIN.fullmatch(job_id) if is_redriven else None
     following = f"{match[1]}~{int(match[2]) + 1}" if match else f"{job_id}~1"
     return following if len(following) <= _MAX_ID_CHARS else f"{uuid.uuid5(uuid.NAMESPACE_OID, job_id)}~1"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Protocol
 
 from alphaloop.errors import ConfigError
-from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, EarlierResults, Rule, SearchedText, SuffixIndex
+from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, MIN_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
 
 NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
 DRAFTER: Final = "alphaloop_drafter"
@@ -32,7 +32,6 @@ CAP: Final = "alphaloop_cap_draft_tokens"
 CAP_S: Final = "alphaloop_cap_s"
 #: The section of `additional_config`.
 KEY: Final = "alphaloop_lookup"
-_MIN_NGRAM: Final = 1
 #: Below it vLLM decodes greedily (`vllm/sampling_params.py`, _SAMPLING_EPS).
 _SAMPLED_FROM: Final = 1e-5
 
@@ -140,7 +139,7 @@ class LookupDrafts:
         self._rule = Rule(self.settings.min_probability, num_branches=1)
         self._texts: dict[str, _Text] = {}
         self._earlier = {
-            task: EarlierResults(_MIN_NGRAM, MAX_NGRAM, MAX_REMEMBERED_BYTES) for task in self.settings.remember_tasks
+            task: EarlierResults(MIN_NGRAM, MAX_NGRAM, MAX_REMEMBERED_BYTES) for task in self.settings.remember_tasks
         }
 
     def __len__(self) -> int:
@@ -153,7 +152,7 @@ class LookupDrafts:
         text = self._texts.get(request.request_id)
         if text is None:
             held = array("i", tokens)
-            index = SuffixIndex(held, _MIN_NGRAM, MAX_NGRAM)
+            index = SuffixIndex(held, MIN_NGRAM, MAX_NGRAM)
             text = _Text(held, task, SearchedText(held, index, self._earlier.get(task)))
             self._texts[request.request_id] = text
         else:
@@ -168,7 +167,7 @@ class LookupDrafts:
 
 
 @dataclass(eq=False)
-class Drafting:
+class RequestDrafts:
     """The drafts of all requests of one server. One thread owns it, the scheduler's."""
 
     num_draft_tokens: int  #: k with which the server was started
@@ -177,12 +176,14 @@ class Drafting:
     is_lookup_alone: bool = False  #: look-up drafts for every request, whatever it names
     spoils_beside_sampled: bool = False  #: a greedy text that is drafted beside a sampled one is wrong there
     takes_fewer: bool = True  #: whether the server's drafter can be asked for fewer tokens than its k
+    drafter_max_tokens: int | None = None  #: of a text that it reads with k more; None: it reads every text
     clock: Callable[[], float] = field(default=time.monotonic)
 
     def __post_init__(self) -> None:
         self._wishes: dict[str, Wish] = {}
         self._undrafted: set[str] = set()
         self._cap, self._cap_until = 0, float("-inf")
+        self._was_left_out = False
 
     def wish(self, request: Request) -> Wish:
         """What the request asks for, read once."""
@@ -225,6 +226,8 @@ class Drafting:
                 request.spec_token_ids = []
                 if most and self.lookup is not None:
                     wanting.append(request)
+            elif self._was_left_out:
+                request.spec_token_ids = []
             elif len(request.spec_token_ids) > most:
                 # A new list: with asynchronous scheduling all requests share theirs.
                 request.spec_token_ids = request.spec_token_ids[:most]
@@ -237,6 +240,16 @@ class Drafting:
         # A pass yields one token beyond its drafts, and that one must fit too.
         room = self.max_tokens - len(request.all_token_ids) - 1
         return self.lookup.propose(request, self.wish(request).task, min(self._most(request), room))
+
+    def leaves_out(self, longest: int) -> bool:
+        """Whether the server's drafter is not run after a step whose longest text has this many tokens then.
+
+        vLLM then has k zeros as the draft of every request, also of those with room (`v1/worker/gpu_model_runner.py`,
+        _input_fits_in_drafter). `choose` drops them: verified, they would count as drafts that were rejected.
+        """
+        most = self.drafter_max_tokens
+        self._was_left_out = most is not None and longest > most - self.num_draft_tokens
+        return self._was_left_out
 
     def num_to_draft(self, decoding: Iterable[Request]) -> int:
         """Tokens that the server's drafter proposes after a step with these requests: the most that any of them wants.

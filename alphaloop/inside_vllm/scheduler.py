@@ -17,7 +17,6 @@ the drafter has not read: what vLLM's prefix cache has from the output of reques
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
@@ -25,24 +24,19 @@ from typing import Any, Final
 from vllm import __version__ as version
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.drafting import KEY, Drafting, LookupDrafts, LookupSettings, UnreadBlocks
+from alphaloop.inside_vllm import interface
+from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
 
-#: The parameters of what is overridden, by the versions of vLLM that the class was tested with.
-_TESTED: Final = {
-    "0.32.0": {
-        "schedule": ("self", "throttle_prefills"),
-        "_update_after_schedule": ("self", "scheduler_output"),
-        "add_request": ("self", "request"),
-        "_free_request": ("self", "request", "delay_free_blocks"),
-    }
-}
 #: Under which a drafter rests.
 WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
-#: vLLM's Medusa proposes its k and nothing else (`vllm/v1/spec_decode/medusa.py`).
-_FIXED: Final = ("medusa",)
+#: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
+#: and n-grams on a GPU would end the server by an assertion; those that draft in parallel have tensors of their k.
+_TAKE_FEWER: Final = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
 
 
 class _Following:
@@ -50,26 +44,29 @@ class _Following:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         """Raises ConfigError for a vLLM of another interface, and for settings that cannot be followed."""
-        check_version(version)
+        interface.check(version, Scheduler, Request, SchedulerOutput)
         super().__init__(*args, **options)
         this: Any = self
         config = this.vllm_config
         if config.speculative_config is None:
             raise ConfigError("expected --speculative-config with this scheduler class, found none")
-        method, lookup = config.speculative_config.method, _lookup_of(config, is_async=isinstance(self, AsyncScheduler))
-        self._drafting = Drafting(
+        speculative = config.speculative_config
+        lookup = _lookup_of(config, is_async=isinstance(self, AsyncScheduler))
+        self._drafting = RequestDrafts(
             this.num_spec_tokens,
             this.max_model_len,
             lookup,
-            is_lookup_alone=lookup is not None and method == "ngram",
+            is_lookup_alone=lookup is not None and speculative.method == "ngram",
             spoils_beside_sampled=current_platform.is_cpu(),
-            takes_fewer=method not in _FIXED,
+            takes_fewer=_takes_fewer(config),
+            drafter_max_tokens=None if config.use_v2_model_runner else _drafter_max_tokens(config),
         )
+        self._has_cache = speculative.uses_draft_kv_cache()
         if this.dynamic_sd_lookup is None:
             # Else vLLM pads a request whose prompt is in the prefix cache with k drafts, which it counts as drafted.
             # This table of k by number of requests says what is so without it.
             this.dynamic_sd_lookup = [this.num_spec_tokens] * (this.max_num_running_reqs + 1)
-        rests = config.parallel_config.worker_cls == WORKER
+        rests = config.parallel_config.worker_cls == WORKER and not config.use_v2_model_runner
         if rests and config.parallel_config.data_parallel_size > 1:
             raise ConfigError(
                 f"expected data_parallel_size 1 with --worker-cls {WORKER}, found "
@@ -93,18 +90,26 @@ class _Following:
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         this: Any = self
-        decoding = [this.requests[name] for name in scheduler_output.num_scheduled_tokens]
+        num_scheduled = scheduler_output.num_scheduled_tokens
+        step = [this.requests[name] for name in num_scheduled]
+        reading = [request for request in step if request.num_computed_tokens < request.num_prompt_tokens]
+        longest = max((request.num_computed_tokens + num_scheduled[request.request_id] for request in step), default=0)
         if self._unread is not None:
             self._find_unread(self._unread, scheduler_output)
-        wanted = self._drafting.num_to_draft(decoding)
+        if self._drafting.leaves_out(longest):
+            wanted = 0
+            if self._has_cache:
+                for request in step:
+                    self._drafting.misses_cache(request)
+        else:
+            wanted = self._drafting.num_to_draft(step)
+            if self._unread is not None and reading:
+                # Prompts are always read: many requests share the beginnings of theirs.
+                wanted = max(1, wanted)
         if self._unread is not None:
-            # Prompts are always read: many requests share the beginnings of theirs.
-            if not wanted and any(request.num_computed_tokens < request.num_prompt_tokens for request in decoding):
-                wanted = 1
-            for request in decoding:
-                num_tokens = scheduler_output.num_scheduled_tokens[request.request_id]
-                blocks, start = self._blocks(request), request.num_computed_tokens
-                self._unread.written(blocks, start, num_tokens, rested=wanted == 0)
+            for request in step:
+                start, num_tokens = request.num_computed_tokens, num_scheduled[request.request_id]
+                self._unread.written(self._blocks(request), start, num_tokens, rested=wanted == 0)
         scheduler_output.num_spec_tokens_to_schedule = min(scheduler_output.num_spec_tokens_to_schedule, wanted)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
@@ -142,21 +147,24 @@ class FollowingAsyncScheduler(_Following, AsyncScheduler):  # type: ignore[misc]
     """With asynchronous scheduling: vLLM's drafters alone, because a step is scheduled before its text is known."""
 
 
-def check_version(found: str) -> None:
-    """Raises ConfigError unless the class was tested with this version and its methods are those of the tests."""
-    hint = f"install vllm {' or '.join(_TESTED)}, or leave out --scheduler-cls: then every request drafts as the server"
-    if (methods := _TESTED.get(found.split("+")[0])) is None:
-        raise ConfigError(
-            f"expected a vLLM that the scheduler class was tested with ({', '.join(_TESTED)}), found {found}", hint=hint
-        )
-    for name, parameters in methods.items():
-        method = getattr(Scheduler, name, None)
-        actual = tuple(inspect.signature(method).parameters) if method is not None else ()
-        if actual != parameters:
-            raise ConfigError(
-                f"expected {name}({', '.join(parameters)}) in vLLM {found}'s scheduler, found ({', '.join(actual)})",
-                hint=hint,
-            )
+def _takes_fewer(config: Any) -> bool:
+    """Whether the drafter may propose fewer tokens than its k in a step."""
+    speculative = config.speculative_config
+    return (
+        speculative.method in _TAKE_FEWER
+        and not speculative.parallel_drafting
+        # Each of its layers has a cache, which its own token of a draft fills.
+        and not speculative.use_step3p5_mtp()
+        # Ranks with different numbers wait for each other for ever (`vllm/config/vllm.py`, where k is dynamic).
+        and config.parallel_config.data_parallel_size == 1
+    )
+
+
+def _drafter_max_tokens(config: Any) -> int:
+    """Of a text: the drafter's own context where it has one."""
+    draft = config.speculative_config.draft_model_config
+    own = draft.max_model_len if draft is not None else None
+    return int(own if own is not None else config.model_config.max_model_len)
 
 
 def _lookup_of(config: Any, *, is_async: bool) -> LookupDrafts | None:

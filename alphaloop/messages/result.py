@@ -159,6 +159,13 @@ class DecodingReport(_Part):
     num_empty_rounds: int | None = Field(
         None, ge=0, description="Rounds in which nothing was proposed, the prefill among them."
     )
+    positions: Literal["estimated", "reached"] | None = Field(
+        None,
+        exclude_if=not_,
+        description="Where the server did not report them: estimated from its sums, which are those of the lists; or "
+        "reached, every position that a round came to counted as tested, because the server changes k by itself. "
+        "Absent: as tested.",
+    )
     proposed: tuple[int, ...] = ()
     trials: tuple[int, ...] = ()
     accepts: tuple[int, ...] = ()

@@ -17,6 +17,7 @@ from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterSt
 from alphaloop.messages.job import TaskName
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.section import Section, Share
+from alphaloop.settings.vllm import VllmDrafter, VllmSettings
 
 AUTO: Final = "auto"
 EXPECTED: Final = "expected auto, cpu, cuda, or cuda:N with the number of a GPU, as in cuda:1"
@@ -74,8 +75,11 @@ class EndpointSettings(Section):
     api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
     drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    varies_drafts: bool = (
+        False  #: SGLang's --speculative-adaptive, TensorRT-LLM's draft_len_schedule: k changes, up to num_draft_tokens
+    )
     metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
-        None  #: a vLLM's page for Prometheus, as in http://host:8000/metrics: counts come from there alone
+        None  #: the page for Prometheus of vLLM or llama.cpp, as in http://host:8000/metrics: evidence is its counters
     )
     switches_drafts: bool = (
         False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
@@ -93,6 +97,19 @@ class EndpointSettings(Section):
     def root(self) -> str:
         """The address before /version, /props and other paths outside of OpenAI's form."""
         return self.api.removesuffix("/v1")
+
+    @property
+    def counted(self) -> Literal["", "counters", "reached", "sums"]:
+        """How its drafts are counted, where that is not round by round: evidence of another kind has another name.
+
+        By the server's counters; by the positions that rounds reached, because their k is not known; by sums of each
+        request, whose spread over the positions is estimated.
+        """
+        if self.metrics_url is not None:
+            return "counters"
+        if self.varies_drafts:
+            return "reached"
+        return "sums" if self.kind == "llama_cpp" else ""
 
     @property
     def has_own_metrics(self) -> bool:
@@ -119,6 +136,13 @@ class EndpointSettings(Section):
             raise ValueError(
                 'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
             )
+        if self.varies_drafts and (self.kind not in ("sglang", "tensorrt_llm") or self.drafter is None):
+            raise ValueError(
+                'expected varies_drafts only with kind = "sglang" or "tensorrt_llm" and a drafter: no other server '
+                "changes k by itself"
+            )
+        if self.varies_drafts and self.metrics_url is not None:
+            raise ValueError("expected varies_drafts without metrics_url: counters are read for one k")
         if self.switches_drafts and self.metrics_url is not None:
             raise ValueError(
                 "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
@@ -143,8 +167,9 @@ class FilesSettings(Section):
 class TargetSettings(FilesSettings):
     """The model that is served."""
 
-    engine: Literal["own", "server"] = (
-        "own"  #: own: the worker loads the model; server: jobs go to `[models.endpoints.NAME]`
+    engine: Literal["own", "server", "vllm"] = (
+        "own"  #: own: the worker loads the model; server: jobs go to `[models.endpoints.NAME]`; vllm: the worker starts
+        #: a vLLM for itself, as `[models.target.vllm]` says
     )
     name: str = "smollm2-135m-instruct"
     source: str = (
@@ -169,6 +194,7 @@ class TargetSettings(FilesSettings):
     tool_parser: ToolParser | None = (
         None  #: how the model writes calls of tools; unset: as its tokenizer's response or chat template says
     )
+    vllm: VllmSettings = VllmSettings()
 
 
 class DraftingSettings(Section):
@@ -203,6 +229,21 @@ class DraftingSettings(Section):
         """Whether it fits the others of `models`, under this name. Raises ValueError."""
         return
 
+    def in_vllm(self) -> VllmDrafter:
+        """How a vLLM drafts so. Raises ValueError where it cannot."""
+        raise ValueError("expected a method that vLLM has: lookup, draft_model, eagle3, or heads of Medusa")
+
+
+def _refuse_in_vllm(**is_set: bool) -> None:
+    """Raises ValueError for a setting that vLLM has nothing for."""
+    if named := [name for name, given in is_set.items() if given]:
+        raise ValueError(f"expected no {', '.join(named)} with target.engine vllm, which has no such setting")
+
+
+def _of_model(method: str, files: FilesSettings, num_draft_tokens: int) -> dict[str, Any]:
+    config = {"method": method, "model": files.source, "num_speculative_tokens": num_draft_tokens}
+    return config | ({"revision": files.revision} if files.revision is not None else {})
+
 
 class LookupDrafterSettings(DraftingSettings):
     """Look-up: proposes what followed earlier occurrences of the text's last tokens; docs/concepts/drafters.md.
@@ -228,6 +269,13 @@ class LookupDrafterSettings(DraftingSettings):
     def searches_memory(self) -> bool:
         """As `memory` says."""
         return self.memory
+
+    def in_vllm(self) -> VllmDrafter:
+        """In the place of vLLM's n-grams."""
+        _refuse_in_vllm(num_branches=self.num_branches > 1)
+        ngram = {"method": "ngram", "num_speculative_tokens": self.max_draft_tokens, "prompt_lookup_max": 4}
+        settings = {"min_probability": self.min_probability}
+        return VllmDrafter(ngram, lookup=settings, searches_memory=self.memory)
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
@@ -280,6 +328,17 @@ class DraftModelDrafterSettings(FilesSettings, NetworkDrafterSettings):
         """Itself."""
         return self
 
+    def in_vllm(self) -> VllmDrafter:
+        """As vLLM's draft model, in the target's dtype and on its device."""
+        _refuse_in_vllm(
+            num_branches=self.num_branches > 1,
+            min_probability=self.min_probability > 0,
+            max_prompt_tokens=self.max_prompt_tokens is not None,
+            dtype=self.dtype is not None,
+            device=self.device != AUTO,
+        )
+        return VllmDrafter(_of_model("draft_model", self, self.max_draft_tokens), has_cache=True)
+
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without its cache size, which is known when the model is loaded."""
         # Only chains of the same weights and the same reading of a prompt: trees hold other tokens. On another device
@@ -301,6 +360,13 @@ class HeadsDrafterSettings(FilesSettings, NetworkDrafterSettings):
 
     method: Literal["heads", "eagle3"] = "heads"  #: heads: Medusa's, or those of `alphaloop draft train --method heads`
     max_draft_tokens: int = Field(4, ge=1, le=64)
+
+    def in_vllm(self) -> VllmDrafter:
+        """As vLLM's EAGLE-3 heads, or as its Medusa heads."""
+        _refuse_in_vllm(num_branches=self.num_branches > 1, min_probability=self.min_probability > 0)
+        is_eagle = self.method == "eagle3"
+        method = "eagle3" if is_eagle else "medusa"
+        return VllmDrafter(_of_model(method, self, self.max_draft_tokens), has_cache=is_eagle)
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it."""
@@ -393,6 +459,8 @@ def _method(given: Any) -> Any:
     return "heads" if method == "eagle3" else method
 
 
+#: The endpoint of a vLLM that the worker starts for itself; where it listens is known once it was started.
+STARTED: Final = "vllm"
 #: The section's `method` selects one of them; the default is look-up.
 DrafterSettings = Annotated[
     Annotated[LookupDrafterSettings, Tag("lookup")]
@@ -417,22 +485,61 @@ class ModelSettings(Section):
     endpoints: dict[TaskName, EndpointSettings] = Field(default_factory=dict)
 
     @model_validator(mode="after")
+    def _has_a_server(self) -> Self:
+        """Name the server that a worker starts, so that it is one endpoint wherever endpoints are asked for."""
+        if self.target.engine != "vllm":
+            return self
+        if self.endpoints and tuple(self.endpoints) != (STARTED,):
+            raise ValueError(
+                'expected no [models.endpoints.NAME] with target.engine = "vllm", found '
+                f"{', '.join(self.endpoints)}: the worker starts its server itself; with servers of yours it is server"
+            )
+        if self.target.source.startswith("package:") or self.target.source.endswith(".gguf"):
+            raise ValueError(
+                f"expected target.source to be a folder or a hub name, found {self.target.source}: vLLM reads no other"
+            )
+        if len(self.drafters) > 1:
+            raise ValueError(
+                f"expected one [models.drafters.NAME] at most with target.engine vllm, found {', '.join(self.drafters)}"
+            )
+        endpoint = EndpointSettings(
+            kind="vllm",
+            url=f"http://{STARTED}",
+            model=self.target.name,
+            max_requests=self.target.vllm.max_num_seqs,
+            **self._drafts_of_server(),
+        )
+        self.endpoints[STARTED] = endpoint
+        return self
+
+    def _drafts_of_server(self) -> dict[str, Any]:
+        """The part of its endpoint that depends on its drafter. Raises ValueError for one that vLLM does not have."""
+        for name, drafter in self.drafters.items():
+            try:
+                config = drafter.in_vllm().speculative_config
+            except ValueError as error:
+                raise ValueError(f"models.drafters.{name}: {error}") from None
+            return {"drafter": name, "num_draft_tokens": config["num_speculative_tokens"], "switches_drafts": True}
+        return {}
+
+    @model_validator(mode="after")
     def _replicas_agree(self) -> Self:
         if self.target.engine == "server" and not self.endpoints:
             raise ValueError('expected [models.endpoints.NAME], because target.engine is "server"')
-        if self.target.engine == "server" and self.target.use_generation_config:
+        if self.target.engine != "own" and self.target.use_generation_config:
             raise ValueError(
                 "expected use_generation_config only with target.engine own, because the worker has no files of a "
                 "server's model; set temperature, top_p … in [tasks.NAME]"
             )
         for drafter in {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}:
             replicas = {name: endpoint for name, endpoint in self.endpoints.items() if endpoint.drafter == drafter}
-            counted = {endpoint.metrics_url is not None: name for name, endpoint in replicas.items()}
-            if len(counted) > 1:
-                raise ValueError(
-                    f"expected metrics_url at all endpoints of the drafter {drafter} or at none, found it at "
-                    f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
-                )
+            for field in ("metrics_url", "varies_drafts"):
+                counted = {bool(getattr(endpoint, field)): name for name, endpoint in replicas.items()}
+                if len(counted) > 1:
+                    raise ValueError(
+                        f"expected {field} at all endpoints of the drafter {drafter} or at none, found it at "
+                        f"{counted[True]} and not at {counted[False]}: counts of both kinds are never added up"
+                    )
             lengths = {endpoint.num_draft_tokens: name for name, endpoint in replicas.items()}
             if len(lengths) > 1:
                 by_length = " and ".join(f"{length} at {name}" for length, name in lengths.items())
@@ -468,6 +575,8 @@ class ModelSettings(Section):
         left = {
             name: drafter for name, drafter in self.drafters.items() if self.with_sources([name]).isdisjoint(retired)
         }
+        if self.target.engine == "vllm":
+            return type(self)(target=self.target, drafters=left)
         return self.model_copy(update={"drafters": left})
 
     def drafter_state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:

@@ -1,11 +1,11 @@
-"""What decisions read: the evidence of every key, measured round times, and whether drafts may serve.
+"""What decisions read: evidence (`AcceptanceStateStore`), round times (`CostStore`), drafts (`DraftRegistry`).
 
 Every outcome adds to the evidence of its key, and every decision reads it. There is one row a key, however many jobs
 the key has seen. The arithmetic is that of alphaloop.deciding.evidence, as in a worker's cache. A changed half-life
 holds from the change on. First- and second-order sums fade together, so they stay consistent.
 
-Jobs of one key that are recorded in one transaction are added up first and then added to the row. Whoever folds the
-ledger repeats these groups, because sums of floating-point numbers depend on the grouping.
+Jobs of one key that are recorded in one transaction are added up first and then added to the row. A
+recomputation from the ledger uses the same groups, because sums of floating-point numbers depend on the grouping.
 
 Numbers are packed, because Postgres takes three times as long to send arrays. A row holds big-endian doubles: the sums
 that are one number each, then, array by array, those by draft position, all of one length. First those of
@@ -371,7 +371,7 @@ class CostStore(Store):
         self._database.change(statement, rows)
 
     def first_measured(self, until: datetime) -> datetime | None:
-        """When the newest pair of an engine and a target was calibrated first, of those before `until`."""
+        """The first calibration of the most recent pair of engine and target, up to `until`."""
         costs = cost_profiles.c
         first = (
             select(func.min(costs.measured_at).label("at"))

@@ -20,6 +20,7 @@ from alphaloop.acceptance import MOST_RUNS, Interval, share_interval
 from alphaloop.as_decoded import Decoded, NextJob, at_loads, usual_load
 from alphaloop.experiment.figures import TaskSpeedup
 from alphaloop.messages import Mode, Purpose
+from alphaloop.server_identity import how_counted
 from alphaloop.settings.task import Bindings
 from alphaloop.store.database import Database, Store, any_of
 from alphaloop.store.decisions import DecisionChange, change_of
@@ -62,24 +63,25 @@ _SHOWN: Final = """
 _HOURS: Final = text(
     _SHOWN  # noqa: S608 - no values
     + """
-    SELECT task, drafter, sampling_bucket, form_bucket, sum(num_jobs)::bigint AS num_jobs,
+    SELECT task, drafter, draft_revision, sampling_bucket, form_bucket, sum(num_jobs)::bigint AS num_jobs,
            coalesce(sum(accepts[1]), 0)::bigint AS a1, coalesce(sum(trials[1]), 0)::bigint AS n1,
            sum(array_sum(accepts))::bigint AS a, sum(array_sum(trials))::bigint AS n,
            min(num_draft_tokens) AS least_k, max(num_draft_tokens) AS most_k
     FROM acceptance_hourly
         JOIN shown USING (task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine)
     WHERE mode = 'speculative' AND purpose = 'traffic' AND bucket >= :since AND bucket <= :until
-    GROUP BY task, drafter, sampling_bucket, form_bucket, bucket
+    GROUP BY task, drafter, draft_revision, sampling_bucket, form_bucket, bucket
 """
 )
 _RUNS: Final = text(
     _SHOWN  # noqa: S608 - no values
     + """
-    SELECT task, drafter, sampling_bucket, form_bucket, count(*) AS num_jobs, coalesce(sum(a1), 0)::bigint AS a1,
-           coalesce(sum(n1), 0)::bigint AS n1, sum(a)::bigint AS a, sum(n)::bigint AS n,
-           min(k) AS least_k, max(k) AS most_k
+    SELECT task, drafter, draft_revision, sampling_bucket, form_bucket, count(*) AS num_jobs,
+           coalesce(sum(a1), 0)::bigint AS a1, coalesce(sum(n1), 0)::bigint AS n1,
+           sum(a)::bigint AS a, sum(n)::bigint AS n, min(k) AS least_k, max(k) AS most_k
     FROM (
-        SELECT task, drafter, sampling_bucket, form_bucket, num_draft_tokens AS k, accepts[1] AS a1, trials[1] AS n1,
+        SELECT task, drafter, draft_revision, sampling_bucket, form_bucket, num_draft_tokens AS k,
+            accepts[1] AS a1, trials[1] AS n1,
             array_sum(accepts) AS a, array_sum(trials) AS n, coalesce(trials[1], 0) > 0 AS is_tested,
             ntile(:most_runs) OVER (
                 PARTITION BY task, coalesce(trials[1], 0) > 0 ORDER BY decoded_at, ledger_id
@@ -88,7 +90,7 @@ _RUNS: Final = text(
             JOIN shown USING (task, drafter, draft_revision, sampling_bucket, form_bucket, target_revision, engine)
         WHERE mode = 'speculative' AND purpose = 'traffic' AND decoded_at >= :since AND decoded_at <= :until
     ) AS numbered
-    GROUP BY task, drafter, sampling_bucket, form_bucket, is_tested, run
+    GROUP BY task, drafter, draft_revision, sampling_bucket, form_bucket, is_tested, run
 """
 )
 
@@ -130,6 +132,7 @@ class TaskFigures:
     alpha_drafter: str | None = None
     alpha_sampling_bucket: str | None = None
     alpha_form_bucket: str | None = None
+    alpha_counted: str = ""  #: how, in words, where a server did not report what was tested at each position
     #: Smallest and largest of the longest k of the jobs of `alpha`.
     alpha_num_draft_tokens: tuple[int, int] | None = None
     decoded: Decoded | None = None  #: how the traffic was decoded; None where none was
@@ -166,6 +169,11 @@ class TaskFigures:
         """Jobs, probes and controls that a worker has claimed and that have not ended."""
         return sum(counted.get(RUNNING, 0) for counted in (self.jobs, self.probes, self.controls))
 
+    @property
+    def alpha_of(self) -> str:
+        """What else belongs to `alpha_1` and `alpha`: `json, positions estimated`; mostly empty."""
+        return ", ".join(filter(None, (self.alpha_form_bucket, self.alpha_counted)))
+
     def count(self, purpose: str, status: str, num_jobs: int) -> None:
         """Count jobs of a purpose that have this status."""
         of_purpose = {Purpose.PROBE: self.probes, Purpose.CONTROL: self.controls}
@@ -179,6 +187,7 @@ class TaskFigures:
         self.alpha = share_interval([(row.a, row.n) for row in rows])
         self.alpha_drafter = rows[0].drafter
         self.alpha_sampling_bucket, self.alpha_form_bucket = rows[0].sampling_bucket, rows[0].form_bucket
+        self.alpha_counted = how_counted(rows[0].draft_revision)
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
     def counts_as_json(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -66,7 +67,18 @@ _NUM_PASSES: Final = 25
 _FORMAT: Final = 3  #: of a run's folder
 
 
-class Progress(Protocol):
+@dataclass(frozen=True, slots=True)
+class WantedDraft:
+    """The draft that a run makes, and the files that it reads."""
+
+    folder: Path
+    method: DraftMethod
+    name: str | None = None  #: None: the folder's
+    prompts: Path | None = None  #: JSONL to train on; None: the target writes prompts
+    held_out: Path | None = None  #: JSONL to judge with; None: a part of those
+
+
+class TrainingProgress(Protocol):
     """Where a run reports how far it is."""
 
     def stage(self, name: str, total: int, done: int) -> None:
@@ -84,28 +96,23 @@ class TrainingRun:
 
     def __init__(
         self,
-        folder: Path,
-        method: DraftMethod,
+        wanted: WantedDraft,
         target: TargetSettings,
         recipe: Recipe,
         *,
-        name: str | None,
-        prompts: Path | None,
-        held_out: Path | None,
         descriptions: Mapping[str, str],
         read_prompts: Callable[[Path, Any], list[TextRequest]],
-        progress: Progress,
+        progress: TrainingProgress,
         should_stop: Callable[[], bool],
     ) -> None:
         """Open the folder. Raises ConfigError, ModelNotFound or UnsupportedModel.
 
-        `name` is the draft's; None: the folder's. `prompts` and `held_out` are JSONL files to train on and to judge
-        with. Without `prompts` the target writes some for each task of `descriptions`, which says what its prompts are;
-        without `held_out` a part of the prompts judges. `read_prompts` reads a file with the target's tokenizer.
+        `descriptions` says by task what its prompts are, for those that the target writes itself. `read_prompts` reads
+        a file's prompts with the target's tokenizer.
         """
-        self._folder, self._method = folder, method
-        self._name = draft_name(name or folder.absolute().name)
-        self._prompts, self._held_out = prompts, held_out
+        self._folder, self._method = wanted.folder, wanted.method
+        self._name = draft_name(wanted.name or wanted.folder.absolute().name)
+        self._prompts, self._held_out = wanted.prompts, wanted.held_out
         self._descriptions = descriptions
         self._read_prompts = read_prompts
         self._recipe = recipe
@@ -121,9 +128,9 @@ class TrainingRun:
         self._vocabulary: int = text_config(self._target.config).vocab_size
         if recipe.num_layers > (most := num_layers(self._target)):
             raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
-        self._state = folder / ".training"  #: what a stopped run continues from
+        self._state = self._folder / ".training"  #: what a stopped run continues from
         plan = self._plan()
-        self._lock = _locked(folder, self._state)
+        self._lock = _locked(self._folder, self._state)
         try:
             self._agree(plan)
         except BaseException:
@@ -253,7 +260,7 @@ class TrainingRun:
                 recorder = self._recorder()
                 beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
             models = ModelSettings(target=self._served, drafters={})
-            engine = load_engine(models, num_slots=self._recipe.batch_size, beside=beside)
+            engine = load_engine(models, num_slots=self._recipe.batch_size, extra_drafters=beside)
             writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
             with _stage(self._progress, "texts written", len(requests), len(requests) - len(missing)) as advance:
                 if not writer.write(missing, self._should_stop, advance):
@@ -401,7 +408,7 @@ def _judgement(
 
 
 @contextmanager
-def _stage(progress: Progress, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
+def _stage(progress: TrainingProgress, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
     """A stage of `total` steps, `done` of them by an earlier run; call what it yields with how many more."""
     began = time.monotonic()
     count = done

@@ -121,6 +121,7 @@ def _task_line(run: RunFindings, task: str) -> TaskLine:
             "acceptance_drafter": figures.alpha_drafter,
             "sampling_buckets": (figures.alpha_sampling_bucket,),
             "form_bucket": figures.alpha_form_bucket or "",
+            "alpha_counted": figures.alpha_counted,
             "alpha_num_draft_tokens": tuple(sorted(set(figures.alpha_num_draft_tokens or ()))),
         }
     elif drafter:

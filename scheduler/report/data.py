@@ -158,6 +158,7 @@ class TaskLine(ReportPart):
     acceptance_drafter: str | None = Field(None, description="Whose acceptance it is.")
     sampling_buckets: tuple[str, ...] = Field((), description="Sampling settings that the figures pool.")
     form_bucket: str = Field("", description="Form of the jobs behind the acceptance figures; empty for plain text.")
+    alpha_counted: str = Field("", description="How, where a server did not report what was tested at each position.")
     alpha_1: Interval | None = Field(None, description="Acceptance of the first drafted token.")
     alpha: Interval | None = Field(None, description="Pooled over positions; read it with its k.")
     alpha_num_draft_tokens: tuple[int, ...] = Field(

@@ -25,7 +25,7 @@ def measured_with(line: TaskLine) -> str:
     """The k of a line's acceptance, the drafter where another one is in force, and whether probes showed it."""
     source = "probes, " if line.acceptance_from == "probes" else ""
     lengths = draft_lengths(line.alpha_num_draft_tokens)
-    return source + acceptance_of(line.acceptance_drafter, line.drafter, lengths, line.form_bucket)
+    return source + acceptance_of(line.acceptance_drafter, line.drafter, lengths, line.form_bucket, line.alpha_counted)
 
 
 def apart_from_traffic(report: DriftReport) -> str:

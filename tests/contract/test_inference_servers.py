@@ -53,12 +53,14 @@ KINDS: Final[tuple[ServerKind, ...]] = get_args(ServerKind)
 GREEDY: Final = Sampling(max_tokens=MAX_TOKENS, temperature=0.0)
 #: Five rounds accepted 4 of 4 behind the pass that read the prompt, and the last was cut at the limit.
 ROUNDS: Final = AcceptanceCounts(6, 1, 1, (5, 5, 5, 4), (5, 5, 5, 4), (5, 5, 5, 4))
+#: Five drafts of 3, as k = 3 would have it; the nine other tokens came one by one.
+SUMS: Final = AcceptanceCounts(9, 4, 0, (5, 5, 5), (5, 5, 5), (5, 5, 5))
 LENGTHS: Final = AcceptanceCounts(6, 1, 2, (5, 5, 5, 5), (5, 5, 5, 5), (5, 5, 5, 5))
 TOLD: Final = {
     "vllm": ("rounds", 20, 20, ROUNDS),
     "sglang": ("lengths", 20, 20, LENGTHS),
     "tensorrt_llm": ("lengths", 20, 20, LENGTHS),
-    "llama_cpp": ("sums", 15, 15, None),
+    "llama_cpp": ("sums", 15, 15, SUMS),
     "openai": ("nothing", 0, 0, None),
 }
 CHAT: Final = parse_job(
@@ -95,7 +97,8 @@ def facts(reply: Reply) -> tuple[object, ...]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_reply_is_read_whole_and_in_pieces_as_they_come(kind: ServerKind) -> None:
     sent = server_replies.of(kind)
-    reply, (*_, request) = asked(whole(sent), completed(), kind=kind)
+    drafts = {"drafter": "ngram", "num_draft_tokens": 3} if kind == "llama_cpp" else {}
+    reply, (*_, request) = asked(whole(sent), completed(), kind=kind, **drafts)
     assert (reply.text, reply.finish_reason) == (server_replies.text_of(sent), "length")
     assert (reply.num_prompt_tokens, reply.num_tokens) == (13, 24)
     assert facts(reply) == TOLD[kind]
@@ -105,13 +108,21 @@ def test_a_reply_is_read_whole_and_in_pieces_as_they_come(kind: ServerKind) -> N
     assert request.headers["authorization"] == f"Bearer {SECRET}"
     pieces = server_replies.vllm_stream() if kind == "vllm" else streamed(sent)
     texts: list[str] = []
-    reply, (*_, request) = asked(of_version("0.5.23", stream(pieces)), heard(texts), kind=kind)
+    reply, (*_, request) = asked(of_version("0.5.23", stream(pieces)), heard(texts), kind=kind, **drafts)
     assert "".join(texts) == reply.text == server_replies.text_of(sent)
     assert len(texts) > 1
     assert facts(reply) == TOLD[kind]
     assert reply.first_text_s is not None
     assert 0 < reply.first_text_s <= reply.wall_s
     assert request.body["stream"] is True
+
+
+def test_a_tensorrt_llm_that_changes_k_counts_by_the_positions_that_rounds_reached() -> None:
+    """`draft_len_schedule`: its list is of how many tokens rounds accepted, and the sum of drafted ones is not read."""
+    varying = {"drafter": "eagle", "num_draft_tokens": 6, "varies_drafts": True}
+    reply, _ = asked(whole(server_replies.tensorrt_llm()), completed(), kind="tensorrt_llm", **varying)
+    assert reply.drafts.granularity == "reached"
+    assert reply.drafts.counts == AcceptanceCounts(6, 1, 2, (5,) * 6, (5, 5, 5, 5, 5, 0), (5, 5, 5, 5, 0, 0))
 
 
 def test_messages_are_a_chat() -> None:

@@ -22,12 +22,19 @@ NEW: Final = "0.5.19"
 
 
 def asked(
-    version: str, answer: Answer, texts: list[str] | None = None, *, job: Job | None = None, k: int | None = 4
+    version: str,
+    answer: Answer,
+    texts: list[str] | None = None,
+    *,
+    job: Job | None = None,
+    k: int | None = 4,
+    varies_drafts: bool = False,
 ) -> tuple[Reply, Asked]:
     """The reply of such a server, and the request for it. With `texts` it is streamed into them."""
     on_piece = None if texts is None else lambda piece: texts.append(piece.text)
     complete = partial(ServerClient.complete, job=job or make_job(PROMPT), sampling=GREEDY, on_piece=on_piece)
-    reply, server = ask(of_version(version, answer), complete, "sglang", drafter=k and "d", num_draft_tokens=k)
+    given = {"drafter": k and "d", "num_draft_tokens": k, "varies_drafts": varies_drafts}
+    reply, server = ask(of_version(version, answer), complete, "sglang", **given)
     return reply, server.asked[-1]
 
 
@@ -99,6 +106,36 @@ def test_drafts_of_another_length_than_was_said_are_doubted(histogram: list[int]
     assert reply.drafts.counts is None
     assert reply.drafts.doubt is not None
     assert f"drafts are not of {k} tokens" in reply.drafts.doubt
+
+
+#: SGLang 0.5.23 with --speculative-adaptive, started with `--speculative-num-steps 3`, candidates to 7. Its
+#: `spec_num_proposed_drafts` is rounds times three whatever they drafted (managers/tokenizer_manager.py), and its list
+#: grows to the longest (managers/schedule_batch.py, `update_spec_correct_drafts_histogram`).
+ADAPTIVE: Final = details([2, 0, 0, 1, 0, 1], 4 * 3, 4)
+
+
+def test_drafts_of_a_server_that_changes_k_count_by_the_positions_that_rounds_reached() -> None:
+    reply, _ = asked("0.5.23", ADAPTIVE, k=7, varies_drafts=True)
+    assert counted(reply) == ("reached", 28, 8, (2, 2, 2, 1, 1, 0, 0))
+    assert reply.drafts.counts.trials == (4, 2, 2, 2, 1, 1, 0)
+    assert reply.drafts.counts.rounds == 16, "24 tokens, 8 of them accepted"
+    reply, _ = asked("0.5.23", ADAPTIVE, k=4, varies_drafts=True)
+    assert "where drafts have at most 4" in (reply.drafts.doubt or "")
+
+
+@pytest.mark.parametrize(("is_adaptive", "varies_drafts"), [(True, False), (False, True)])
+def test_a_server_that_changes_k_and_settings_that_say_otherwise_are_refused(
+    is_adaptive: bool, varies_drafts: bool
+) -> None:
+    """Its replies do not show it, and counts read as those of one k would be wrong."""
+    answer = whole({"version": "0.5.23", "speculative_adaptive": is_adaptive})
+    ask_version = partial(
+        ask, answer, ServerClient.version, "sglang", drafter="eagle", num_draft_tokens=7, closes=False
+    )
+    with pytest.raises(ConfigError, match=f"varies_drafts: expected {str(is_adaptive).lower()}") as caught:
+        ask_version(varies_drafts=varies_drafts)
+    assert "num_draft_tokens" in (caught.value.hint or "")
+    assert ask_version(varies_drafts=is_adaptive)[0] == "0.5.23"
 
 
 def test_a_server_that_tells_of_no_round_tells_nothing() -> None:

@@ -34,7 +34,8 @@ def long_day(database: Database, rng: random.Random) -> Database:
             jobs[f"{hour}-{number}"] = decoded(counts, begin + hour * HOUR + number * timedelta(minutes=5))
     for number in range(3):
         counts = drawn_counts(rng, 0.7, num_tokens=48, num_draft_tokens=2)
-        jobs[f"few-{number}"] = decoded(counts, begin + 20 * HOUR, task="few", num_draft_tokens=2)
+        at = begin + 20 * HOUR
+        jobs[f"few-{number}"] = decoded(counts, at, task="few", num_draft_tokens=2, revision="llama_cpp-b11549-sums")
     record_runs(database, jobs)
     return database
 
@@ -57,6 +58,7 @@ def test_hours_are_the_clusters_of_a_long_day(long_day: Database) -> None:
         assert its.num_alpha_jobs == view.num_jobs
         assert (its.alpha_1.mean, its.alpha.mean) == pytest.approx((view.alpha_1, view.alpha))
     assert (found["code"].alpha_num_draft_tokens, found["few"].alpha_num_draft_tokens) == ((3, 3), (2, 2))
+    assert (found["code"].alpha_of, found["few"].alpha_of) == ("", "positions estimated")
 
 
 @pytest.mark.roles
@@ -64,6 +66,7 @@ def test_of_one_task_and_of_a_past_moment_the_same_is_read(long_day: Database) -
     assert figures_of(long_day, "code") == task_figures(long_day)["code"]
     assert figures_of(long_day, "nobody").num_jobs == 0
     first = long_day.scalar(text("SELECT min(decoded_at) FROM decode_runs"))
+    assert figures_of(long_day, "few", first + 24 * HOUR).alpha_of == "positions estimated", "by runs as by hours"
     past = figures_of(long_day, "code", first + 11 * HOUR + timedelta(minutes=12))
     assert past.num_alpha_jobs == 11 * 6 + 3, "the jobs of that hour that came later are not among them"
 

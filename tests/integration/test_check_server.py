@@ -72,7 +72,12 @@ def found(done: CarriedOut) -> dict[str, tuple[str, str]]:
         ("vllm", "rounds", "ok", "20 of 20 drafted tokens accepted, positions reported"),
         ("sglang", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
         ("tensorrt_llm", "lengths", "ok", "20 of 20 drafted tokens accepted, positions reported"),
-        ("llama_cpp", "sums", "warning", "15 of 15 drafted tokens accepted, positions not reported"),
+        (
+            "llama_cpp",
+            "sums",
+            "warning",
+            "15 of 15 drafted tokens accepted, positions not reported; started with --metrics",
+        ),
         (
             "openai",
             "nothing",
@@ -200,6 +205,18 @@ def test_counters_of_an_endpoint_of_the_settings_are_read(configs: Callable[...,
             configs("plain", kind="openai", url=server.url, **drafts)
             verdict, sentence = found(CarriedOut(order("plain")))["counters"]
             assert (verdict, sentence.startswith(expected[1])) == (expected[0], True)
+
+
+def test_of_a_server_that_changes_k_it_says_what_is_not_known(configs: Callable[..., None]) -> None:
+    with listening_beside(speaking(server_replies.tensorrt_llm())) as server:
+        drafts = {"drafter": "eagle", "num_draft_tokens": 6, "varies_drafts": True}
+        configs("plain", kind="tensorrt_llm", url=server.url, **drafts)
+        done = CarriedOut(order("plain"))
+    assert done.reports[0]["granularity"] == "reached"
+    assert found(done)["counts"] == (
+        "ok",
+        "20 drafted tokens accepted, by position; how many were drafted is not known",
+    )
 
 
 FOLLOWED = "requests for 0, 1, 2, 4 draft tokens in one batch got no more, "

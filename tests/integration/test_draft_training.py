@@ -34,7 +34,7 @@ from engine.drafters.draft_vocabulary import read_draft_vocabulary
 from engine.models import find_weights, load_weights
 from engine.own import load_engine
 from engine.training.recipe import Recipe
-from engine.training.run import TrainingRun
+from engine.training.run import TrainingRun, WantedDraft
 from tests.fixtures.cli import CarriedOut, Cli, train_order
 from tests.fixtures.models import drafted_alike, make_job, small_llama
 from worker.commands import TrainingEvents, read_prompts
@@ -81,13 +81,9 @@ def settings(target_folder: Path) -> Settings:
 
 def opened(order: TrainOrder, settings: Settings, recipe: Recipe, should_stop: Callable[[], bool]) -> TrainingRun:
     return TrainingRun(
-        order.folder,
-        order.method,
+        WantedDraft(order.folder, order.method, order.name, order.prompts, order.held_out),
         settings.models.target,
         recipe,
-        name=order.name,
-        prompts=order.prompts,
-        held_out=order.held_out,
         descriptions={name: task.description for name, task in settings.tasks.items()},
         read_prompts=partial(read_prompts, settings, order.task, print),
         progress=TrainingEvents(lambda event: None),
@@ -331,8 +327,9 @@ def test_prompts_of_a_pipe_are_read_as_often_as_those_of_a_file(
     read_twice: list[bytes] = []
 
     class Run:
-        def __init__(self, *_: object, prompts: Path, held_out: Path, **__: object) -> None:
-            for file in (prompts, held_out) * 2:
+        def __init__(self, wanted: WantedDraft, *_: object, **__: object) -> None:
+            for file in (wanted.prompts, wanted.held_out) * 2:
+                assert file is not None
                 read_twice.append(file.read_bytes())
 
         def make(self) -> None: ...

@@ -39,6 +39,7 @@ PROMPTS: Final = (
 )
 #: A beginning of more than one block of the key-value cache.
 LONG: Final = " ".join(f"item {i} costs {i * 7 % 13} coins and weighs {i * 3 % 11} grams," for i in range(12))
+BLOCK: Final = 32  #: tokens, the least that vLLM's CPU build takes
 NGRAM: Final = {"method": "ngram", "num_speculative_tokens": K, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LOOKUP: Final = {"additional_config": {"alphaloop_lookup": {"remember_tasks": ["sql"]}}}
 
@@ -52,7 +53,12 @@ def asks(k: int | None, prompt: str = PROMPTS[0], *, temperature: float = 0.0, *
 
 
 def decode(
-    source: Path, speculative: Mapping[str, object] | None, batches: Sequence[Sequence[Any]], **options: object
+    source: Path,
+    speculative: Mapping[str, object] | None,
+    batches: Sequence[Sequence[Any]],
+    *,
+    max_tokens: int = NUM_TOKENS,
+    **options: object,
 ) -> list[dict[str, Any]]:
     """What a vLLM with these options gives for the batches."""
     if not PYTHON.exists():
@@ -68,7 +74,7 @@ def decode(
     order = {
         "options": {"model": str(source), "dtype": "float32", "max_model_len": 512, **options},
         "batches": batches,
-        "max_tokens": NUM_TOKENS,
+        "max_tokens": max_tokens,
     }
     done = subprocess.run(
         [PYTHON, SCRIPT], input=json.dumps(order), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
@@ -167,28 +173,46 @@ def test_our_look_up_remembers_the_results_of_its_tasks(source: Path, vanilla: d
     assert first == other < again
 
 
-def test_a_request_that_begins_with_what_the_drafter_has_not_read_drafts_nothing(
-    source: Path, vanilla: dict[str, Any]
-) -> None:
+def test_a_request_that_begins_with_what_the_drafter_has_not_read_drafts_nothing(source: Path) -> None:
     from transformers import AutoTokenizer
 
+    tokenizer = AutoTokenizer.from_pretrained(source)
     model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
-    text = AutoTokenizer.from_pretrained(source).decode(vanilla[LONG])
-    batches = [[asks(0, LONG)], [asks(K, LONG)], [asks(3, f"{LONG}{text} and so on")]]
-    decoded = decode(source, model, batches, worker_cls="alphaloop.inside_vllm.worker.RestingWorker")
-    check(decoded[:2], batches[:2], vanilla)
-    same_prompt, conversation = (got["counted"] for got in decoded[1:])
-    assert same_prompt[1] == same_prompt[2] > 0  # the drafter reads every prompt
-    assert conversation == [0, 0, 0]  # and rested while the output was decoded
+    options = {"worker_cls": "alphaloop.inside_vllm.worker.RestingWorker", "block_size": BLOCK}
+    (before,) = decode(source, model, [[asks(0, LONG)]], max_tokens=2 * BLOCK, **options)
+    conversation = f"{LONG}{tokenizer.decode(before['token_ids'][0])} and so on"
+    batches = [[asks(0, LONG)], [asks(K, LONG)], [asks(3, conversation)]]
+    vanilla, same_prompt, longer = decode(source, model, batches, max_tokens=2 * BLOCK, **options)
+    assert vanilla["token_ids"] == same_prompt["token_ids"] == before["token_ids"]
+    assert same_prompt["counted"][1] == same_prompt["counted"][2] > 0  # the drafter reads every prompt
+    assert longer["counted"] == [0, 0, 0]  # and rested while the output was decoded
 
 
 def test_a_prompt_that_the_prefix_cache_has_whole_is_drafted_as_its_request_asks(source: Path) -> None:
     whole_blocks_and_one = {"prompt_token_ids": [5 + i % 90 for i in range(257)]}
     requests = [{"prompt": whole_blocks_and_one, "said": asks(k)["said"]} for k in (0, 0, 2)]
-    first, again, drafted = decode(source, NGRAM, [[request] for request in requests], block_size=32)
+    first, again, drafted = decode(source, NGRAM, [[request] for request in requests], block_size=BLOCK)
     assert first["counted"] == again["counted"] == [0, 0, 0]
     assert max(num for num, _ in drafted["drafts"][0]) == 2
     assert first["token_ids"] == again["token_ids"] == drafted["token_ids"]
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "draft_model"])
+def test_a_text_at_the_end_of_its_context_costs_its_neighbours_no_rejected_drafts(
+    drafter: str, source: Path, vanilla: dict[str, Any]
+) -> None:
+    model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
+    at_the_end = {"prompt": {"prompt_token_ids": [5 + i % 90 for i in range(114)]}, "said": {}}
+    speculative = NGRAM if drafter == "ngram" else model
+    batches = [[asks(K)], [at_the_end, asks(K)], [asks(K)]]
+    alone, beside, after = decode(source, speculative, batches, max_model_len=128, enable_prefix_caching=False)
+    assert alone["token_ids"][0] == beside["token_ids"][1] == vanilla[PROMPTS[0]]
+    if drafter == "ngram":
+        assert beside["drafts"][1] == alone["drafts"][0]
+    else:  # what the drafter has not read it does not read later: it drafts for this text no more
+        assert 0 < len(beside["drafts"][1]) < len(alone["drafts"][0])
+        assert beside["drafts"][1] == alone["drafts"][0][: len(beside["drafts"][1])]
+    assert after["drafts"] == alone["drafts"]
 
 
 def test_greedy_texts_beside_sampled_ones_are_right(source: Path, vanilla: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Real vLLM servers: test texts show whether a request has its k, and whether a sampled neighbour spoils greedy texts."""
+"""Real vLLM servers: does a request have its k, and does a sampled neighbour spoil greedy texts? Test texts show it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from alphaloop.errors import ConfigError
 from alphaloop.kafka.consumer import _member_config
 from alphaloop.liveness import MetricsServer
+from alphaloop.messages.topics import jobs_topic
 from alphaloop.settings import EndpointSettings, KafkaSettings, Settings, load_settings
 from alphaloop.settings.load import ENV_PREFIX, FILES, PLAIN_ENV
 from tests.chaos.asking import ask
@@ -25,6 +29,7 @@ FOLDER: Final = ROOT / "configs" / "kubernetes"
 BASE: Final = render(FOLDER / "base")
 EXAMPLE: Final = render(mine())
 MIGRATE: Final = render(FOLDER / "migrate")
+TARGETS: Final = render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets")])
 SERVED: Final = render(FOLDER / "base", components=[FOLDER / "servers"])
 COMPOSE: Final[dict[str, Any]] = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))["services"]
 DOCKERFILE: Final = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -242,6 +247,43 @@ def test_the_scaler_ends_workers_slowly(monkeypatch: pytest.MonkeyPatch) -> None
     assert scaled["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
     assert "replicas" not in deployment["spec"], "two would set the number of workers"
     assert "replicas" in one(BASE, "Deployment", "worker")["spec"]
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-large"])
+def test_each_target_is_scaled_by_its_own_tasks(name: str, tmp_path: Path) -> None:
+    guide = (ROOT / "docs" / "guides" / "kubernetes.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
+    bindings = load_settings(tmp_path, overrides=tomllib.loads(block)).bindings
+    scaled = one(TARGETS, "ScaledObject", name)["spec"]
+    assert scaled["scaleTargetRef"]["name"] == one(TARGETS, "Deployment", name)["metadata"]["name"]
+    target = variables(TARGETS, name)["ALPHALOOP_MODELS__TARGET__NAME"]
+    assert {trigger["metadata"]["topic"] for trigger in scaled["triggers"]} == {
+        jobs_topic(task) for task in bindings.tasks if bindings.target_of(task) == target
+    }
+    (group_scaled,) = one(EXAMPLE, "ScaledObject", "worker")["spec"]["triggers"]
+    for trigger in scaled["triggers"]:
+        said = {**trigger["metadata"], "lagThreshold": group_scaled["metadata"]["lagThreshold"]}
+        assert said == {**group_scaled["metadata"], "topic": said["topic"]}
+    names = [trigger["name"] for trigger in scaled["triggers"]]
+    formula = scaled["advanced"].get("scalingModifiers", {"formula": names[0]})["formula"]
+    assert formula.split(" + ") == names, "the lag of every task counts"
+
+
+def test_workers_of_a_second_target_are_others_pods_with_the_same_manifest() -> None:
+    """What differs: name, instance, target; all else is the worker's with a GPU under KEDA."""
+    first, second = (copy.deepcopy(one(TARGETS, "Deployment", name)) for name in ("worker", "worker-large"))
+    written = json.dumps(second).replace("worker-large", "worker").replace("/models/large", "/models/my-target")
+    large = json.loads(written.replace('"large"', '"my-target"'))
+    for resource in (first, large):
+        (container,) = containers(resource)
+        container["env"] = {each["name"]: each for each in container["env"]}
+        for list_of in (container["volumeMounts"], resource["spec"]["template"]["spec"]["volumes"]):
+            list_of.sort(key=str)
+    batch_size = containers(first)[0]["env"].pop("ALPHALOOP_WORKER__BATCH_SIZE")
+    assert batch_size["value"] == "16", "the one setting that a large model leaves at its default"
+    assert large == first
+    selectors = [one(TARGETS, "Deployment", name)["spec"]["selector"] for name in ("worker", "worker-large")]
+    assert selectors[0] != selectors[1], "else each Deployment would take the other's pods"
 
 
 def test_metrics_have_the_job_names_of_the_alerts() -> None:

@@ -27,7 +27,7 @@ def test_its_manifests_are_of_their_kinds_form() -> None:
     found = [yaml.safe_load(block) for block in blocks("yaml") if "configMapGenerator" not in block]
     for resource in found:
         check(resource)
-    assert {resource["kind"] for resource in found} == {"TriggerAuthentication", "NetworkPolicy"}
+    assert {resource["kind"] for resource in found} == {"TriggerAuthentication", "NetworkPolicy", "ScaledObject"}
 
 
 def test_its_secrets_are_those_that_the_pods_read() -> None:

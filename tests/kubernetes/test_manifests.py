@@ -25,6 +25,7 @@ RENDERED: Final[dict[str, list[Resource]]] = {
     "base": render(FOLDER / "base"),
     "migrate": render(FOLDER / "migrate"),
     **{f"base and {path.name}": render(FOLDER / "base", components=[path]) for path in COMPONENTS},
+    "two targets": render(FOLDER / "base", components=[FOLDER / name for name in ("gpu", "keda", "targets")]),
     "example": render(mine()),
     "example of migrate": render(mine() / "migrate"),
 }
@@ -102,7 +103,7 @@ def test_names_are_unique_and_in_the_namespace(name: str) -> None:
         assert {one["metadata"]["namespace"] for one in RENDERED[name]} == {namespace["metadata"]["name"]}
 
 
-@pytest.mark.parametrize("name", ["base", "migrate", "example", "example of migrate"])
+@pytest.mark.parametrize("name", ["base", "migrate", "example", "example of migrate", "two targets"])
 def test_pods_ask_for_no_privilege(name: str) -> None:
     """What Pod Security calls restricted, which the namespace enforces, and a root file system that is read-only."""
     found = list(pods(RENDERED[name]))
@@ -124,7 +125,7 @@ def test_pods_ask_for_no_privilege(name: str) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-@pytest.mark.parametrize("name", ["base", "example"])
+@pytest.mark.parametrize("name", ["base", "example", "two targets"])
 def test_what_is_referred_to_exists(name: str) -> None:
     """ConfigMaps, claims, the service account, volumes. Secrets and the models' claim are the user's."""
     resources = RENDERED[name]
@@ -133,7 +134,7 @@ def test_what_is_referred_to_exists(name: str) -> None:
         assert ("ServiceAccount", pod["serviceAccountName"]) in there
         volumes = {volume["name"] for volume in pod["volumes"]}
         for volume in pod["volumes"]:
-            if volume.get("configMap", {}).get("name") == "configs" and name == "base":
+            if volume.get("configMap", {}).get("name") == "configs" and name != "example":
                 continue  # the overlay's
             if "configMap" in volume:
                 assert ("ConfigMap", volume["configMap"]["name"]) in there

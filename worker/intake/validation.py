@@ -196,7 +196,7 @@ class Validation:
             prepared = replace(
                 prepared,
                 is_remembered=settings.memory != "off" and job.purpose is Purpose.TRAFFIC,
-                tells_rounds=settings.round_counts_in_results,
+                reports_round_counts=settings.round_counts_in_results,
             )
         lane = lane_of(job, prepared.sampling, self._pattern_of(job, settings))
         return ReadyJob(delivery, prepared, digest, lane)

@@ -88,6 +88,7 @@ class ServerClient:
             sampling,
             self.context_length,
             endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
+            endpoint.varies_drafts,
         )
         began = time.perf_counter()
         async with self._http.asked("POST", url, body) as content:
@@ -140,17 +141,20 @@ class ServerClient:
     async def version(self) -> str | None:
         """The server's version or build; None where it does not say.
 
-        Raises ConfigError for an SGLang that is too old, and errors as of a server that is away.
+        Raises ConfigError for an SGLang that is too old, and for one that changes k by itself, or does not, other than
+        `varies_drafts` says; errors as of a server that is away.
         """
         if (path := _VERSION_PATHS.get(self.endpoint.kind)) is None:
             return None
         try:
             async with self._http.asked("GET", f"{self.endpoint.root}{path}") as content:
-                name = read_form(Version, await content.whole()).name or ""
+                said = read_form(Version, await content.whole())
         except RequestRefused:  # a proxy lets only OpenAI's paths through
             return None
+        name = said.name or ""
         if self.endpoint.kind == "sglang":
             _refuse_old_sglang(name)
+            _refuse_other_drafts(self.endpoint, is_adaptive=said.speculative_adaptive)
         return name if _VERSION.fullmatch(name) else None
 
     async def _stream(
@@ -167,6 +171,19 @@ class ServerClient:
                         reader.first_text_s = time.perf_counter() - began
                     on_piece(piece)
         await content.end()
+
+
+def _refuse_other_drafts(endpoint: EndpointSettings, *, is_adaptive: bool | None) -> None:
+    """Counts of a k that changes, read as those of one k, would be wrong, and nothing in a reply shows it."""
+    if endpoint.drafter is None or is_adaptive is None or is_adaptive == endpoint.varies_drafts:
+        return
+    raise ConfigError(
+        f"varies_drafts: expected {str(is_adaptive).lower()}, because the server runs "
+        f"{'with' if is_adaptive else 'without'} --speculative-adaptive, found {str(endpoint.varies_drafts).lower()}",
+        hint="set varies_drafts = true, and num_draft_tokens to the largest of its candidate_steps (7 by default)"
+        if is_adaptive
+        else "leave varies_drafts out, and set num_draft_tokens to --speculative-num-steps",
+    )
 
 
 def _refuse_old_sglang(version: str) -> None:

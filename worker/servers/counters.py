@@ -1,4 +1,4 @@
-"""Evidence from a server's own counters, where it reports no drafts of single requests. vLLM's counters are known.
+"""Evidence from a server's own counters, where it reports no drafts of single requests: vLLM's and llama.cpp's.
 
     a request begins and ends → a slice ends → the page of metrics is read → SliceCounts, or nothing
 
@@ -26,8 +26,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bucket
 from alphaloop.engine import PreparedJob, SliceCounts
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
+from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import EndpointSettings
 from worker.servers.client import ServerClient
+from worker.servers.draft_counts import proposed_by_position
 from worker.servers.fleet import Fleet
 from worker.servers.forms import Count, Form, read_form
 from worker.servers.replies import Reply
@@ -38,14 +40,36 @@ log = logging.getLogger(__name__)
 NUM_READINGS: Final = 6
 BETWEEN_READINGS_S: Final = 0.05
 
-_DRAFTS: Final = "vllm:spec_decode_num_drafts_total"
-_DRAFT_TOKENS: Final = "vllm:spec_decode_num_draft_tokens_total"
-_ACCEPTED_AT: Final = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-_REQUESTS: Final = "vllm:request_success_total"  #: with every reason of an end, `abort` too
-_TOKENS: Final = "vllm:generation_tokens_total"
-_RUNNING: Final = "vllm:num_requests_running"
-_WAITING: Final = "vllm:num_requests_waiting"
-_NAMES: Final = (_DRAFTS, _DRAFT_TOKENS, _ACCEPTED_AT, _REQUESTS, _TOKENS, _RUNNING, _WAITING)
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What a kind of server calls its counters."""
+
+    drafts: str
+    draft_tokens: str
+    accepted_at: str  #: by the label `position`
+    tokens: str  #: of texts, those of requests that were given up among them
+    present: tuple[str, str]  #: requests that run and that wait
+    requests: str | None = None  #: that ended, with every reason, `abort` too; None where it does not count them
+
+
+_VLLM: Final = _Names(
+    drafts="vllm:spec_decode_num_drafts_total",
+    draft_tokens="vllm:spec_decode_num_draft_tokens_total",
+    accepted_at="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+    tokens="vllm:generation_tokens_total",
+    present=("vllm:num_requests_running", "vllm:num_requests_waiting"),
+    requests="vllm:request_success_total",
+)
+#: Of build 11549, which counts no requests: those of other clients are known by their tokens.
+_LLAMA: Final = _Names(
+    drafts="llamacpp:spec_decode_num_drafts_total",
+    draft_tokens="llamacpp:spec_decode_num_draft_tokens_total",
+    accepted_at="llamacpp:spec_decode_num_accepted_tokens_per_pos_total",
+    tokens="llamacpp:tokens_predicted_total",
+    present=("llamacpp:requests_processing", "llamacpp:requests_deferred"),
+)
+_NAMES_OF: Final[Mapping[ServerKind, _Names]] = {"llama_cpp": _LLAMA}
 
 
 class Counting:
@@ -173,7 +197,8 @@ class CounterSlices:
         """Whether `counters` may lack some of the requests, which ended a moment ago: another reading may show more."""
         if due.turn != self._turn or (since := due.since) is None:
             return False
-        has_requests = counters.num_requests - since.num_requests >= due.num_requests
+        num_ended = _moved(since.num_requests, counters.num_requests)
+        has_requests = num_ended is None or num_ended >= due.num_requests
         has_tokens = counters.num_tokens - since.num_tokens >= due.num_tokens
         return not (has_requests and has_tokens) or counters.num_present > 0
 
@@ -193,7 +218,7 @@ class CounterSlices:
 class Counters:
     """Totals of all clients' requests since the server was started."""
 
-    num_requests: int  #: that have ended
+    num_requests: int | None  #: that have ended; None where the server does not count them
     num_tokens: int  #: of their texts
     num_drafts: int  #: rounds that drafted
     num_draft_tokens: int
@@ -201,28 +226,41 @@ class Counters:
     num_present: int = 0  #: requests that run or wait now
 
     @classmethod
-    def of_page(cls, page: str) -> Counters:
-        """From the page. Raises ReplyInvalid where it lacks one of them."""
-        by_name = values(page, _NAMES, by="position", hint="only a vLLM that drafts has all counters")
+    def of_page(cls, page: str, kind: ServerKind = "vllm", num_draft_tokens: int = 0) -> Counters:
+        """From the page; any kind but llama.cpp has vLLM's names. Raises ReplyInvalid where it lacks a counter.
+
+        `num_draft_tokens`: k of the server, of which llama.cpp's page may lack positions.
+        """
+        names, optional = _NAMES_OF.get(kind, _VLLM), []
+        wanted = [names.drafts, names.draft_tokens, names.accepted_at, names.tokens, *names.present]
+        if names.requests is not None:
+            wanted.append(names.requests)
+        if kind == "llama_cpp":  # before the first draft it has no line of any position
+            optional = [wanted.pop(2)]
+        hint = "only a vLLM that drafts, or a llama.cpp of late 2026 with --metrics, has all counters"
+        by_name = values(page, wanted, optional, by="position", hint=hint)
         totals = {name: sum(by_label.values()) for name, by_label in by_name.items()}
-        at = by_name[_ACCEPTED_AT]
         try:
-            accepts = tuple(at[position] for position in sorted(at, key=int))
+            at = {int(position): number for position, number in by_name.get(names.accepted_at, {}).items()}
         except ValueError:
-            raise ReplyInvalid(f"expected a number as position of {_ACCEPTED_AT}, found none") from None
+            raise ReplyInvalid(f"expected a number as position of {names.accepted_at}, found none") from None
+        if kind == "llama_cpp":
+            at = dict.fromkeys(range(num_draft_tokens), 0) | at
         return cls(
-            num_requests=totals[_REQUESTS],
-            num_tokens=totals[_TOKENS],
-            num_drafts=totals[_DRAFTS],
-            num_draft_tokens=totals[_DRAFT_TOKENS],
-            accepts=accepts,
-            num_present=totals[_RUNNING] + totals[_WAITING],
+            num_requests=None if names.requests is None else totals[names.requests],
+            num_tokens=totals[names.tokens],
+            num_drafts=totals[names.drafts],
+            num_draft_tokens=totals[names.draft_tokens],
+            accepts=tuple(at[position] for position in sorted(at)),
+            num_present=sum(totals[name] for name in names.present),
         )
 
 
 async def ask_counters(client: ServerClient) -> Counters:
     """What the page of metrics says; the endpoint has its address. Raises ServerError."""
-    return Counters.of_page((await client.page(client.endpoint.metrics_url or "")).decode(errors="replace"))
+    endpoint = client.endpoint
+    page = await client.page(endpoint.metrics_url or "")
+    return Counters.of_page(page.decode(errors="replace"), endpoint.kind, endpoint.num_draft_tokens or 0)
 
 
 def counts_between(
@@ -235,10 +273,10 @@ def counts_between(
     anything else meanwhile, was started again, or counts what cannot be.
     """
     # Counters that fell were not all of ours: a new server would have to begin at zero, as `before` then did too.
-    num_moved = after.num_requests - before.num_requests, after.num_tokens - before.num_tokens
-    if num_moved != (num_requests, num_tokens) or before.num_present or after.num_present:
+    num_ended = _moved(before.num_requests, after.num_requests)
+    if num_ended not in (None, num_requests) or after.num_tokens - before.num_tokens != num_tokens:
         return None
-    if len(before.accepts) != len(after.accepts):
+    if before.num_present or after.num_present or len(before.accepts) != len(after.accepts):
         return None
     accepts = tuple(now - then for then, now in zip(before.accepts, after.accepts, strict=True))
     num_drafts = after.num_drafts - before.num_drafts
@@ -248,7 +286,7 @@ def counts_between(
     num_later = num_tokens - num_requests  # each text's first token is of the round that read its prompt
     if not num_drafts:
         return AcceptanceCounts(rounds=num_later + 1, num_empty_rounds=num_later + 1)
-    proposed = _proposed(num_drafts, num_proposed, accepts)
+    proposed = proposed_by_position(num_drafts, num_proposed, accepts)
     if proposed is None or len(accepts) != num_draft_tokens:
         return None
     num_vanilla = num_later - num_drafts - sum(accepts)
@@ -269,24 +307,21 @@ def counts_between(
         return None
 
 
-def _proposed(num_drafts: int, num_proposed: int, accepts: Sequence[int]) -> tuple[int, ...] | None:
-    """Tokens drafted at each position, `num_proposed` in all; None where the numbers contradict each other."""
-    lacking = num_drafts * len(accepts) - num_proposed
-    later: list[int] = []
-    for accepted in reversed(accepts[1:]):
-        lacks = min(lacking, num_drafts - accepted)
-        later.insert(0, num_drafts - lacks)
-        lacking -= lacks
-    return (num_drafts, *later) if lacking == 0 else None
+def _moved(before: int | None, after: int | None) -> int | None:
+    """By how much a counter grew; None where there is none."""
+    return None if before is None or after is None else after - before
 
 
-def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mapping[str, Mapping[str, int]]:
+def values(
+    page: str, names: Sequence[str], optional: Sequence[str] = (), *, by: str = "", hint: str
+) -> Mapping[str, Mapping[str, int]]:
     """Values by name and by the label `by`, summed over all other labels, such as a server's engines.
 
-    Other metrics are not parsed: they are many. Raises ReplyInvalid, with the hint, where the page lacks a name.
+    Other metrics are not parsed: they are many. Raises ReplyInvalid, with the hint, where the page lacks one of
+    `names`.
     """
     # A name is followed by labels or a value; others may begin alike.
-    heads = tuple(f"{name}{mark}" for name in names for mark in "{ ")
+    heads = tuple(f"{name}{mark}" for name in (*names, *optional) for mark in "{ ")
     lines = [line for line in page.splitlines() if line.startswith(heads)]
     by_name: dict[str, dict[str, int]] = {}
     try:
@@ -306,8 +341,6 @@ def values(page: str, names: Sequence[str], *, by: str = "", hint: str) -> Mappi
 EVERY_S: Final = 0.5
 #: Between two requests to a server that does not report its load: it may be started again with another option.
 SELDOM_S: Final = 60.0
-_VLLM: Final = ("vllm:num_requests_running", "vllm:num_requests_waiting")
-_LLAMA: Final = ("llamacpp:requests_processing", "llamacpp:requests_deferred")
 
 
 class LoadWatch:
@@ -388,8 +421,8 @@ def num_present_on(endpoint: EndpointSettings, page: bytes) -> int:
         if not (loads := read_form(_Loads, page).loads):
             raise ReplyInvalid("expected the load of at least one rank, found none")
         return sum(rank.num_running_reqs + rank.num_waiting_reqs for rank in loads)
-    names = _LLAMA if endpoint.kind == "llama_cpp" else _VLLM
-    by_name = values(page.decode(errors="replace"), names, hint="is the server of the kind that was named?")
+    names = _NAMES_OF.get(endpoint.kind, _VLLM)
+    by_name = values(page.decode(errors="replace"), names.present, hint="is the server of the kind that was named?")
     return sum(number for by_label in by_name.values() for number in by_label.values())
 
 

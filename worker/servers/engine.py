@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -412,8 +413,7 @@ def _server(
     endpoint = settings.model_copy(update={"model": known.model}) if known else settings
     length = (known.context_length if known else None) or identity.context_length
     server = known.server if known else settings.kind
-    # What is counted in another way is evidence of another kind, and has another name.
-    revision = server if settings.metrics_url is None else f"{server}-counters"
+    revision = f"{server}-{settings.counted}" if settings.counted else server
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
     return InferenceServer(
         name=name,
@@ -430,8 +430,11 @@ def _server(
 def _identity(models: ModelSettings, named: NamedServers) -> EngineIdentity:
     """The identity of all endpoints together: they serve one model."""
     target, endpoints = models.target, models.endpoints
-    hosts = {urlsplit(endpoint.url).netloc for endpoint in endpoints.values()}
-    addresses = "\n".join(sorted(f"{name} {endpoint.url}" for name, endpoint in endpoints.items()))
+    if target.engine == "vllm":  # its port is another one after each start of the worker
+        hosts, addresses = {socket.gethostname()}, f"{socket.gethostname()} {target.source} {target.vllm!r}"
+    else:
+        hosts = {urlsplit(endpoint.url).netloc for endpoint in endpoints.values()}
+        addresses = "\n".join(sorted(f"{name} {endpoint.url}" for name, endpoint in endpoints.items()))
     return EngineIdentity(
         engine=named.engine[:_MOST_NAME_CHARS],
         target=target.name,

@@ -233,6 +233,7 @@ class Version(Form):
     """`/version` of vLLM and TensorRT-LLM, `/server_info` of SGLang, `/props` of llama.cpp."""
 
     name: str | None = Field(None, validation_alias=AliasChoices("version", "build_info"))
+    speculative_adaptive: bool | None = None  #: of SGLang: whether it changes k by itself; None where it does not say
 
 
 class Tokenized(Form):

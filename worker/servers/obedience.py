@@ -129,11 +129,11 @@ async def _why_not_counted(client: ServerClient, replies: Sequence[Reply], befor
     """
     after = await _counters(client)
     for _ in range(NUM_READINGS - 1):
-        if after is None or after.num_requests - before.num_requests >= len(replies):
+        if after is None or _num_ended(before, after) >= len(replies):
             break
         await asyncio.sleep(BETWEEN_READINGS_S)
         after = await _counters(client)
-    if after is None or after.num_requests - before.num_requests != len(replies):
+    if after is None or _num_ended(before, after) != len(replies):
         return None
     proposed = sum(reply.drafts.num_proposed for reply in replies)
     accepted = sum(reply.drafts.num_accepted for reply in replies)
@@ -142,6 +142,10 @@ async def _why_not_counted(client: ServerClient, replies: Sequence[Reply], befor
         return None
     reported = f"its replies report {accepted} of {proposed} drafted tokens accepted"
     return f"{reported}, its counters {counted[1]} of {counted[0]}"
+
+
+def _num_ended(before: Counters, after: Counters) -> int:
+    return (after.num_requests or 0) - (before.num_requests or 0)  # vLLM counts them always
 
 
 async def _together(client: ServerClient, *, beside: Sampling | None = None) -> list[Reply]:

@@ -67,6 +67,7 @@ class ReplyReader:
     sampling: Sampling
     context_length: int | None = None  #: where known, a text that ends there may be shorter than `max_tokens`
     num_draft_tokens: int | None = None  #: k that was asked for, or that of the server's start; None: not known
+    varies_drafts: bool = False  #: whether the server changes k by itself, up to `num_draft_tokens`
     first_text_s: float | None = None
     _choices: dict[int, GrowingChoice] = field(default_factory=dict)
     _usage: TokenUsage | None = None
@@ -140,6 +141,8 @@ class ReplyReader:
         drafts = self._times if self.kind == "llama_cpp" else self._drafts
         if drafts is None or self.kind == "openai":
             return draft_counts.NOTHING
+        if self.varies_drafts:
+            return reached_of(drafts, num_tokens, self.num_draft_tokens or 0)
         return drafts_of(self.kind, drafts, num_tokens, self.num_draft_tokens)
 
     def _refuse_less(self, texts: Sequence[GrowingChoice]) -> None:
@@ -194,6 +197,7 @@ class SentRequest:
     sent_at: float  #: to this endpoint, the last one that it was sent to
     ended_at: float
     num_beside: float  #: our mean requests in flight there meanwhile, itself included
+    is_counted_apart: bool = False  #: whether the server's counters are the evidence, and not what its reply says
     slice_counts: SliceCounts | None = None  #: of the slice that it ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None for a measurement
     requested_k: int | None = (
@@ -211,13 +215,14 @@ class SentRequest:
 def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
     """The text with its counts and times.
 
-    Where the counts are not known they say one thing only, how many tokens the text has: `served.is_counted` is false.
+    Where the counts are not known they say one thing only, how many tokens the text has; `served.is_counted` is false
+    then, and where counters are the evidence.
     """
     known = _known(reply, sent.drafter)
     vanilla = draft_counts.of_vanilla(known.granularity, reply.num_tokens, reply.num_texts)
     counts = known.counts or vanilla.counts or AcceptanceCounts()
-    is_counted = known.counts is not None
-    num_rounds = counts.rounds if is_counted else None
+    is_counted = known.counts is not None and not sent.is_counted_apart
+    num_rounds = counts.rounds if known.counts is not None else None
     if num_rounds is None and sent.slice_counts is not None:
         num_rounds = sent.slice_counts.num_passes(reply.num_tokens)
     waited_s, wall_s = sent.sent_at - sent.admitted_at, sent.ended_at - sent.admitted_at
@@ -248,7 +253,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             prefill_s=reply.times.prefill_s,
             decode_s=decode_s,
             queue_s=reply.times.queue_s,
-            granularity="counters" if sent.slice_counts is not None else known.granularity,
+            granularity=known.granularity,
             num_proposed=known.num_proposed,
             num_accepted=known.num_accepted,
             is_counted=is_counted,
@@ -300,7 +305,7 @@ def drafts_of(kind: ServerKind, drafts: ReplyDrafts, num_tokens: int, num_draft_
             return DraftCounts("rounds", doubt=f"the rounds do not add up to {sums[1]} of {sums[0]} tokens")
         return rounds
     if histogram is None:
-        return draft_counts.from_sums(num_proposed, drafts.num_accepted, num_tokens)
+        return draft_counts.from_sums(num_proposed, drafts.num_accepted, num_tokens, num_draft_tokens)
     if kind == "vllm":
         # Its list is as long as the k of its start.
         k = num_draft_tokens or 0
@@ -318,6 +323,17 @@ def drafts_of(kind: ServerKind, drafts: ReplyDrafts, num_tokens: int, num_draft_
         # Its list ends at the longest that was accepted.
         histogram, num_proposed = (*histogram, *(0,) * (k + 1 - len(histogram))), num_rounds * k
     return draft_counts.from_lengths(histogram, num_proposed, num_tokens, num_rounds)
+
+
+def reached_of(drafts: ReplyDrafts, num_tokens: int, longest: int) -> DraftCounts:
+    """What a server that changes k by itself reported; `longest`: the largest k that it may take.
+
+    SGLang 0.5.23 computes its proposed tokens from the k of its start (`managers/tokenizer_manager.py`), so they are
+    not read. How many rounds accepted how many tokens is its own count.
+    """
+    if drafts.histogram is None:
+        return draft_counts.NOTHING
+    return draft_counts.from_reached(drafts.histogram, num_tokens, drafts.num_rounds, longest)
 
 
 _MOST_CALLS: Final = 1024  #: of one text

@@ -21,7 +21,6 @@ from alphaloop.messages.capabilities import features_of, refusal_of
 from alphaloop.probes import is_beside_sampled
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counting
-from worker.servers.draft_counts import NOTHING
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
@@ -180,8 +179,6 @@ class Sending:
                 length = self._length_of(flight, outcome)
                 drafter = None if length == 0 else self.fleet.servers[name].drafter
                 slice_counts = await self._counting.read(name, due) if due is not None else None
-                if self._counting.counts(name):
-                    outcome = replace(outcome, drafts=NOTHING)  # counts of two kinds are never added up
                 sent = SentRequest(
                     endpoint=name,
                     drafter=drafter,
@@ -189,6 +186,8 @@ class Sending:
                     sent_at=sent_at,
                     ended_at=ended_at,
                     num_beside=landing.num_beside,
+                    # Counts of two kinds are never added up.
+                    is_counted_apart=self._counting.counts(name),
                     slice_counts=slice_counts,
                     load=landing.load,
                     requested_k=length,

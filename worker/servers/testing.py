@@ -52,6 +52,11 @@ _HINTS: Final[dict[ServerKind, str]] = {
     "tensorrt_llm": "start it with `per_request_spec_decode_stats: true` in its --extra_llm_api_options",
     "openai": "a server of a known kind reports more: name its kind",
 }
+#: How one that reports sums is made to report positions.
+_POSITION_HINTS: Final[dict[ServerKind, str]] = {
+    "vllm": _HINTS["vllm"],
+    "llama_cpp": "started with --metrics, a build of late 2026 counts them: name that page as metrics_url",
+}
 #: How a server is made to report how many requests it has.
 _LOAD_HINTS: Final[dict[ServerKind, str]] = {
     "vllm": "start it without --disable-log-stats, and let its /metrics through",
@@ -330,10 +335,12 @@ def _counts(kind: ServerKind, drafts: DraftCounts) -> _Finding:
         return "warning", f"the server reports nothing about drafts; {_HINTS[kind]}"
     if not drafts.num_proposed:
         return "ok", "nothing was drafted: the server does not speculate, or found nothing to draft"
+    if drafts.granularity == "reached":
+        return "ok", f"{drafts.num_accepted} drafted tokens accepted, by position; how many were drafted is not known"
     accepted = f"{drafts.num_accepted} of {drafts.num_proposed} drafted tokens accepted"
-    if drafts.counts is None:
-        hint = f"; {_HINTS[kind]}" if kind == "vllm" else ""
-        return "warning", f"{accepted}, positions not reported{hint}"
+    if drafts.counts is None or drafts.granularity == "sums":
+        hint = _POSITION_HINTS.get(kind)
+        return "warning", f"{accepted}, positions not reported{f'; {hint}' if hint else ''}"
     return "ok", f"{accepted}, positions reported"
 
 

@@ -231,7 +231,14 @@ def test_the_sums_come_back(alphas: tuple[float, ...], reach: float, num_rounds:
 def test_whatever_a_server_tells_gives_counts_or_none(tokens: int, proposed: int, accepted: int, k: int) -> None:
     found = counts_from_sums(tokens, proposed, accepted, k)
     if found is not None:
-        assert (found.num_tokens, found.num_accepted) == (tokens, accepted)
+        assert (found.num_tokens, sum(found.proposed), found.num_accepted) == (tokens, proposed, accepted)
+
+
+def test_where_all_was_accepted_no_position_accepted_more_than_was_proposed_there() -> None:
+    """Three drafts of six and one of a single token."""
+    found = counts_from_sums(24, 19, 19, 6)
+    assert (found.rounds, found.num_empty_rounds) == (5, 1)
+    assert found.proposed == found.trials == found.accepts == (4, 3, 3, 3, 3, 3)
 
 
 @pytest.mark.parametrize("sums", [(10, 4, 5, 4), (3, 8, 4, 4), (0, 0, 0, 4), (5, -1, -1, 4), (30, 29, 29, 1)])

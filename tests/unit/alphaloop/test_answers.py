@@ -57,6 +57,7 @@ def test_openais_types_read_every_answer_to_messages(name: str) -> None:
     result = answered(CHAT[name], usage=usage)
     chat = ChatCompletion.model_validate(result.response, strict=True)
     assert chat.usage is not None
+    assert (chat.id, chat.usage.total_tokens) == ("j", 5)
     assert chat.usage.completion_tokens_details is not None
     assert chat.usage.completion_tokens_details.reasoning_tokens == 2
     assert [choice.index for choice in chat.choices] == list(range(len(result.choices)))

@@ -1,8 +1,10 @@
-"""OpenAI batch files: which lines are requests, and what their rows look like."""
+"""Batches of requests: their lines, rows and files."""
 
 from __future__ import annotations
 
 import json
+import stat
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alphaloop.batches.contents import FileContents
 from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest, LineRules, batch_id_of
 from alphaloop.batches.progress import bad_line_row, failed_row, output_row, refused_row
+from alphaloop.errors import ContentAltered, ContentMissing
 from alphaloop.messages import Failure, Result, Status, Usage
-from alphaloop.settings import load_settings
+from alphaloop.settings import ClaimCheckSettings, Settings, load_settings
 
 SETTINGS = load_settings()
 CHAT = {"messages": [{"role": "user", "content": "Hello"}]}
@@ -68,7 +72,7 @@ BAD: dict[str, bytes | dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("field", BAD)
-def test_a_bad_line_is_told_and_its_neighbours_go_on(field: str) -> None:
+def test_a_bad_line_is_named_and_its_neighbours_go_on(field: str) -> None:
     before, bad, after = read(line(custom_id="before"), BAD[field], line(custom_id="after"))
     assert [type(one) for one in (before, bad, after)] == [BatchRequest, BadRequest, BatchRequest]
     assert (bad.number, bad.error.field or "") == (2, field.strip())
@@ -135,3 +139,62 @@ def test_rows_have_openais_form() -> None:
     assert (cancelled["response"], cancelled["error"]["code"]) == (None, "batch_cancelled")
     refused = refused_row("j", "prompt_too_long", "too long", "body", custom_id="a")
     assert (refused["response"]["status_code"], refused["error"]["code"]) == (400, "prompt_too_long")
+
+
+MB = 1 << 20
+
+
+@pytest.fixture(params=["folder", "store"])
+def settings(request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    (tmp_path / "store").mkdir()
+    check = ClaimCheckSettings(url=str(tmp_path / "store") if request.param == "store" else None, max_bytes=3 * MB)
+    return Settings(data_dir=tmp_path / "my data, ü", claim_check=check)
+
+
+def files(settings: Settings) -> list[Path]:
+    """Everything that lies anywhere."""
+    return [path for path in settings.data_dir.parent.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 3 * MB, 7 * MB + 5])
+def test_content_comes_back_and_goes(settings: Settings, num_bytes: int) -> None:
+    contents = FileContents(settings)
+    content = bytes(range(256)) * (num_bytes // 256 + 1)
+    content = content[:num_bytes]
+    pieces = (content[start : start + 100_000] for start in range(0, num_bytes, 100_000))
+    found, parts = contents.write("file-1", pieces)
+    assert found == num_bytes
+    if parts is not None:
+        assert [part["num_bytes"] for part in parts] == [3 * MB] * (num_bytes // (3 * MB)) + [num_bytes % (3 * MB)] * (
+            num_bytes % (3 * MB) > 0
+        )
+    assert b"".join(contents.read("file-1", parts)) == content
+    with contents.as_file("file-1", parts) as path:
+        assert path.read_bytes() == content
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files(settings) if parts is None)
+    contents.delete("file-1", parts)
+    contents.delete("file-1", parts)
+    assert files(settings) == []
+
+
+def test_what_breaks_off_leaves_nothing(settings: Settings) -> None:
+    def half() -> Iterator[bytes]:
+        yield b"x" * 4 * MB
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        FileContents(settings).write("file-1", half())
+    assert files(settings) == []
+
+
+def test_content_that_is_gone_or_altered_is_named(settings: Settings) -> None:
+    contents = FileContents(settings)
+    _, parts = contents.write("file-1", [b"content"])
+    (path,) = files(settings)
+    if parts is not None:
+        path.write_bytes(b"changed")
+        with pytest.raises(ContentAltered):
+            list(contents.read("file-1", parts))
+    path.unlink()
+    with pytest.raises(ContentMissing):
+        list(contents.read("file-1", parts))

@@ -27,8 +27,8 @@ POINTS = (
 )
 
 
-inferred = partial(deciding.inferred, 0.7, k=4, sd=0.2, own_sd=0.1)
-POSTERIORS = {"draft": inferred(), "other": inferred()}
+inferred_from_jobs = partial(deciding.inferred, 0.7, k=4, sd=0.2, own_sd=0.1)
+POSTERIORS = {"draft": inferred_from_jobs(), "other": inferred_from_jobs()}
 
 
 def table(target_sd: float = 0.0, draft_sd: float = 0.0) -> CostTable:
@@ -41,7 +41,7 @@ def weighed(costs: CostTable, size: JobSize | None = SIZE) -> dict[tuple[str | N
 
 
 def test_without_doubt_about_costs_the_bounds_are_those_of_tokens() -> None:
-    posterior = inferred()
+    posterior = inferred_from_jobs()
     three = weighed(table(), None)["draft", 3]
     factor = posterior.tokens[3] / posterior.tokens_bounds(3)[0]
     assert three.cost_sd == 0.0
@@ -90,7 +90,7 @@ def test_reading_prompts_counts_for_the_doubt_about_a_drafter() -> None:
 
 
 def test_doubt_about_costs_cancels_between_lengths_of_one_drafter_and_not_between_drafters() -> None:
-    posteriors = {"draft": inferred(sd=1e-3), "other": inferred(sd=1e-3)}
+    posteriors = {"draft": inferred_from_jobs(sd=1e-3), "other": inferred_from_jobs(sd=1e-3)}
     sure, unsure = weighed(table()), weighed(table(draft_sd=0.3))
 
     def added(one: tuple[str | None, int], other: tuple[str | None, int]) -> float:

@@ -1,8 +1,9 @@
-"""Lines of JSON to jobs: every form, sent as the worker will read it; large prompts travel by reference."""
+"""Lines of a file become jobs with ids, or errors that name the field."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +15,34 @@ from alphaloop.claim_check.store import ContentStore, by_reference, text_by_refe
 from alphaloop.cli.jobs import texts_of
 from alphaloop.errors import MessageError
 from alphaloop.job_lines import BadLine, JobLine, JobReader, Overrides
-from alphaloop.messages import Decoding, Job, Origin, encode_job, parse_job
+from alphaloop.messages import (
+    Decoding,
+    Job,
+    Origin,
+    derived_job_id,
+    encode_job,
+    parse_job,
+    payload_digest,
+)
 from alphaloop.settings import Settings, load_settings
-from tests.fixtures.messages import succeeded
+from tests.fixtures.messages import read, succeeded
 
 SETTINGS = load_settings()
 
 
-def read(*lines: bytes | dict[str, Any], settings: Settings = SETTINGS, **kwargs: Any) -> list[JobLine | BadLine]:
+def read_line(*lines: bytes | dict[str, Any], settings: Settings = SETTINGS, **kwargs: Any) -> list[JobLine | BadLine]:
     encoded = [line if isinstance(line, bytes) else json.dumps(line).encode() for line in lines]
     return list(JobReader(settings, **kwargs).read(encoded, "jobs.jsonl"))
 
 
 def job(*args: Any, **kwargs: Any) -> Job:
-    (line,) = read(*args, **kwargs)
+    (line,) = read_line(*args, **kwargs)
     assert isinstance(line, JobLine), line
     return line.job
 
 
 def error(*args: Any, **kwargs: Any) -> MessageError:
-    (line,) = read(*args, **kwargs)
+    (line,) = read_line(*args, **kwargs)
     assert isinstance(line, BadLine), line
     return line.error
 
@@ -111,14 +120,14 @@ def test_bad_lines_name_their_field(line: bytes, code: str, field: str | None) -
 
 
 def test_places_count_from_one_and_blank_lines_are_passed_over() -> None:
-    lines = read(b'{"task": "code", "prompt": "p"}\r\n', b"\n", b"nonsense\n", b'{"task":"sql","prompt":"q"}')
+    lines = read_line(b'{"task": "code", "prompt": "p"}\r\n', b"\n", b"nonsense\n", b'{"task":"sql","prompt":"q"}')
     assert [line.where for line in lines] == ["jobs.jsonl:1", "jobs.jsonl:3", "jobs.jsonl:4"]
     assert [type(line) for line in lines] == [JobLine, BadLine, JobLine]
 
 
 def test_one_job_id_with_two_payloads_is_found_here() -> None:
     same = {"job_id": "x", "task": "code", "prompt": "p"}
-    lines = read(same, same, {**same, "prompt": "another"})
+    lines = read_line(same, same, {**same, "prompt": "another"})
     assert [type(line) for line in lines] == [JobLine, JobLine, BadLine]
     assert lines[2].error.code == "job_conflict"  # type: ignore[union-attr]
 
@@ -145,7 +154,7 @@ fields = st.fixed_dictionaries(
 
 @given(st.one_of(fields.map(lambda value: json.dumps(value).encode()), st.binary(max_size=80)))
 def test_every_line_is_a_job_the_worker_reads_back_or_an_error_in_words(line: bytes) -> None:
-    for item in read(*line.splitlines(), task="code"):
+    for item in read_line(*line.splitlines(), task="code"):
         if isinstance(item, BadLine):
             assert item.error.message
         else:
@@ -160,18 +169,18 @@ def with_store(tmp_path: Path) -> Settings:
 
 def test_only_a_large_prompt_travels_by_reference(with_store: Settings) -> None:
     store = ContentStore.of(with_store.claim_check)
-    lines = read({"prompt": "x" * (2 << 20)}, {"prompt": "short"}, settings=with_store, task="code")
+    lines = read_line({"prompt": "x" * (2 << 20)}, {"prompt": "short"}, settings=with_store, task="code")
     large, short = (by_reference(line.job, with_store.worker.max_job_bytes, store) for line in lines)
     assert len(encode_job(large)) < 1000
     assert short.body_ref is None
 
 
 def test_without_a_store_a_large_line_is_wrong(with_store: Settings) -> None:
-    (large,) = read({"prompt": "x" * (2 << 20)}, settings=Settings(tasks=with_store.tasks), task="code")
+    (large,) = read_line({"prompt": "x" * (2 << 20)}, settings=Settings(tasks=with_store.tasks), task="code")
     assert "shorten the prompt" in (large.error.hint or "")
 
 
-def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_told(
+def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_named(
     with_store: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = ContentStore.of(with_store.claim_check)
@@ -181,3 +190,53 @@ def test_a_text_that_lies_elsewhere_is_in_the_row_and_one_that_is_gone_is_told(
     store.delete(smaller.text_ref.url)
     assert texts_of(smaller, store) is smaller
     assert "a: nothing that can be read" in capsys.readouterr().err
+
+
+def test_a_derived_id_names_the_record_and_nothing_else() -> None:
+    record = Origin("cluster", "jobs.code", 2, 41, 1_700_000_000_000)
+    others = {
+        derived_job_id(replace(record, **change), b"{}")
+        for change in (
+            {"cluster": "other"},
+            {"topic": "jobs.sql"},
+            {"partition": 1},
+            {"offset": 42},
+            {"timestamp_ms": 1_700_000_000_001},
+            {"timestamp_ms": None},
+        )
+    }
+    same = derived_job_id(record, b"{}")
+    assert derived_job_id(replace(record), b"{}") == same, "a redelivery is the same job"
+    assert same not in others
+    assert len(others) == 6
+
+
+def test_offsets_that_begin_again_give_other_ids() -> None:
+    first = Origin("cluster", "jobs.code", 0, 0, 1_700_000_000_000)
+    after_a_restart = replace(first, timestamp_ms=1_700_000_060_000)
+    assert derived_job_id(first, b"{}") != derived_job_id(after_a_restart, b"{}")
+
+
+def test_another_payload_is_never_a_conflict_of_derived_ids() -> None:
+    # A sender may set the timestamps of its records, to 0 for example.
+    replayed = Origin("cluster", "jobs.code", 0, 0, 0)
+    one, other = (parse_job(b'{"prompt": "' + text + b'"}', replayed, task="code") for text in (b"first", b"second"))
+    assert one.job_id != other.job_id
+
+
+def test_the_digest_tells_a_redelivery_from_a_conflict() -> None:
+    job = read({"job_id": "a", "prompt": "x", "temperature": 1})
+    chat = [{"role": "user", "content": "x"}]
+    again = read({"temperature": 1.0, "priority": 0, "job_id": "a", "messages": chat} | {"stream": None})
+    assert payload_digest(job) == payload_digest(again)
+    for other in [{"prompt": "y"}, {"temperature": 0.5}, {"segment": "s"}, {"decoding": "vanilla"}, {"max_tokens": 5}]:
+        assert payload_digest(read({"job_id": "a", "prompt": "x", "temperature": 1} | other)) != payload_digest(job)
+    assert payload_digest(read({"job_id": "b", "prompt": "x", "temperature": 1})) == payload_digest(job)
+
+
+def test_a_later_releases_new_field_does_not_turn_old_jobs_into_conflicts() -> None:
+    class LaterJob(Job):
+        lane: str = "normal"
+
+    old = read({"prompt": "x"})
+    assert payload_digest(LaterJob.model_validate(old.model_dump())) == payload_digest(old)

@@ -78,19 +78,6 @@ def test_a_field_that_does_not_exist_is_refused_with_the_nearest_name(
     assert "worker.ignored_body_fields" in (refusal.value.hint or "")
 
 
-@pytest.mark.parametrize(
-    ("value", "field", "message"),
-    [
-        (b'{"task": "code"}', "prompt", "expected prompt, messages or a body, found nothing"),
-        (b'{"messages": [{"role": "user"}]}', "messages.0.content", "expected a value, found nothing"),
-    ],
-)
-def test_what_a_job_lacks_is_told(value: bytes, field: str, message: str) -> None:
-    with pytest.raises(InvalidField) as refusal:
-        parse_job(value, ORIGIN, task="code")
-    assert (refusal.value.field, refusal.value.message) == (field, message)
-
-
 def test_a_setting_lists_the_unknown_fields_that_are_dropped() -> None:
     value = b'{"body": {"prompt": "x", "reasoning": "high"}}'
     parse_job(value, Origin("c", "jobs.code", 0, 0), task="code", ignored={"reasoning"})

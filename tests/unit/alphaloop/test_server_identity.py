@@ -1,4 +1,4 @@
-"""When two identities of a server are one server, and what is said where they are not."""
+"""When two identities of a server are one server, what is said where they are not, and how its texts were counted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alphaloop.server_identity import Continuation, ServerIdentity, change_between, differs, distance
+from alphaloop.server_identity import Continuation, ServerIdentity, change_between, differs, distance, how_counted
 
 PARIS = {" Paris": -0.27, " the": -2.71, " London": -4.46}
 
@@ -66,3 +66,18 @@ def test_without_probabilities_only_many_other_texts_are_another_model() -> None
 def test_what_is_seen_first_gives_a_name_that_depends_on_it() -> None:
     assert FOUND.sha256() == replace(FOUND, root="/elsewhere").sha256()
     assert FOUND.sha256() != replace(FOUND, answers=moved(0.01)).sha256()
+
+
+@pytest.mark.parametrize(
+    ("draft_revision", "said"),
+    [
+        ("llama_cpp-b11549-sums", "positions estimated"),
+        ("llama_cpp-b11549-counters", "positions estimated"),
+        ("sglang-0.5.23-reached", "of positions reached"),
+        ("vllm-0.32.0-counters", ""),
+        ("vllm-0.32.0", ""),
+        ("1f0c3a59d2b7e684", ""),
+    ],
+)
+def test_a_revision_says_how_texts_under_it_were_counted(draft_revision: str, said: str) -> None:
+    assert how_counted(draft_revision) == said

@@ -317,6 +317,16 @@ _FIXED = {"drafter": "lookup", "num_draft_tokens": 4}
             "expected switches_drafts without metrics_url",
         ),
         ({"one": {**_FIXED, "kind": "sglang", "switches_drafts": True}}, "expected switches_drafts only with kind"),
+        ({"one": {**_FIXED, "varies_drafts": True}}, "expected varies_drafts only with kind"),
+        ({"one": {"kind": "sglang", "varies_drafts": True}}, "expected varies_drafts only with kind"),
+        (
+            {"one": {**_FIXED, "kind": "sglang", "varies_drafts": True, "metrics_url": "http://gpu/metrics"}},
+            "expected varies_drafts without metrics_url",
+        ),
+        (
+            {"one": {**_FIXED, "kind": "sglang"}, "two": {**_FIXED, "kind": "sglang", "varies_drafts": True}},
+            "expected varies_drafts at all endpoints of the drafter lookup or at none, found it at two and not at one",
+        ),
         (
             {"one": _FIXED, "two": {**_FIXED, "num_draft_tokens": 8}},
             "expected one num_draft_tokens of the drafter lookup, found 4 at one and 8 at two",

@@ -161,7 +161,6 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 BAD: Final = {"type": "string", "format": SECRET}
-CIRCULAR: Final = {"oneOf": [{"items": {"$ref": "#/$defs/x"}}, {"minItems": 1}]}
 REFUSED: Final[list[tuple[Any, str]]] = [
     ({"properties": {"a": {"items": BAD}}}, "properties.a.items.format"),
     ({"properties": {SECRET: BAD, "b": {}}}, "properties.#0.format"),
@@ -364,7 +363,7 @@ def test_single_tokens_are_allowed_exactly_where_masks_allow_them(
     assert number > 2
 
 
-def test_only_masks_behind_likeliest_drafts_are_looked_at(compiler: Grammars) -> None:
+def test_only_masks_after_likeliest_drafts_are_looked_at(compiler: Grammars) -> None:
     """The likeliest allowed token of every row that a greedy text can go on behind, and no mask where it is allowed."""
     text = ConstrainedText.of(compiler, Constraint("regex", "[ab]{3}", FIELD))
     a, b, z = (compiler.tokens.tokenize_str(letter)[0] for letter in "abz")
@@ -401,7 +400,7 @@ def test_of_a_tree_another_spelling_of_what_must_follow_is_cut(compiler: Grammar
     assert first == written[0]
 
 
-def test_a_text_may_end_where_it_matches_and_never_behind_a_failed_grammar(compiler: Grammars) -> None:
+def test_a_text_may_end_where_it_matches_and_never_after_a_failed_grammar(compiler: Grammars) -> None:
     text = ConstrainedText.of(compiler, Constraint("regex", "a+b", "body.x"))
     text.takes_forced = False
     for token in compiler.tokens.tokenize_str("aab"):

@@ -25,7 +25,6 @@ from engine import text_facts as text_facts_module
 from engine.models import end_tokens, load_target, refuse_unsupported, sampling_defaults
 from engine.network import compiled, fused, language_model
 from engine.network.fused import VERSION as FUSED_VERSION
-from engine.network.language_model import LanguageModel
 from engine.network.operations import GELU_TANH
 from engine.network.passes import Pass, Placed, ReadGroup, plan_pass
 from engine.own import load_engine
@@ -485,21 +484,3 @@ def test_weights_that_are_no_numbers_are_the_reason_of_a_refusal(
 def test_the_fewest_layers_are_compared_that_are_two_and_one_of_each_kind(kinds: list[str], num: int) -> None:
     facts = replace(text_facts(transformers.LlamaConfig()), kinds=tuple(kinds))
     assert language_model._num_compared(facts) == num
-
-
-def test_a_third_layer_is_not_compared_where_it_is_of_a_kind_with_the_first_two(
-    tiny_models: dict[str, Path], tiny_tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check reads few weights of a deep model, and leaves the model as deep as it was."""
-    folder = small_llama(tiny_models["llama"], tiny_tokenizer, tmp_path / "deep", num_hidden_layers=5)
-    seen = []
-    make = LanguageModel._difference
-
-    def watched(self: LanguageModel, expected: torch.Tensor) -> str | None:
-        seen.append(self.num_layers)
-        return make(self, expected)
-
-    monkeypatch.setattr(LanguageModel, "_difference", watched)
-    target = load_target(settings(folder))
-    assert seen == [2]
-    assert target.model.num_layers == target.model.config.num_hidden_layers == 5

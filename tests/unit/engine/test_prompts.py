@@ -1,4 +1,4 @@
-"""Messages and raw prompts as token ids."""
+"""Messages and raw prompts as token ids, and how many tokens a text has."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pytest
-from tokenizers import AddedToken, normalizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.errors import InvalidField, PromptTooLong, UnsupportedModel
 from alphaloop.messages import Job, Origin, parse_job
-from engine.prompts import bad_word_tokens, check_template, prepare_job
+from engine.prompts import bad_word_tokens, check_template, longest_token_chars, prepare_job
 from tests.fixtures.chat_templates import CLOCK, LLAMA, MISTRAL, OPENED, PARTS, QWEN, WEATHER, tokenizer_with
-from tests.fixtures.models import TEMPLATE, TOKENIZERS
+from tests.fixtures.models import NUM_TOKENS, TEMPLATE, TOKENIZERS
 
 SAMPLING = Sampling(max_tokens=100, temperature=0.0)
 
@@ -133,18 +136,6 @@ def test_a_control_token_that_the_template_makes_or_reads_is_refused(
     assert control_tokens(tokenizer, plain) == ["<user>", "<answer>"]
     with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
         prepared(tokenizer, messages=said(typed))
-
-
-def test_a_conversation_without_control_tokens_is_tokenized_once(
-    tiny_tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = []
-    kind, read = type(tiny_tokenizer), type(tiny_tokenizer).__call__
-    monkeypatch.setattr(kind, "__call__", lambda self, text, **how: calls.append(text) or read(self, text, **how))
-    for content in ("a b", "a < b", "<b>a</b>"):
-        prepared(tiny_tokenizer, messages=said(content))
-        assert [text.count(content) for text in calls] == [1]
-        calls.clear()
 
 
 @pytest.mark.parametrize(
@@ -435,8 +426,61 @@ def test_a_word_is_barred_in_every_spelling() -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @pytest.mark.parametrize("before", ["", " ", "a ", "\n", "a\n\n"])
-def test_a_bad_word_is_written_behind_nothing(name: str, before: str) -> None:
+def test_a_bad_word_is_written_after_nothing(name: str, before: str) -> None:
     tokenizer = TOKENIZERS[name]()
     barred = bad_word_tokens(tokenizer, ("the",))
     written = tuple(tokenizer(f"{before}the", add_special_tokens=False)["input_ids"])
     assert any(written[-len(one) :] == one for one in barred), (written, barred)
+
+
+def prepare(tokenizer: Any, context_length: int, **body: Any) -> PreparedJob:
+    value = json.dumps({"body": body}).encode()
+    job = parse_job(value, Origin("c", "jobs.qa", 0, 1), task="qa")
+    longest = longest_token_chars(tokenizer)
+    return prepare_job(tokenizer, "tiny", context_length, job, Sampling(1, 0.0), longest_token_chars=longest)
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x" * 1_000_000}, {"messages": [{"role": "user", "content": "x" * 9**6}]}])
+def test_a_prompt_of_a_megabyte_is_refused_without_tokenizing(
+    tiny_tokenizer: Any, body: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(tiny_tokenizer), "__call__", lambda *_, **__: pytest.fail("tokenized"))
+    with pytest.raises(PromptTooLong, match=r"expected at most \d+ characters") as caught:
+        prepare(tiny_tokenizer, 100, **body)
+    assert caught.value.field == f"body.{next(iter(body))}"
+
+
+@given(st.data())
+def test_no_token_stands_for_more_characters(tiny_tokenizer: Any, data: st.DataObject) -> None:
+    longest = longest_token_chars(tiny_tokenizer)
+    text = data.draw(st.text(st.characters(exclude_categories=("Cs",)), max_size=200))
+    known = data.draw(st.lists(st.sampled_from(sorted(tiny_tokenizer.get_vocab())), max_size=20))
+    text += tiny_tokenizer.convert_tokens_to_string(known)
+    assert len(text) <= longest * len(tiny_tokenizer(text)["input_ids"])
+
+
+def test_the_longest_prompt_that_can_fit_is_tokenized(tiny_tokenizer: Any) -> None:
+    longest = longest_token_chars(tiny_tokenizer)
+    texts = [tiny_tokenizer.convert_tokens_to_string([token]) for token in sorted(tiny_tokenizer.get_vocab())]
+    text = max((one for one in texts if one.strip()), key=len)
+    assert len(text) == longest
+    num_tokens = len(tiny_tokenizer(text * 20)["input_ids"])
+    assert len(prepare(tiny_tokenizer, num_tokens + 1, prompt=text * 20).token_ids) == num_tokens
+
+
+def test_a_normalizer_that_shortens_is_taken_into_account(tiny_tokenizer: Any) -> None:
+    stripping = deepcopy(tiny_tokenizer)
+    stripping.backend_tokenizer.normalizer = normalizers.Strip()
+    padded = " " * 10_000 + "short" + " " * 10_000
+    assert prepare(stripping, 20, prompt=padded).token_ids == prepare(tiny_tokenizer, 20, prompt="short").token_ids
+
+
+def test_there_is_no_limit_where_a_token_may_stand_for_any_text(tiny_tokenizer: Any) -> None:
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    unknown = PreTrainedTokenizerFast(tokenizer_object=words)  # type: ignore[no-untyped-call]
+    assert longest_token_chars(unknown) is None
+    greedy = deepcopy(tiny_tokenizer)
+    greedy.add_tokens([AddedToken("<wide>", rstrip=True, special=True)])
+    assert longest_token_chars(greedy) is None
+    assert len(tiny_tokenizer) == NUM_TOKENS

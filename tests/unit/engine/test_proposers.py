@@ -22,7 +22,7 @@ from engine.constraint import ConstrainedText
 from engine.grammars import Grammars
 from engine.proposal import FORCED, NOTHING, Proposal, RoundCounts
 from engine.scoring import VirtualRounds
-from engine.verification import verify_followed, verify_tree
+from engine.verification import verify_against_choices, verify_tree
 from tests.fixtures.models import NUM_TOKENS, make_tiny_tokenizer
 
 DRAFTER = DrafterState("lookup", "r1", 8)
@@ -91,7 +91,7 @@ def texts() -> dict[tuple[int, ...], Fraction]:
 
 def followed(text: Sequence[int]) -> tuple[int, ...]:
     best = [text[depth] if depth < len(text) else -2 for depth in (0, *TREE.depths)]
-    return verify_followed(best, TREE).path
+    return verify_against_choices(best, TREE).path
 
 
 def test_alpha_of_each_proposer_is_the_chance_that_its_token_is_the_targets() -> None:

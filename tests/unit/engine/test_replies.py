@@ -81,110 +81,77 @@ def told(made: AnswerReader, pieces: list[AnswerPiece]) -> tuple[str, str, list[
 
 
 TOOLS = {"tools": [WEATHER, CLOCK]}
-CASES: dict[str, tuple[str, dict[str, Any], str, tuple[str, str, list[Any], int]]] = {
-    "content alone": (QWEN, TOOLS, "It rains.\n", ("It rains.\n", "", [], 0)),
-    "a call": (QWEN, TOOLS, f"<tool_call>\n{CALL}\n</tool_call>", ("", "", [BERN], 0)),
-    "content before it": (
-        QWEN,
-        TOOLS,
-        f"Let me see.\n\n<tool_call>\n{CALL}\n</tool_call>\n",
-        ("Let me see.", "", [BERN], 0),
-    ),
-    "two calls": (
-        QWEN,
-        TOOLS,
-        f"<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{OTHER}\n</tool_call>",
-        ("", "", [BERN, NOW], 0),
-    ),
-    "one at most": (
-        QWEN,
-        {**TOOLS, "parallel_tool_calls": False},
-        f"<tool_call>{CALL}</tool_call><tool_call>{OTHER}</tool_call>",
-        ("", "", [BERN], 0),
-    ),
-    "its end is missing": (QWEN, TOOLS, f"<tool_call>\n{CALL}", ("", "", [BERN], 0)),
-    "it was cut": (QWEN, TOOLS, '<tool_call>\n{"name": "get_w', ('<tool_call>\n{"name": "get_w', "", [], 1)),
-    "no JSON": (
-        QWEN,
-        TOOLS,
-        f"<tool_call>oh</tool_call> <tool_call>{CALL}</tool_call>",
-        ("<tool_call>oh</tool_call>", "", [BERN], 1),
-    ),
-    "no call": (QWEN, TOOLS, "<tool_call>[1, 2]</tool_call>", ("<tool_call>[1, 2]</tool_call>", "", [], 1)),
-    "a tag in an argument": (
-        QWEN,
-        TOOLS,
-        f"<tool_call>{TRICKY}</tool_call>",
-        ("", "", [("get_weather", {"city": "a </tool_call> b"})], 0),
-    ),
-    "a tag's beginning": (QWEN, TOOLS, "a <tool_cal b <", ("a <tool_cal b <", "", [], 0)),
-    "no tools, no calls": (QWEN, {}, f"<tool_call>{CALL}</tool_call>", (f"<tool_call>{CALL}</tool_call>", "", [], 0)),
-    "none may be called": (
-        QWEN,
-        {**TOOLS, "tool_choice": "none"},
-        f"<tool_call>{CALL}</tool_call>",
-        (f"<tool_call>{CALL}</tool_call>", "", [], 0),
-    ),
-    "reasoning": (QWEN, {}, "<think>\nHm. a < b\n</think>\n\nIt rains.", ("It rains.", "Hm. a < b", [], 0)),
-    "reasoning and a call": (
-        QWEN,
-        TOOLS,
-        f"<think>\nHm\n</think>\n\n<tool_call>\n{CALL}\n</tool_call>",
-        ("", "Hm", [BERN], 0),
-    ),
-    "a call in a thought": (QWEN, TOOLS, f"<think>{CALL}<tool_call></think>no", ("no", f"{CALL}<tool_call>", [], 0)),
-    "a thought without an end": (QWEN, TOOLS, "<think>\nHm, </thi", ("", "Hm, </thi", [], 0)),
-    "an empty thought": (QWEN, {}, "<think>\n\n</think>\n\nYes", ("Yes", "", [], 0)),
-    "a tag behind the beginning": (QWEN, {}, "No <think> here", ("No <think> here", "", [], 0)),
-    "the prompt opened it": (OPENED, TOOLS, f"Hm\n</think>\n<tool_call>{CALL}</tool_call>", ("", "Hm", [BERN], 0)),
-    "the prompt closed it": (QWEN, {"chat_template_kwargs": {"enable_thinking": False}}, "Yes", ("Yes", "", [], 0)),
-    "llama": (LLAMA, TOOLS, LLAMAS, ("", "", [BERN], 0)),
-    "llama, tagged": (LLAMA, TOOLS, f"<|python_tag|>{LLAMAS}; {OTHER}", ("", "", [BERN, NOW], 0)),
-    "llama, content": (LLAMA, TOOLS, f"I would {LLAMAS}", (f"I would {LLAMAS}", "", [], 0)),
-    "llama, JSON that is no call": (LLAMA, TOOLS, '{"city": 1}', ('{"city": 1}', "", [], 0)),
-    "llama, another name": (LLAMA, TOOLS, '{"name": "Eva", "age": 3}', ('{"name": "Eva", "age": 3}', "", [], 1)),
-    "mistral": (MISTRAL, TOOLS, f"[TOOL_CALLS] [{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0)),
-    "mistral, newer": (
-        MISTRAL,
-        TOOLS,
-        '[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS]{"city": "Bern"}[TOOL_CALLS]clock{}',
-        ("", "", [BERN, NOW], 0),
-    ),
-    "mistral, broken": (MISTRAL, TOOLS, "a [TOOL_CALLS] [{]", ("a [TOOL_CALLS] [{]", "", [], 1)),
-    "plain JSON": (TEMPLATE + "{{ tools }}", TOOLS, f"[{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0)),
-    "plain JSON, names of its own": (
-        TEMPLATE + "{{ tools }}",
-        TOOLS,
-        '{"name": "clock", "city": "Bern"}',
-        ('{"name": "clock", "city": "Bern"}', "", [], 1),
-    ),
-    "plain JSON, more than a call": (
-        TEMPLATE + "{{ tools }}",
-        TOOLS,
-        f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]',
-        (f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]', "", [], 1),
-    ),
+ONE_CALL = {**TOOLS, "parallel_tool_calls": False}
+NO_CALLS = {**TOOLS, "tool_choice": "none"}
+NO_THOUGHT = {"chat_template_kwargs": {"enable_thinking": False}}
+PLAIN = TEMPLATE + "{{ tools }}"
+CITY = ("get_weather", {"city": "a </tool_call> b"})
+NEWER = '[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS]{"city": "Bern"}[TOOL_CALLS]clock{}'
+BESIDE = f'[{{"name": "clock", "arguments": {{}}, "city": "Bern"}}, {OTHER}]'
+Read = tuple[str, str, list[Any], int]  # content, reasoning, calls, calls that could not be read
+
+
+def tagged(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+def content(text: str, num_unparsed: int = 0) -> tuple[str, Read]:
+    """An answer that is read as it stands."""
+    return text, (text, "", [], num_unparsed)
+
+
+CASES: dict[str, tuple[str, dict[str, Any], tuple[str, Read]]] = {
+    "content alone": (QWEN, TOOLS, content("It rains.\n")),
+    "a call": (QWEN, TOOLS, (tagged(CALL), ("", "", [BERN], 0))),
+    "content before it": (QWEN, TOOLS, (f"Let me see.\n\n{tagged(CALL)}\n", ("Let me see.", "", [BERN], 0))),
+    "two calls": (QWEN, TOOLS, (tagged(CALL, OTHER), ("", "", [BERN, NOW], 0))),
+    "one at most": (QWEN, ONE_CALL, (tagged(CALL, OTHER), ("", "", [BERN], 0))),
+    "its end is missing": (QWEN, TOOLS, (f"<tool_call>\n{CALL}", ("", "", [BERN], 0))),
+    "it was cut": (QWEN, TOOLS, content('<tool_call>\n{"name": "get_w', 1)),
+    "no JSON": (QWEN, TOOLS, (f"{tagged('oh')} {tagged(CALL)}", (tagged("oh"), "", [BERN], 1))),
+    "no call": (QWEN, TOOLS, content("<tool_call>[1, 2]</tool_call>", 1)),
+    "a tag in an argument": (QWEN, TOOLS, (f"<tool_call>{TRICKY}</tool_call>", ("", "", [CITY], 0))),
+    "a tag's beginning": (QWEN, TOOLS, content("a <tool_cal b <")),
+    "no tools, no calls": (QWEN, {}, content(tagged(CALL))),
+    "none may be called": (QWEN, NO_CALLS, content(tagged(CALL))),
+    "reasoning": (QWEN, {}, ("<think>\nHm. a < b\n</think>\n\nIt rains.", ("It rains.", "Hm. a < b", [], 0))),
+    "reasoning and a call": (QWEN, TOOLS, (f"<think>\nHm\n</think>\n\n{tagged(CALL)}", ("", "Hm", [BERN], 0))),
+    "a call in a thought": (QWEN, TOOLS, (f"<think>{CALL}<tool_call></think>no", ("no", f"{CALL}<tool_call>", [], 0))),
+    "a thought without an end": (QWEN, TOOLS, ("<think>\nHm, </thi", ("", "Hm, </thi", [], 0))),
+    "an empty thought": (QWEN, {}, ("<think>\n\n</think>\n\nYes", ("Yes", "", [], 0))),
+    "a tag after the beginning": (QWEN, {}, content("No <think> here")),
+    "the prompt opened it": (OPENED, TOOLS, (f"Hm\n</think>\n{tagged(CALL)}", ("", "Hm", [BERN], 0))),
+    "the prompt closed it": (QWEN, NO_THOUGHT, content("Yes")),
+    "llama": (LLAMA, TOOLS, (LLAMAS, ("", "", [BERN], 0))),
+    "llama, tagged": (LLAMA, TOOLS, (f"<|python_tag|>{LLAMAS}; {OTHER}", ("", "", [BERN, NOW], 0))),
+    "llama, content": (LLAMA, TOOLS, content(f"I would {LLAMAS}")),
+    "llama, JSON that is no call": (LLAMA, TOOLS, content('{"city": 1}')),
+    "llama, another name": (LLAMA, TOOLS, content('{"name": "Eva", "age": 3}', 1)),
+    "mistral": (MISTRAL, TOOLS, (f"[TOOL_CALLS] [{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0))),
+    "mistral, newer": (MISTRAL, TOOLS, (NEWER, ("", "", [BERN, NOW], 0))),
+    "mistral, broken": (MISTRAL, TOOLS, content("a [TOOL_CALLS] [{]", 1)),
+    "plain JSON": (PLAIN, TOOLS, (f"[{CALL}, {OTHER}]", ("", "", [BERN, NOW], 0))),
+    "plain JSON, names of its own": (PLAIN, TOOLS, content('{"name": "clock", "city": "Bern"}', 1)),
+    "plain JSON, more than a call": (PLAIN, TOOLS, content(BESIDE, 1)),
     "plain JSON, as OpenAI's": (
-        TEMPLATE + "{{ tools }}",
+        PLAIN,
         TOOLS,
-        f'{{"id": "a", "type": "function", "function": {CALL}}}',
-        ("", "", [BERN], 0),
+        (f'{{"id": "a", "type": "function", "function": {CALL}}}', ("", "", [BERN], 0)),
     ),
     "arguments under other names": (
         QWEN,
         TOOLS,
-        '<tool_call>{"name": "clock", "city": "Bern"}</tool_call>',
-        ('<tool_call>{"name": "clock", "city": "Bern"}</tool_call>', "", [], 1),
+        content('<tool_call>{"name": "clock", "city": "Bern"}</tool_call>', 1),
     ),
-    "plain JSON, content": (TEMPLATE + "{{ tools }}", TOOLS, " It rains", (" It rains", "", [], 0)),
+    "plain JSON, content": (PLAIN, TOOLS, content(" It rains")),
 }
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_answer_is_read_the_same_whole_and_in_any_pieces(
-    case: tuple[str, dict[str, Any], str, tuple[str, str, list[Any], int]], rng: random.Random
+    case: tuple[str, dict[str, Any], tuple[str, Read]], rng: random.Random
 ) -> None:
-    template, body, text, (content, reasoning, calls, num_unparsed) = case
+    template, body, (text, (*expected, num_unparsed)) = case
     cuts = [[], list(range(len(text)))] + [sorted(rng.sample(range(len(text)), min(4, len(text)))) for _ in range(4)]
     for places in cuts:
         made = reader(template, **body)
@@ -193,7 +160,7 @@ def test_an_answer_is_read_the_same_whole_and_in_any_pieces(
             pieces += made.take(text[begin:end], is_last=False)
             assert "</think>" not in made.content
         pieces += made.take("", is_last=True)
-        assert told(made, pieces) == (content, reasoning, calls)
+        assert told(made, pieces) == tuple(expected)
         assert made.num_unparsed == num_unparsed
 
 

@@ -11,12 +11,13 @@ from uuid import UUID
 
 import pytest
 
-from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts
+from alphaloop.acceptance import PREFILL, AcceptanceCounts, ProposerCounts, counts_from_sums
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.deciding.evidence import EvidenceSums
 from alphaloop.deciding.goodput import Alternative, DrafterState
 from alphaloop.engine import DrafterCounts, Generation, PreparedJob, Sampling, Served, ShadowCounts
 from alphaloop.messages import Purpose, Result, Status
+from alphaloop.server_identity import Granularity
 from alphaloop.store.job_counts import CountSource
 from alphaloop.store.outcomes import Outcome
 from alphaloop.wording import named, words
@@ -254,32 +255,46 @@ def test_acceptance_and_tokens_a_round_are_those_of_a_drafter_that_had_every_rou
     assert rate["by lot"] == pytest.approx(rate["throughout"], rel=0.03)
 
 
-@pytest.mark.parametrize(
-    ("told", "purpose", "num_rows"),
-    [
-        ((100, 40), Purpose.TRAFFIC, 1),
-        ((100, 40), Purpose.PROBE, 1),
-        ((100, 40), Purpose.CONTROL, 0),
-        ((0, 0), Purpose.TRAFFIC, 0),
-        ((3, 40), Purpose.TRAFFIC, 0),
-    ],
-)
-def test_sums_that_a_server_told_are_evidence_beside_the_run(
-    told: tuple[int, int], purpose: Purpose, num_rows: int
-) -> None:
-    """The run keeps what is known of it, its tokens; the row has as many accepted tokens as the server said."""
-    generation, prepared = decode(1, purpose=purpose)
-    served = Served("here", "lookup", "llama_cpp-1", 4, 1.0, None, None, None, None, "sums", *told, is_counted=False)
-    counts = AcceptanceCounts(81, 81)
-    outcome = outcome_of(replace(generation, counts=counts, served=served, drafted=(), shadows=()), prepared)
-    assert not outcome.run.is_evidence
-    assert outcome.run.counts == counts
-    assert len(outcome.shadows) == len(outcome.counted.evidence) == num_rows
-    for row, (key, sums) in zip(outcome.shadows, outcome.counted.evidence, strict=True):
-        assert (key.drafter, key.draft_revision, row.num_draft_tokens) == ("lookup", "llama_cpp-1", 4)
-        assert row.is_drafted
-        assert (row.counts.num_accepted, row.counts.rounds, row.counts.num_tokens) == (40, 41, 81)
+def served_text(num_proposed: int, num_accepted: int, granularity: Granularity = "sums", **more: Any) -> Generation:
+    """A text of 81 tokens of a server that drafts with k = 4 and reports these sums."""
+    generation, _ = decode(1)
+    counts = counts_from_sums(81, num_proposed, num_accepted, 4) or AcceptanceCounts(81, 81)
+    own = replace(counts, rounds=counts.rounds - 1, num_empty_rounds=counts.num_empty_rounds - 1)
+    said = {"num_proposed": num_proposed, "num_accepted": num_accepted, "granularity": granularity, **more}
+    served = Served("here", "lookup", "llama_cpp-1-sums", 4, 1.0, None, None, None, **said)
+    drafted = (DrafterCounts("lookup", "llama_cpp-1-sums", 4, own, ()),) if served.is_counted else ()
+    return replace(generation, counts=counts, served=served, drafted=drafted, num_vanilla_rounds=1, shadows=())
+
+
+@pytest.mark.parametrize(("purpose", "num_evidence"), [(Purpose.TRAFFIC, 1), (Purpose.PROBE, 1), (Purpose.CONTROL, 0)])
+def test_sums_that_a_server_reported_are_the_runs_counts_and_its_evidence(purpose: Purpose, num_evidence: int) -> None:
+    _, prepared = decode(1, purpose=purpose)
+    outcome = outcome_of(served_text(100, 40), prepared)
+    said = Result.decode(outcome.result).decoding
+    assert (said.rounds, said.num_empty_rounds, said.positions) == (41, 16, "estimated")
+    assert (sum(said.proposed), sum(said.accepts)) == (100, 40)
+    assert Result.decode(outcome.result).encode() == outcome.result
+    assert outcome.run.counts.accepts == said.accepts
+    assert outcome.shadows == ()
+    assert len(outcome.counted.evidence) == num_evidence
+    for key, sums in outcome.counted.evidence:
+        assert (key.drafter, key.draft_revision) == ("lookup", "llama_cpp-1-sums")
         assert sum(sums.accepts) / sums.rounds == pytest.approx(1.0)
+
+
+def test_a_result_says_whose_positions_were_only_reached() -> None:
+    _, prepared = decode(1)
+    assert Result.decode(outcome_of(served_text(100, 40, "reached"), prepared).result).decoding.positions == "reached"
+    assert b'"positions"' not in outcome_of(served_text(100, 40, "lengths"), prepared).result
+
+
+def test_a_result_says_nothing_of_rounds_that_nobody_counted() -> None:
+    """Else it would say that no round drafted."""
+    _, prepared = decode(1)
+    outcome = outcome_of(served_text(0, 0, "nothing", is_counted=False), prepared)
+    said = Result.decode(outcome.result).decoding
+    assert (said.drafter, said.rounds, said.num_empty_rounds) == ("lookup", None, None)
+    assert outcome.counted.evidence == []
 
 
 def test_forced_tokens_a_form_and_proposers_are_recorded() -> None:

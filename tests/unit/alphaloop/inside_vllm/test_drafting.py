@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.drafting import Drafting, LookupDrafts, LookupSettings, Request, UnreadBlocks, Wish
+from alphaloop.inside_vllm.drafting import LookupDrafts, LookupSettings, Request, RequestDrafts, UnreadBlocks, Wish
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.drafters.lookup import LookupDrafter
 
@@ -56,15 +56,15 @@ def request(
     return Decoded(name, whole, num_prompt, Params(extra, temperature))
 
 
-def drafting(k: int = 4, **settings: Any) -> Drafting:
-    return Drafting(k, MAX_TOKENS, **settings)
+def drafting(k: int = 4, **settings: Any) -> RequestDrafts:
+    return RequestDrafts(k, MAX_TOKENS, **settings)
 
 
-def with_lookup(*, k: int = 4, alone: bool = True, max_tokens: int = MAX_TOKENS, **settings: Any) -> Drafting:
-    return Drafting(k, max_tokens, LookupDrafts(LookupSettings(**settings)), is_lookup_alone=alone)
+def with_lookup(*, k: int = 4, alone: bool = True, max_tokens: int = MAX_TOKENS, **settings: Any) -> RequestDrafts:
+    return RequestDrafts(k, max_tokens, LookupDrafts(LookupSettings(**settings)), is_lookup_alone=alone)
 
 
-def cut(subject: Drafting, requests: Iterable[Decoded], *, proposed: int = 4) -> dict[str, int]:
+def cut(subject: RequestDrafts, requests: Iterable[Decoded], *, proposed: int = 4) -> dict[str, int]:
     """How much is left of `proposed` tokens of the server's drafter, by request."""
     running = list(requests)
     shared = [-1] * proposed  # one list for all, as asynchronous scheduling has it
@@ -99,6 +99,20 @@ def test_a_request_that_its_drafter_has_not_read_keeps_no_drafts_to_its_end() ->
     assert subject.num_to_draft([missed]) == 0
     subject.ended(missed)
     assert cut(subject, [request("missed", num_draft_tokens=4)]) == {"missed": 4}  # another request of that name
+
+
+def test_what_vllm_has_in_place_of_drafts_after_a_step_without_its_drafter_is_dropped() -> None:
+    subject = with_lookup(k=4, alone=False)
+    subject.drafter_max_tokens = MAX_TOKENS
+    model, looked_up = request("m"), request("l", drafter="lookup")
+    assert not subject.leaves_out(MAX_TOKENS - 4)
+    assert cut(subject, [model]) == {"m": 4}
+    assert subject.leaves_out(MAX_TOKENS - 3)  # that many and k more are too long for the drafter
+    assert cut(subject, [model]) == {"m": 0}
+    assert subject.choose([model, looked_up]) == [looked_up]
+    assert not subject.leaves_out(9)
+    assert cut(subject, [model]) == {"m": 4}
+    assert not drafting().leaves_out(MAX_TOKENS)  # Model Runner V2, whose drafters read every text
 
 
 def test_look_up_drafts_where_a_model_would_have_missed_tokens() -> None:

@@ -1,4 +1,4 @@
-"""The decision context of prepared jobs (memory, refusals, patterns, targets), and which snapshots are written."""
+"""What a decision is told of prompts, memory and segments, and how it is stored."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from benchmarks.policy.ours import ChoicesInMemory
 from tests.fakes import FakeEngine
 from tests.fixtures.costs import Store
 from tests.fixtures.deciding import some_snapshot
+from tests.fixtures.publishing import ready_job
 from tests.fixtures.simulated import Clock
 from worker.admission import lane_of
 from worker.deciding.decider import WRITE_EVERY_S, SnapshotJournal, conditions_of, facts_of, subject_of
+from worker.deciding.evidence_cache import MOST_SEGMENTS, SegmentsApart, kept_apart
 
 NOW: Final = datetime(2026, 5, 4, 12, tzinfo=UTC)
 SMALL: Final = DrafterState("small", "draft-1", 4, cache_bytes_per_token=1 << 10)
@@ -94,7 +96,7 @@ def test_a_draft_without_room_beside_the_target_is_refused_with_the_arithmetic()
     assert crowded.reason is Reason.NO_MEMORY, "a third sequence needs room too"
 
 
-def test_prompts_that_no_drafter_can_serve_are_told() -> None:
+def test_prompts_that_no_drafter_can_serve_are_named() -> None:
     refused = decided(ShortEngine(1 << 40, context=100), [prepare(100), prepare(300)])
     assert (refused.reason, refused.drafter) == (Reason.CANNOT_SERVE, None)
     assert "prompts of 100 tokens" in refused.explanation
@@ -159,3 +161,73 @@ def test_decisions_wait_for_a_database_that_is_away_and_the_oldest_are_dropped(
     (rows,) = store.saved
     assert [row.decision_id for row in rows] == [one.decision_id for one in noted[2:]]
     assert [record.getMessage() for record in caplog.records] == ["1 decisions not recorded"] * 2
+
+
+NOON = datetime(2026, 3, 1, tzinfo=UTC)
+IDLE = timedelta(days=3)
+
+
+class World:
+    """The time, and the segments of which there is evidence."""
+
+    def __init__(self) -> None:
+        self.now, self.known = NOON, dict[str, datetime]()
+        known, now = (lambda task: self.known if task == "code" else {}), (lambda: self.now)
+        self.keeps = SegmentsApart(known, idle=IDLE, now=now).keeps
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_a_task_keeps_so_many_segments_apart_and_pools_the_others(world: World) -> None:
+    kept = [world.keeps("code", f"made-up-{number}") for number in range(5000)]
+    assert sum(kept) == MOST_SEGMENTS
+    assert kept[:MOST_SEGMENTS] == [True] * MOST_SEGMENTS, "the first are in use and stay"
+    assert world.keeps("code", "made-up-0")
+    assert world.keeps("code", ""), "jobs without a segment are the pool"
+    assert world.keeps("sql", "gold"), "another task has segments of its own"
+
+
+def test_a_segment_in_use_outlives_any_number_of_new_ones(world: World) -> None:
+    for day in range(20):
+        world.now = NOON + timedelta(days=day)
+        assert world.keeps("code", "gold")
+        for number in range(500):
+            world.keeps("code", f"day-{day}-{number}")
+
+
+def test_the_one_used_last_longest_ago_makes_room(world: World) -> None:
+    for number in range(MOST_SEGMENTS):
+        world.now = NOON + timedelta(hours=number)
+        assert world.keeps("code", f"old-{number}")
+    world.now = NOON + IDLE - timedelta(seconds=1)
+    assert not world.keeps("code", "new")
+    world.now = NOON + IDLE
+    assert world.keeps("code", "new")
+    assert not world.keeps("code", "old-0")
+    assert world.keeps("code", "old-1")
+
+
+def test_segments_that_other_workers_know_count(world: World) -> None:
+    world.known.update({f"theirs-{number}": NOON for number in range(MOST_SEGMENTS - 1)})
+    assert world.keeps("code", "mine")
+    assert world.keeps("code", "theirs-0")
+    assert not world.keeps("code", "one more")
+
+
+def test_of_many_uses_the_segments_used_last_are_kept() -> None:
+    uses = [(f"s{number}", NOON + timedelta(seconds=number)) for number in range(300)]
+    uses += [("", NOON - IDLE), ("s0", NOON + IDLE)]
+    recent = {f"s{number}" for number in range(301 - MOST_SEGMENTS, 300)}
+    assert kept_apart(uses) == {"", "s0", *recent}
+    assert kept_apart(uses[:3]) == {"", "s0", "s1", "s2"}
+
+
+def test_a_pooled_job_is_decided_from_its_tasks_evidence_and_adds_to_it() -> None:
+    apart = ready_job("a", segment="gold")
+    assert (apart.prepared.segment, facts_of(apart.prepared).segment) == ("gold", "gold")
+    pooled = ready_job("b", segment="gold", keeps_apart=lambda task, segment: False)
+    assert (pooled.prepared.segment, facts_of(pooled.prepared).segment) == ("", "")
+    assert pooled.job.segment == "gold", "the result still says it"

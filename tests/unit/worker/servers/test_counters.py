@@ -105,6 +105,42 @@ def test_counters_of_all_engines_are_one() -> None:
     assert Counters.of_page(both) == Counters(6, 100, 18, 72, (8, 6, 4, 2), 4)
 
 
+#: As build 11549 wrote it: after its start, and after a text of 48 tokens in whose four drafts 5 of 11 were accepted.
+LLAMA_STARTED = """
+llamacpp:tokens_predicted_total 5
+llamacpp:spec_decode_num_draft_tokens_total 0
+llamacpp:spec_decode_num_accepted_tokens_total 0
+llamacpp:spec_decode_num_drafts_total 0
+llamacpp:requests_processing 0
+llamacpp:requests_deferred 0
+"""
+LLAMA_DRAFTED = """
+llamacpp:tokens_predicted_total 53
+llamacpp:spec_decode_num_draft_tokens_total 11
+llamacpp:spec_decode_num_accepted_tokens_total 5
+llamacpp:spec_decode_num_drafts_total 4
+llamacpp:requests_processing 0
+llamacpp:requests_deferred 0
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="0"} 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="1"} 2
+llamacpp:spec_decode_num_accepted_tokens_per_pos_total{position="2"} 1
+"""
+
+
+def test_llama_cpps_counters_say_what_each_position_accepted() -> None:
+    before, after = (Counters.of_page(page, "llama_cpp", 3) for page in (LLAMA_STARTED, LLAMA_DRAFTED))
+    counts = counts_between(before, after, 1, 48, 3)
+    assert counts == AcceptanceCounts(43, 39, 0, (4, 4, 3), (4, 2, 2), (2, 2, 1))
+    assert counts_between(before, after, 1, 47, 3) is None, "another's token"
+    assert not CounterSlices(3).is_early(SliceEnd(None, before, num_requests=1, num_tokens=48), after)
+    assert CounterSlices(3).is_early(SliceEnd(None, before, num_requests=1, num_tokens=48), before)
+
+
+def test_a_llama_cpp_without_counters_of_drafts_is_invalid() -> None:
+    with pytest.raises(ReplyInvalid, match="spec_decode_num_drafts_total"):
+        Counters.of_page("llamacpp:tokens_predicted_total 5\n", "llama_cpp", 3)
+
+
 @pytest.mark.parametrize(
     "page",
     [

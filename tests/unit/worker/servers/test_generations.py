@@ -17,6 +17,7 @@ from worker.servers.forms import ReplyDrafts, ServerTimes
 from worker.servers.replies import Reply, SentRequest, drafts_of, generation_of
 
 NGRAM = DrafterState("ngram", "vllm-0.32.0", 4, least_draft_tokens=4)
+K3 = DrafterState("ngram", "llama_cpp-b11549-sums", 3, least_draft_tokens=3)
 SENT = SentRequest("speculative", NGRAM, admitted_at=10.0, sent_at=11.0, ended_at=14.0, num_beside=2.0)
 REPLY = Reply(
     text="one two",
@@ -54,7 +55,7 @@ def test_a_text_has_the_k_that_was_asked_for_and_obeyed() -> None:
 
 
 def test_without_counts_it_says_how_many_tokens_there_are_and_that_no_more_is_known() -> None:
-    for told in (NOTHING, from_sums(8, 5, 9), from_rounds([4, 4], [4, 4], 2)):
+    for told in (NOTHING, from_sums(8, 5, 9, None), from_rounds([4, 4], [4, 4], 2)):
         found = generation_of("job", replace(REPLY, drafts=told), SENT)
         assert found.counts.num_tokens == 9
         assert found.drafted == ()
@@ -136,7 +137,9 @@ def test_lengths_of_a_shorter_draft_than_the_servers_tell_positions_too(found: P
     said = drafts_of("vllm", whole, counts.num_tokens, 2)
     assert said.counts == counts
     assert said.longest_draft == 2
-    assert drafts_of("vllm", whole, counts.num_tokens, 4).counts is None, "rounds of two, where four were asked for"
+    ragged = drafts_of("vllm", whole, counts.num_tokens, 4)  # rounds of two, where four were asked for
+    assert (ragged.granularity, ragged.counts.accepts) == ("sums", (*counts.accepts, 0, 0))
+    assert sum(ragged.counts.proposed) == 2 * len(found)
 
 
 @given(rounds())
@@ -152,9 +155,41 @@ def test_no_round_drafted_less_than_is_said_of_the_longest(found: Played) -> Non
         assert said.longest_draft >= max(num_proposed / len(drafted), *(accepted for _, accepted in drafted))
 
 
-def test_lengths_of_ragged_drafts_tell_no_positions() -> None:
+def test_positions_of_ragged_drafts_are_estimated_from_their_sums() -> None:
     said = draft_counts.from_lengths([1, 0, 1], 3, 6, 2)
-    assert (said.num_proposed, said.num_accepted, said.counts, said.doubt) == (3, 2, None, None)
+    assert (said.granularity, said.num_proposed, said.num_accepted, said.doubt) == ("sums", 3, 2, None)
+    assert (said.counts.proposed, said.counts.accepts, said.counts.num_tokens) == ((2, 1), (1, 1), 6)
+
+
+def test_the_sums_of_a_text_are_in_its_counts() -> None:
+    """54 of 72 drafted tokens, as llama.cpp reports them: no round is said to have drafted nothing without reason."""
+    found = generation_of(
+        "job", replace(REPLY, num_tokens=80, drafts=from_sums(72, 54, 80, 3)), replace(SENT, drafter=K3)
+    )
+    assert (sum(found.counts.proposed), found.counts.num_accepted, found.counts.num_tokens) == (72, 54, 80)
+    assert (found.counts.rounds, found.counts.num_empty_rounds) == (26, 2)
+    assert (found.served.granularity, found.served.is_counted, found.served.num_rounds) == ("sums", True, 26)
+    (drafted,) = found.drafted
+    assert (drafted.counts.rounds, drafted.counts.num_accepted) == (25, 54)
+
+
+def test_where_counters_are_the_evidence_a_text_keeps_its_own_counts() -> None:
+    found = generation_of("job", REPLY, replace(SENT, is_counted_apart=True))
+    assert found.counts == REPLY.drafts.counts
+    assert (found.drafted, found.served.is_counted, found.served.num_rounds) == ((), False, 4)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=1, max_size=12))
+def test_of_drafts_whose_length_the_server_changes_what_was_accepted_is_exact(found: Played) -> None:
+    """SGLang's list ends at the longest; how many tokens a round drafted is not in it."""
+    found = tuple((proposed, min(proposed, accepted)) for proposed, accepted in found)
+    counts = played(found)
+    lengths = Counter(accepted for _, accepted in found)
+    said = draft_counts.from_reached([lengths[i] for i in range(max(lengths) + 1)], counts.num_tokens, len(found), 5)
+    assert said.granularity == "reached"
+    assert (said.counts.rounds, said.counts.num_tokens) == (counts.rounds, counts.num_tokens)
+    assert said.counts.accepts == (*counts.accepts, *(0,) * (5 - len(counts.accepts)))
+    assert said.counts.trials == (len(found), *said.counts.accepts[:-1])
 
 
 @pytest.mark.parametrize(
@@ -166,8 +201,12 @@ def test_lengths_of_ragged_drafts_tell_no_positions() -> None:
         draft_counts.from_lengths((0, 2), 2, 5, 3),  # rounds are missing
         draft_counts.from_lengths((0, 0, 2), 3, 6, 2),  # more accepted than drafted
         draft_counts.from_lengths((0, 2), 2, 1, 2),  # more tokens are missing than a round yields
-        draft_counts.from_sums(3, 4, 9),
-        draft_counts.from_sums(9, 8, 4),  # more accepted than the text has
+        draft_counts.from_sums(3, 4, 9, 3),
+        draft_counts.from_sums(3, 4, 9, None),
+        draft_counts.from_sums(9, 8, 4, 3),  # more accepted than the text has
+        draft_counts.from_sums(30, 29, 30, 1),  # more rounds than a text of so few tokens can have
+        draft_counts.from_reached((1, 0, 0, 2), 9, 3, 2),  # three tokens of drafts that have two
+        draft_counts.from_reached((1, 0, 2), 8, 4, 2),  # rounds are missing
     ],
 )
 def test_counts_that_contradict_themselves_are_doubted(said: draft_counts.DraftCounts) -> None:

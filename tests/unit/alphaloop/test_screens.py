@@ -1,8 +1,9 @@
-"""Every table fits 80 columns and loses nothing, whatever the names."""
+"""Tables and progress fit a terminal, and no foreign text acts on it."""
 
 from __future__ import annotations
 
 import io
+import json
 import re
 from typing import Any
 
@@ -16,9 +17,11 @@ from typer.testing import CliRunner
 from alphaloop.acceptance import Interval
 from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.cli.app import app, commands
+from alphaloop.cli.children import EVERY_S, ProgressLines
 from alphaloop.cli.screen import _console, progress, table
 from alphaloop.cli.status import task_table
 from alphaloop.store.task_figures import TaskFigures
+from alphaloop.wording import harmless, json_text, one_line
 from scheduler.report.pages import render_text
 from tests.fixtures.reports import AT, empty, full
 from tests.fixtures.runs import task_speedup
@@ -106,3 +109,71 @@ def test_help_fits(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = CliRunner().invoke(app, [*command.split()[1:], "--help"], terminal_width=WIDTH)
         assert shown.exit_code == 0, command
         assert max(map(cell_len, shown.output.splitlines())) <= WIDTH, command
+
+
+class Told:
+    """What is written at a time that the test says."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.written: list[str] = []
+        self.lines = ProgressLines(self.written.append, clock=lambda: self.now)
+
+
+def test_a_line_is_written_now_and_then_and_says_how_far_it_is() -> None:
+    told = Told()
+    told.lines.stage("loading the models", 0, None)
+    assert told.written.pop() == "loading the models …"
+    told.now += EVERY_S
+    told.lines.stage("measuring", 0, 84)
+    for _ in range(60):
+        told.now += EVERY_S / 20
+        told.lines.advance(1, None)
+    steps = ((0, 5), (20, 10), (40, 15), (60, 20))
+    assert told.written == [f"measuring: {num} of 84, after {seconds} s" for num, seconds in steps]
+    told.now += 7.0
+    told.lines.stage("comparing texts", 0, None)
+    assert told.written[-1] == "comparing texts, after 27 s", "a stage of unknown length is named alone"
+
+
+def test_a_short_command_writes_nothing() -> None:
+    told = Told()
+    told.lines.stage("measuring", 3, 84)
+    told.lines.advance(81, None)
+    assert told.written == []
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("\x1b]0;X\x07", "\\x1b]0;X\\x07"),
+        ("a\x9bb\x7f", "a\\x9bb\\x7f"),
+        ("a\u202eb\u2066\u200f", "a\\u202eb\\u2066\\u200f"),
+        ("one\ttwo\nthree\r\nfour\rfive", "one\ttwo\nthree\nfour\\x0dfive"),
+        ("日本語 é 👩‍👩‍👧 שלום", "日本語 é 👩‍👩‍👧 שלום"),
+        ("half \ud83d", "half \\ud83d"),
+    ],
+)
+def test_what_acts_is_written_out(given: str, shown: str) -> None:
+    assert harmless(given) == shown
+    assert one_line(given) == shown.replace("\n", "\\n").replace("\t", "\\t")
+
+
+def test_json_stays_the_same_value() -> None:
+    value = {"a\u202e": ["\x7f\x9b\x1b\n\t", "é 語", "\ud83d"]}
+    encoded = json_text(value, indent=2)
+    assert json.loads(encoded) == value
+    assert "é 語" in encoded
+    assert not set("\u202e\x7f\x9b\x1b\t\ud83d") & set(encoded)
+
+
+def test_a_console_shows_texts_and_tables_without_their_acts_and_markup() -> None:
+    screen = _console(io.StringIO())
+    shown = table("[red]name", "text", title="\x1b[2J")
+    shown.add_row("[bold]x[/bold]", Text("\x1b]0;X\x07", style="red"))
+    for one in (shown, "[red]\u202e :smile:", Text("\x9b31m")):
+        screen.print(one)
+    found = screen.file.getvalue()  # type: ignore[attr-defined]
+    assert not set("\x1b\x07\u202e\x9b") & set(found)
+    for told in ("[red]name", "[bold]x[/bold]", "\\x1b", "]0;X", "[red]\\u202e :smile:", "\\x9b31m", "\\x1b[2J"):
+        assert told in found

@@ -1,0 +1,232 @@
+"""A vLLM that belongs to this worker: the command line, its start, its restarts, its end.
+
+    models.target, models.drafters → command_of → a child process → one endpoint, as if it were named in the settings
+
+Everything else is as with servers of others: the fleet tests it when it fails, and sends nothing until it is well.
+A guard between the two ends the child with the worker, also after a kill -9 (alphaloop/embedded/guard.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import SecretStr
+
+import alphaloop
+from alphaloop.embedded.process import ChildProcess, free_ports, log_tail
+from alphaloop.errors import ServerUnavailable, StartFailed
+from alphaloop.files import FolderLock
+from alphaloop.inside_vllm.drafting import KEY
+from alphaloop.settings import Settings
+from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
+from alphaloop.settings.models import STARTED, EndpointSettings, ModelSettings
+from alphaloop.settings.vllm import VllmDrafter
+
+log = logging.getLogger(__name__)
+
+_HOST: Final = "127.0.0.1"
+_SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingScheduler"
+_ASYNC_SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingAsyncScheduler"
+_RESTING: Final = "alphaloop.inside_vllm.worker.RestingWorker"
+#: Workers of one machine that have the same data folder each start a vLLM of their own.
+_MOST_WORKERS: Final = 64
+_ASK_S: Final = 5.0
+_LOOK_S: Final = 0.5  #: between two looks whether it runs
+_FIRST_PAUSE_S: Final = 1.0  #: before the first restart; twice as long before each further one
+_LONGEST_PAUSE_S: Final = 30.0
+_WELL_AFTER_S: Final = 300.0  #: a server that ran so long is restarted at once
+_GRACE_S: Final = 30.0  #: for its running requests, once it is asked to end
+
+
+def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str] = ()) -> list[str]:
+    """The command line of the server. `remember_tasks`: tasks whose results look-up may search for all requests.
+
+    `vllm serve` is the same program; some builds have only this way in.
+    """
+    target, vllm = models.target, models.target.vllm
+    options: dict[str, object] = {
+        "model": target.source,
+        "revision": target.revision,
+        "served-model-name": target.name,
+        "host": _HOST,
+        "port": port,
+        "dtype": target.dtype,
+        "max-model-len": target.context_length,
+        "max-num-seqs": vllm.max_num_seqs,
+        "tensor-parallel-size": vllm.tensor_parallel_size,
+        "gpu-memory-utilization": vllm.gpu_memory_utilization,
+        "quantization": vllm.quantization,
+        "limit-mm-per-prompt": json.dumps(vllm.limit_mm_per_prompt) if vllm.limit_mm_per_prompt else None,
+    }
+    flags = ["--enable-per-request-metrics"]
+    for drafter in models.drafters.values():
+        options |= _drafting(drafter.in_vllm(), remember_tasks)
+        options["per-request-spec-decode-metrics"] = "detailed"
+        if drafter.in_vllm().lookup is not None:
+            flags.append("--no-async-scheduling")
+    if vllm.lora_modules:
+        flags += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in vllm.lora_modules.items())]
+    given = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
+    return [vllm.python, "-m", "vllm.entrypoints.openai.api_server", *given, *flags, *vllm.extra_args]
+
+
+def _drafting(drafter: VllmDrafter, remember_tasks: Iterable[str]) -> dict[str, object]:
+    options: dict[str, object] = {"speculative-config": json.dumps(drafter.speculative_config)}
+    options["scheduler-cls"] = _SCHEDULER if drafter.lookup is not None else _ASYNC_SCHEDULER
+    if drafter.has_cache:
+        options["worker-cls"] = _RESTING
+    if drafter.lookup is not None:
+        tasks = {"remember_tasks": sorted(remember_tasks)} if drafter.searches_memory else {}
+        options["additional-config"] = json.dumps({KEY: {**drafter.lookup, **tasks}})
+    return options
+
+
+class VllmProcess:
+    """The child process. One thread calls `start`, `models` and `stop`; another one restarts it in between."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Raises StartFailed where its folder cannot be written. `environment` None: this process's own."""
+        self._models, self._clock = settings.models, clock
+        self._folder, self._lock = _own_folder(settings.data_dir.expanduser().absolute() / "vllm")
+        (self._port,) = free_ports(1)
+        self._key = secrets.token_urlsafe(32)
+        shared = [name for name, task in settings.tasks.items() if task.memory == "shared"]
+        self._process = ChildProcess(
+            "vLLM",
+            command_of(settings.models, self._port, remember_tasks=shared),
+            log=self._folder / "vllm.log",
+            env=self._environment(os.environ if environment is None else environment),
+            stop_signal=signal.SIGTERM,
+            grace_s=_GRACE_S,
+            lock=self._lock,
+        )
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="vllm", daemon=True)
+        self._num_deaths = 0
+        self._started_at = clock()
+
+    @property
+    def log_file(self) -> Path:
+        """What it writes. No prompt stands there, unless its arguments ask for that."""
+        return self._process.log
+
+    def _environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        # alphaloop alone, and not the environment that it is installed in: vLLM has other versions of everything.
+        reachable = self._folder / "import"
+        reachable.mkdir(exist_ok=True)
+        link = reachable / "alphaloop"
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(alphaloop.__file__).parent)
+        kept = {name: value for name, value in inherited.items() if not _is_private(name)}
+        environment = {**kept, "PYTHONPATH": str(reachable), "VLLM_API_KEY": self._key, "VLLM_NO_USAGE_STATS": "1"}
+        if any(drafter.in_vllm().lookup is not None for drafter in self._models.drafters.values()):
+            environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        return environment
+
+    def start(self) -> None:
+        """Start it, without waiting until it answers. Raises StartFailed where its Python cannot be run."""
+        self._process.log.unlink(missing_ok=True)
+        log.info("starting vLLM", extra={"action": "vllm_starting", "log": str(self._process.log)})
+        self._started_at = self._clock()
+        try:
+            self._process.start()
+        except StartFailed as error:
+            hint = "models.target.vllm.python: name the Python of an environment in which vLLM is installed"
+            raise StartFailed(error.message, hint=hint) from None
+
+    def endpoints(self) -> ModelSettings:
+        """The models, with the endpoint at which it answers. From now on it is restarted when it ends by itself.
+
+        Raises ServerUnavailable while it loads, with the last line of its log, and StartFailed where it has ended.
+        """
+        if (code := self._process.ended_with()) is not None:
+            raise self._failed(code)
+        if not self._answers():
+            last = log_tail(self._process.log).rpartition("\n")[2].strip()
+            raise ServerUnavailable(f"vLLM loads {self._models.target.source}: {last or 'nothing said yet'}")
+        if not self._thread.is_alive():
+            self._thread.start()
+        endpoint = self._models.endpoints[STARTED]
+        here: dict[str, Any] = {"url": f"http://{_HOST}:{self._port}/v1", "api_key": SecretStr(self._key)}
+        endpoints: dict[str, EndpointSettings] = {STARTED: endpoint.model_copy(update=here)}
+        return self._models.model_copy(update={"endpoints": endpoints})
+
+    def stop(self) -> None:
+        """End it. Safe to call twice."""
+        self._ending.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._process.stop()
+        self._lock.close()
+
+    def _watch(self) -> None:
+        """Start it again whenever it has ended by itself, after a pause that grows."""
+        while not self._ending.wait(_LOOK_S):
+            if (code := self._process.ended_with()) is None:
+                continue
+            if self._clock() - self._started_at > _WELL_AFTER_S:
+                self._num_deaths = 0
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._num_deaths)
+            self._num_deaths += 1
+            error = self._failed(code)
+            extra = {"action": "vllm_ended", "hint": error.hint or "", "pause_s": pause_s}
+            log.error("%s; it is started again in %g s", error.message, pause_s, extra=extra)
+            if self._ending.wait(pause_s):
+                return
+            try:
+                self.start()
+            except StartFailed as failed:
+                log.error("%s", failed.message, extra={"action": "vllm_ended", "hint": failed.hint or ""})
+
+    def _failed(self, code: int) -> StartFailed:
+        by_signal = code > 128 and code - 128 in {*signal.Signals}
+        how = f"was ended by {signal.Signals(code - 128).name}" if by_signal else f"ended with code {code}"
+        error = self._process.failed(f"with {self._models.target.source} {how}")
+        if by_signal and code - 128 == signal.SIGKILL:
+            error.hint = "memory may have run out: the log of the system says so; lower models.target.context_length"
+        return error
+
+    def _answers(self) -> bool:
+        """Whether it lists its models."""
+        connection = HTTPConnection(_HOST, self._port, timeout=_ASK_S)
+        try:
+            connection.request("GET", "/v1/models", headers={"Authorization": f"Bearer {self._key}"})
+            return connection.getresponse().status == HTTPStatus.OK
+        except (OSError, HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+def _is_private(name: str) -> bool:
+    """Whether a variable is alphaloop's own: passwords of Kafka and PostgreSQL are nothing to vLLM."""
+    return name.startswith(ENV_PREFIX) or name in (*PLAIN_ENV, "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+
+
+def _own_folder(parent: Path) -> tuple[Path, FolderLock]:
+    """A folder that no other worker of this machine uses, and its lock."""
+    for number in range(_MOST_WORKERS):
+        folder = parent / str(number)
+        try:
+            return folder, FolderLock(folder / "lock", what="the vLLM of another worker", wait_s=0.0)
+        except StartFailed as error:
+            if number == _MOST_WORKERS - 1 or "in use" not in error.message:
+                raise
+    raise AssertionError("unreachable")
