@@ -24,12 +24,18 @@ def switching(*, obeys: bool = True, num_slots: int = 4, round_s: float = 0.0) -
 
 
 def admit(
-    engine: ServerEngine, number: int, drafter: str | None, reason: Reason, purpose: str = "traffic", k: int = 4
+    engine: ServerEngine,
+    number: int,
+    drafter: str | None,
+    reason: Reason,
+    purpose: str = "traffic",
+    k: int = 4,
+    temperature: float = 0.0,
 ) -> None:
     mode = Mode.SPECULATIVE if drafter else Mode.VANILLA
     decision = Decision(mode, drafter, "vllm-0.32.0" if drafter else None, k if drafter else 0, reason, "test")
     job = make_job(f"write text number {number}", number).model_copy(update={"purpose": Purpose(purpose)})
-    engine.admit(engine.prepare(job, Sampling(24, 0.0)), decision)
+    engine.admit(engine.prepare(job, Sampling(24, temperature, seed=0)), decision)
 
 
 def served(generations: dict[str, Generation]) -> list[Served]:
@@ -155,6 +161,54 @@ def test_a_server_that_obeys_no_more_switches_nothing_until_it_comes_back(
         assert engine.endpoints()[0].is_obeying
         assert engine.drafters[0].least_draft_tokens == 1
     assert one.drafter is None
+
+
+@pytest.mark.parametrize("spoils", [True, False])
+def test_greedy_and_sampled_requests_never_meet_where_a_sampled_neighbour_spoils_greedy_texts(
+    caplog: pytest.LogCaptureFixture, spoils: bool
+) -> None:
+    server = switching(round_s=0.002)
+    server.spoils_beside_sampled = spoils
+    with caplog.at_level(logging.ERROR), engine_over({"both": server}) as engine:
+        server.bodies.clear()
+        server.is_held = True
+        for number, temperature in enumerate((0.0, 1.0, 0.0, 1.0)):
+            admit(engine, number, "lookup", Reason.FASTER, temperature=temperature)
+        while server.engine.load().num_running < (1 if spoils else 4):
+            engine.step()
+        server.is_held = False
+        found = finish(engine)
+    texts = {job_id: text.token_ids for job_id, text in found.items()}
+    assert [body["temperature"] for body in server.bodies] == [0.0, 1.0, 0.0, 1.0], "in their order"
+    with engine_over({"plain": ServedEngine(FakeEngine())}) as engine:
+        for number in (0, 2):
+            admit(engine, number, None, Reason.CONTROL)
+        alone = {job_id: text.token_ids for job_id, text in finish(engine).items()}
+    assert {job_id: texts[job_id] for job_id in alone} == alone
+    actions = [record.__dict__.get("action") for record in caplog.records]
+    assert actions == ["greedy_texts_spoiled"] * spoils
+    if spoils:
+        assert "endpoint both: 4 of 4 greedy texts were other ones beside a sampled request" in caplog.text
+
+
+def test_a_server_that_comes_back_is_tested_again_for_what_a_sampled_neighbour_does() -> None:
+    server = switching(round_s=0.002)
+    with engine_over({"both": server}) as engine:
+        server.answer, server.spoils_beside_sampled = _gone, True
+        admit(engine, 0, "lookup", Reason.FASTER)
+        while engine.endpoints()[0].state != "down":
+            engine.step()
+        server.answer = None
+        finish(engine)
+        server.is_held = True
+        for number, temperature in ((1, 0.0), (2, 1.0)):
+            admit(engine, number, "lookup", Reason.FASTER, temperature=temperature)
+        while not server.engine.load().num_running:
+            engine.step()
+        (status,) = engine.endpoints()
+        assert status.num_in_flight == 1, "the sampled one waits"
+        server.is_held = False
+        assert len(finish(engine)) == 2
 
 
 def test_both_routes_have_the_places_of_one_server() -> None:

@@ -12,9 +12,18 @@ from pydantic import TypeAdapter
 
 from alphaloop.commands import CheckServerOrder, ServerCheck
 from alphaloop.server_identity import ServerKind
+from tests.fakes import FakeEngine
 from tests.fixtures import server_replies
 from tests.fixtures.cli import CarriedOut
-from tests.fixtures.inference_server import Answer, Connection, MetricsPage, listening_beside, stream, whole
+from tests.fixtures.inference_server import (
+    Answer,
+    Connection,
+    MetricsPage,
+    ServedEngine,
+    listening_beside,
+    stream,
+    whole,
+)
 from tests.fixtures.server_replies import openai, streamed
 
 MODELS = {"object": "list", "data": [{"id": "smollm2", "max_model_len": 2048}]}
@@ -210,30 +219,55 @@ def test_of_a_server_that_changes_k_it_says_what_is_not_known(configs: Callable[
     )
 
 
-@pytest.mark.parametrize(
-    ("obeys", "is_set", "verdict", "sentence"),
-    [
-        (True, True, "ok", "a request that asks for no drafts gets none"),
-        (True, False, "ok", "a request that asks for no drafts gets none: one endpoint with switches_drafts = true"),
-        (False, True, "warning", "switches_drafts is set, but it drafted for a request that asked for no drafts; "),
-    ],
+FOLLOWED = "requests for 0, 1, 2, 4 draft tokens in one batch got no more, "
+SAME = "greedy texts are the same beside a sampled request"
+SPOILED = (
+    "4 of 4 greedy texts were other ones beside a sampled request; a worker sends greedy and sampled requests in turn"
 )
-def test_it_says_whether_a_request_can_do_without_drafts(
-    configs: Callable[..., None], obeys: bool, is_set: bool, verdict: str, sentence: str
+
+
+@pytest.mark.parametrize(
+    ("shown", "is_set", "switch", "neighbour"),
+    [
+        ({}, True, ("ok", f"{FOLLOWED}and the same text"), ("ok", SAME)),
+        ({}, False, ("ok", f"{FOLLOWED}and the same text; one endpoint with switches_drafts = true"), ("ok", SAME)),
+        (
+            {"obeys": False},
+            True,
+            ("warning", "switches_drafts is set, but it drafted for a request that asked for no drafts; "),
+            ("ok", SAME),
+        ),
+        (
+            {"least_k": 4},
+            True,
+            ("warning", "switches_drafts is set, but it drafted 4 tokens in a round for a request that asked for 1; "),
+            ("ok", SAME),
+        ),
+        ({"obeys": False}, False, ("ok", "every request is drafted for"), ("ok", SAME)),
+        ({"spoils_beside_sampled": True}, True, ("ok", FOLLOWED), ("warning", SPOILED)),
+        (
+            {"miscounts": 1},
+            True,
+            ("warning", f"{FOLLOWED}but its replies report "),
+            ("ok", SAME),
+        ),
+    ],
+    ids=["follows", "not_set", "ignores", "only_none", "ignores_not_set", "spoils", "miscounts"],
+)
+def test_it_shows_whether_a_server_drafts_as_asked_and_what_a_sampled_neighbour_does(
+    configs: Callable[..., None],
+    shown: dict[str, Any],
+    is_set: bool,
+    switch: tuple[str, str],
+    neighbour: tuple[str, str],
 ) -> None:
-    drafted = server_replies.vllm()
-    bare = {"num_spec_steps": 0, "num_draft_tokens": 0, "num_accepted_draft_tokens": 0}
-    undrafted = {**drafted, "metrics": {**drafted["metrics"], "speculative_decoding": bare}}
-
-    async def answer(connection: Connection) -> None:
-        asks_for_none = connection.asked.body.get("vllm_xargs") == {"alphaloop_num_draft_tokens": 0}
-        await speaking(undrafted if asks_for_none and obeys else drafted)(connection)
-
-    with listening_beside(answer) as server:
-        configs("both", kind="vllm", url=server.url, drafter="lookup", num_draft_tokens=4, switches_drafts=is_set)
+    served = ServedEngine(FakeEngine(num_slots=8), "lookup", 4, round_s=0.002, switches_drafts=True, **shown)
+    with listening_beside(served) as server:
+        drafts = {"drafter": "lookup", "num_draft_tokens": 4, "switches_drafts": is_set}
+        configs("both", kind="vllm", url=server.url, **drafts)
         findings = found(CarriedOut(order("both")))
-    assert findings["switch"][0] == verdict
-    assert findings["switch"][1].startswith(sentence)
+    for verdict, expected in ((findings["switch"], switch), (findings["neighbour"], neighbour)):
+        assert (verdict[0], verdict[1].startswith(expected[1])) == (expected[0], True), verdict
 
 
 def test_what_is_no_endpoint_is_named(configs: Callable[..., None]) -> None:

@@ -101,10 +101,11 @@ def test_the_second_choices_are_the_target_s(
 @pytest.mark.parametrize("spoils", [True, False])
 def test_a_server_that_spoils_greedy_texts_beside_sampled_ones_is_an_incident(database: Database, spoils: bool) -> None:
     server, drafting = (
-        ServedEngine(FakeEngine(), drafter, k, round_s=0.01, spoils_beside_sampled=spoils)
-        for drafter, k in ((None, 0), ("lookup", 3))
+        ServedEngine(FakeEngine(), drafter, k, round_s=0.01) for drafter, k in ((None, 0), ("lookup", 3))
     )
     with engine_over({"plain": server, "drafting": drafting}) as engine:
+        drafting.bodies.clear()
+        drafting.spoils_beside_sampled = spoils  # since its start, with which the worker would keep both apart
         for position in range(8):
             for purpose in ("control", "probe"):
                 drafter, k = ("lookup", 3) if purpose == "probe" else (None, None)

@@ -37,8 +37,8 @@ from worker.servers.replies import Reply
 log = logging.getLogger(__name__)
 
 #: A server may answer a moment before it counts.
-_NUM_READINGS: Final = 6
-_BETWEEN_READINGS_S: Final = 0.05
+NUM_READINGS: Final = 6
+BETWEEN_READINGS_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +118,10 @@ class Counting:
         """What the slice says; None where it says nothing."""
         slices = self._slices[name]
         counters = await self._counters(name)
-        for _ in range(_NUM_READINGS - 1):
+        for _ in range(NUM_READINGS - 1):
             if counters is None or not slices.is_early(due, counters):
                 break
-            await asyncio.sleep(_BETWEEN_READINGS_S)
+            await asyncio.sleep(BETWEEN_READINGS_S)
             counters = await self._counters(name)
         return None if counters is None else slices.read(due, counters)
 

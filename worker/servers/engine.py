@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -56,8 +57,9 @@ from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import NamedServers, ask_identity, name_servers
+from worker.servers.obedience import Obedience, obedience_of, spoiled_sentence
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
-from worker.servers.testing import Tests, Timing, why_not
+from worker.servers.testing import Tests, Timing
 
 log = logging.getLogger(__name__)
 
@@ -89,10 +91,10 @@ def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore
             name, error = next(iter(missing.items()))
             raise _named(name, models.endpoints[name], error)
         named = name_servers(known, identities)
-        models, lacking = thread.wait_for(_started(models, known))
+        models, started = thread.wait_for(_started(models, known))
         identity = _identity(models, named)
         servers = [
-            _server(models, name, known.get(name), identity, lacking.get(name, frozenset()))
+            _server(models, name, known.get(name), identity, started.get(name, _Started()))
             for name, settings in models.endpoints.items()
             if name in known or settings.model is not None
         ]
@@ -333,23 +335,28 @@ async def _ask_all(
     return known, missing
 
 
+@dataclass(frozen=True, slots=True)
+class _Started:
+    """What follows from how a server was started."""
+
+    switches_drafts: bool = False  #: set, and not refuted by test texts
+    spoils: bool = False  #: whether greedy texts are other ones beside a sampled one
+    lacking: frozenset[Feature] = frozenset()  #: features of its kind that it does not serve
+
+
 async def _started(
     models: ModelSettings, known: Mapping[str, ServerIdentity]
-) -> tuple[ModelSettings, dict[str, frozenset[Feature]]]:
-    """The settings with endpoints that cannot switch drafts as ones that always draft, and what each does not serve.
+) -> tuple[ModelSettings, dict[str, _Started]]:
+    """The settings with endpoints that cannot switch drafts as ones that always draft, and how each was started.
 
-    Both depend on how a server was started, so each that answers is asked. Raises ServerError.
+    Each that answers is asked. Raises ServerError.
     """
 
-    async def ask(name: str) -> tuple[EndpointSettings, frozenset[Feature]]:
+    async def ask(name: str) -> _Started:
         settings = models.endpoints[name]
         endpoint = settings.model_copy(update={"model": known[name].model})
         async with ServerClient(endpoint, context_length=known[name].context_length) as client:
-            if settings.switches_drafts and (why := await _why_not_switched(client)) is not None:
-                effect = "all its requests are drafted for, until the worker starts again"
-                extra = {"action": "drafts_not_switched", "endpoint": name}
-                log.error("endpoint %s cannot switch drafts: %s; %s", name, why, effect, extra=extra)
-                settings = settings.model_copy(update={"switches_drafts": False})
+            found = await _obedience_of(name, client) if settings.drafter is not None else Obedience()
             try:
                 lacking = await ask_lacking(client)
             except ServerError as error:
@@ -358,18 +365,36 @@ async def _started(
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        return settings, frozenset(lacking)
+        switches_drafts = settings.switches_drafts and found.fault is None
+        return _Started(switches_drafts, found.spoiled is not None, frozenset(lacking))
 
-    answers = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
-    endpoints = {name: answers[name][0] if name in answers else settings for name, settings in models.endpoints.items()}
-    return models.model_copy(update={"endpoints": endpoints}), {name: answer[1] for name, answer in answers.items()}
+    started = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
+    endpoints = {
+        name: settings.model_copy(update={"switches_drafts": started[name].switches_drafts})
+        if name in started
+        else settings
+        for name, settings in models.endpoints.items()
+    }
+    return models.model_copy(update={"endpoints": endpoints}), started
 
 
-async def _why_not_switched(client: ServerClient) -> str | None:
+async def _obedience_of(name: str, client: ServerClient) -> Obedience:
+    """What test texts show, and the log of it. A server that cannot be tested switches no drafts."""
+    may_switch = client.endpoint.switches_drafts
     try:
-        return await why_not(client)
+        found = await obedience_of(client, may_switch=may_switch)
     except AlphaloopError as error:
-        return f"it could not be asked: {error.message}"
+        why = f"it could not be asked: {error.message}"
+        log.warning("endpoint %s: test texts failed, %s", name, why, extra={"action": "not_tested", "endpoint": name})
+        found = Obedience(fault=why)
+    if may_switch and found.fault is not None:
+        effect = "all its requests are drafted for, until the worker starts again"
+        extra = {"action": "drafts_not_switched", "endpoint": name}
+        log.error("endpoint %s cannot switch drafts: %s; %s", name, found.fault, effect, extra=extra)
+    if found.spoiled is not None:
+        extra = {"action": "greedy_texts_spoiled", "endpoint": name}
+        log.error("%s", spoiled_sentence(name, found.spoiled), extra=extra)
+    return found
 
 
 def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerError:
@@ -382,7 +407,7 @@ def _server(
     name: str,
     known: ServerIdentity | None,
     identity: EngineIdentity,
-    lacking: frozenset[Feature],
+    started: _Started,
 ) -> InferenceServer:
     settings = models.endpoints[name]
     endpoint = settings.model_copy(update={"model": known.model}) if known else settings
@@ -397,7 +422,8 @@ def _server(
         max_requests=settings.max_requests,
         context_length=length,
         adapters=frozenset(known.adapters) if known else frozenset(),
-        lacking=lacking,
+        lacking=started.lacking,
+        spoils=started.spoils,
     )
 
 

@@ -369,13 +369,15 @@ class Fleet:
         avoid: Collection[str] = (),
         barred: Collection[str] = (),
         alone: bool = False,
+        is_sampled: bool = False,
     ) -> str | None:
         """The endpoint for a request of a route: the least loaded that has room; None: wait, and ask again.
 
         A request that is not bound goes to another route where its own has no room, and so does one whose route no
         endpoint has any more. While a bound one waits, it takes no place where that one may go. Endpoints in `avoid`
         get a request only where no other is open, and those in `barred` never. `alone`: the endpoint has nothing in
-        flight, and takes nothing else until the request has ended.
+        flight, and takes nothing else until the request has ended. `is_sampled`: where greedy texts are spoiled beside
+        sampled ones, it waits until no greedy request is in flight, and a greedy one the other way round.
 
         Whoever waits asks again when something changed, at least every `ASKS_AGAIN_S` seconds, the longest waiting
         first. Whoever got a name says `began` before anyone asks again.
@@ -390,6 +392,14 @@ class Fleet:
         for member in usable:
             member.is_wanted |= member.is_kept
         usable = [member for member in usable if not member.is_kept]
+        apart = [member for member in usable if not member.may_join(is_sampled)]
+        name = self._of_usable(drafter, [member for member in usable if member not in apart], is_bound=is_bound)
+        if name is None:
+            for member in apart:
+                member.wait_for_turn(is_sampled)
+        return name
+
+    def _of_usable(self, drafter: str | None, usable: Sequence[Member], *, is_bound: bool) -> str | None:
         own = [member for member in usable if drafter in member.routes]
         if is_bound:
             return self._bound(own)
@@ -418,7 +428,13 @@ class Fleet:
         return tuple(drafters.values())
 
     def began(
-        self, name: str, *, drafter: str | None = None, num_draft_tokens: int | None = None, alone: bool = False
+        self,
+        name: str,
+        *,
+        drafter: str | None = None,
+        num_draft_tokens: int | None = None,
+        alone: bool = False,
+        is_sampled: bool = False,
     ) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
 
@@ -430,7 +446,8 @@ class Fleet:
             member.has_suspect = True
         k = member.server.requested_k(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
-        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=k)
+        member.began()
+        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=k, is_sampled=is_sampled)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""

@@ -69,6 +69,7 @@ class InferenceServer:
     context_length: int
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
+    spoils: bool = False  #: whether greedy texts were other ones there beside a sampled one
 
     @property
     def drafter_name(self) -> str | None:
@@ -116,6 +117,9 @@ class Member:
         self._num_failed: Counter[str] = Counter()
         #: Whether it drafts as each request asks, as far as is known.
         self.switches = server.endpoint.switches_drafts
+        #: Whether greedy texts are other ones beside a sampled one: then requests of both kinds take turns.
+        self.spoils = server.spoils
+        self._next_is_sampled: bool | None = None  # of the requests that wait for those of the other kind to end
 
     @property
     def routes(self) -> tuple[str | None, ...]:
@@ -147,6 +151,23 @@ class Member:
     def is_kept(self) -> bool:
         """Whether it is kept for a request that has to run alone, or has one."""
         return self.has_suspect or self._clock() < self.reserved_until_s
+
+    def may_join(self, is_sampled: bool) -> bool:
+        """Whether a request may run beside those in flight."""
+        if not self.spoils or not self.places.num_in_flight:
+            return True
+        is_same = is_sampled == (self.places.num_sampled > 0)
+        return is_same and self._next_is_sampled in (None, is_sampled)
+
+    def wait_for_turn(self, is_sampled: bool) -> None:
+        """A request waits for those of the other kind: no new one of that kind joins them."""
+        if self._next_is_sampled is None and is_sampled != (self.places.num_sampled > 0):
+            self._next_is_sampled = is_sampled
+
+    def began(self) -> None:
+        """A request goes there now; the first one of an empty endpoint ends the waiting for a turn."""
+        if not self.places.num_in_flight:
+            self._next_is_sampled = None
 
     def succeeded(self) -> None:
         """A request was finished."""

@@ -42,6 +42,7 @@ class Flight:
     everywhere: LoadSums  #: of all endpoints, this one included
     is_alone: bool
     num_draft_tokens: int | None = None  #: that it asks the endpoint for; None: for nothing, so as it was started
+    is_sampled: bool = False
 
     @property
     def is_undrafted(self) -> bool:
@@ -80,6 +81,7 @@ class Places:
         self._most, self._clock, self._rng = most, clock, rng
         self.num_in_flight = 0  #: requests that began and have not ended
         self.num_undrafted = 0  #: of those, asked for without drafts where something drafts
+        self.num_sampled = 0  #: of those, with sampling
         self.paused_until_s = -math.inf  #: the server asked for quiet, so that nothing new is sent until then
         self._limit, self._known_good = float(most), float(most)
         self._grown_s = self._counted_s = clock()
@@ -133,16 +135,23 @@ class Places:
         self._num_others, self._known_until_s = num_present - num_own, self._clock() + FRESH_S
 
     def add(
-        self, endpoint: str, everywhere: LoadSums, *, is_alone: bool, num_draft_tokens: int | None = None
+        self,
+        endpoint: str,
+        everywhere: LoadSums,
+        *,
+        is_alone: bool,
+        num_draft_tokens: int | None = None,
+        is_sampled: bool = False,
     ) -> Flight:
         """One request more; `num_draft_tokens` is what it asks for, if anything.
 
         `everywhere`: of all endpoints, up to now.
         """
         here = self.load_sums
-        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, num_draft_tokens)
+        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, num_draft_tokens, is_sampled)
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
+        self.num_sampled += is_sampled
         return flight
 
     def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
@@ -151,6 +160,7 @@ class Places:
         life_s = self._counted_s - flight.began_s
         self.num_in_flight -= 1
         self.num_undrafted -= flight.is_undrafted
+        self.num_sampled -= flight.is_sampled
         if life_s <= 0:
             return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False))
         grown = everywhere - flight.everywhere

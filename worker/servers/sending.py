@@ -24,8 +24,9 @@ from worker.servers.counters import Counting
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
+from worker.servers.obedience import why_not_obeyed
 from worker.servers.replies import Reply, SentRequest, generation_of
-from worker.servers.testing import Tests, why_not_obeyed
+from worker.servers.testing import Tests
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +41,7 @@ _MEMORY: Final = 1e6
 #: Tokens that a chat template adds to a message, about.
 _AROUND_A_MESSAGE: Final = 5
 
-_Wish: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool]
+_Wish: TypeAlias = tuple[str | None, bool, frozenset[str], frozenset[str], bool, bool]
 
 
 @dataclass(eq=False)
@@ -106,7 +107,10 @@ class Sending:
         waiting: list[ServerRequest] = []
         refused: set[_Wish] = set()
         for request in self._line:
-            wish = (request.drafter, request.is_bound, request.avoid, request.barred, request.must_be_alone)
+            wish = (
+                *(request.drafter, request.is_bound, request.avoid, request.barred),
+                *(request.must_be_alone, request.is_sampled),
+            )
             name = None
             if wish not in refused:
                 name = self.fleet.choose(
@@ -115,6 +119,7 @@ class Sending:
                     avoid=request.avoid,
                     barred=request.barred,
                     alone=request.must_be_alone,
+                    is_sampled=request.is_sampled,
                 )
             if name is None:
                 refused.add(wish)
@@ -125,6 +130,7 @@ class Sending:
                 drafter=request.drafter,
                 num_draft_tokens=request.num_draft_tokens,
                 alone=request.must_be_alone,
+                is_sampled=request.is_sampled,
             )
             self._on_their_way.add(request)
             request.task = asyncio.create_task(self._send(request, flight))
@@ -212,13 +218,14 @@ class Sending:
     async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves.
 
-        A share of the probes has a sampled neighbour, whose text is dropped.
+        A share of the probes has a sampled neighbour, whose text is dropped; none where the two never meet.
         """
         client, prepared = self.clients[name], request.prepared
         on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
         ask = partial(client.complete, prepared.job, on_piece=on_piece, num_draft_tokens=num_draft_tokens)
         beside: asyncio.Task[Reply] | None = None
-        if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and not request.must_be_alone:
+        may_meet = not (request.must_be_alone or self.fleet.members[name].spoils)
+        if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and may_meet:
             sampled = replace(prepared.sampling, temperature=1.0)
             beside = asyncio.create_task(client.complete(prepared.job, sampled, num_draft_tokens=num_draft_tokens))
         try:
@@ -301,6 +308,11 @@ class ServerRequest:
     def job_id(self) -> str:
         """The job's."""
         return self.prepared.job.job_id
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether its tokens are drawn."""
+        return self.prepared.sampling.temperature > 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,10 @@
 """Requests of our own, which show how a server is.
 
 `Tests`: is it well, and still the same server? It must decode a text that every server can decode.
-`why_not`: does it draft as many tokens a round as each request asks for? vLLM does with alphaloop's scheduler class
-(docs/decisions/0053-a-scheduler-class-inside-vllm.md). Any other vLLM takes the field of the request and ignores it, so
-its word is not enough: a text that repeats itself shows it.
+One that was away and drafts is asked again whether it obeys (`worker/servers/obedience.py`).
 `Timing`: how long do its rounds and prompts take? These requests share the server with whatever runs there, so a
 measurement of a busy server says what it takes beside that.
-`check_server`: what does it report to alphaloop? It requests three short texts, and puts the answers into words.
+`check_server`: what does it report to alphaloop? It requests short texts, and puts the answers into words.
 """
 
 from __future__ import annotations
@@ -34,17 +32,15 @@ from worker.servers.features import ask_lacking
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import adapters_of, ask_identity, card_of
+from worker.servers.obedience import GREEDY, PROMPTS, Obedience, obedience_of, spoiled_sentence
 from worker.servers.replies import Reply, SentRequest, generation_of
 
 log = logging.getLogger(__name__)
 
-#: It repeats itself, so that a drafter that looks texts up has something to draft.
-REPETITIVE_PROMPT: Final = "one two three four one two three four one two three four one two"
-_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt=REPETITIVE_PROMPT), purpose=Purpose.CONTROL)
+_JOB: Final = Job(job_id="self-test", task="self-test", body=Body(prompt=PROMPTS[0]), purpose=Purpose.CONTROL)
 _NUM_TOKENS: Final = 24  #: of a text that is timed
 _WORDS: Final = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "the", "and")
 _TIMING_S: Final = 300.0  #: for the requests of one measurement
-_GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 #: Enough rounds that a drafter drafts too.
 _SHORT: Final = Sampling(max_tokens=8, temperature=0.0)
 _MOST_S: Final = 60.0  #: a busy server has others to serve first
@@ -133,7 +129,7 @@ class Tests:
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or circuit.state == "down"
             change = await self._changed(name) if was_down else None
-            if was_down and self.fleet.servers[name].endpoint.switches_drafts:
+            if was_down and self.fleet.servers[name].drafter is not None:
                 await self._look_again(name)
         except AlphaloopError as error:
             self.fleet.tested(name, error)
@@ -157,11 +153,15 @@ class Tests:
             self._ended = asyncio.Event()
 
     async def _look_again(self, name: str) -> None:
-        """See whether it follows requests that want no drafts: that is part of how a server was started."""
-        reason = await why_not(self.clients[name])
-        self.fleet.switches(name, reason is None)
-        if reason is not None:
-            log.error("endpoint %s: %s", name, reason, extra=_extra(name, "drafts_not_switched"))
+        """See whether it still drafts as requests ask, and what a sampled neighbour does: both are of its start."""
+        may_switch = self.fleet.servers[name].endpoint.switches_drafts
+        found = await obedience_of(self.clients[name], may_switch=may_switch)
+        self.fleet.switches(name, found.fault is None)
+        self.fleet.members[name].spoils = found.spoiled is not None
+        if found.fault is not None:
+            log.error("endpoint %s: %s", name, found.fault, extra=_extra(name, "drafts_not_switched"))
+        if found.spoiled is not None:
+            log.error("%s", spoiled_sentence(name, found.spoiled), extra=_extra(name, "greedy_texts_spoiled"))
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words.
@@ -189,36 +189,6 @@ async def _is_well(client: ServerClient) -> None:
             await client.complete(_JOB, _SHORT)
     except TimeoutError:
         raise ServerSilent(f"the server did not finish a short text within {_MOST_S:g} s") from None
-
-
-async def why_not(client: ServerClient) -> str | None:
-    """Why the server cannot be asked for a text without drafts, in words; None: it can. Raises what a request does."""
-    drafting = await client.complete(_JOB, _GREEDY)
-    if drafting.drafts.granularity == "nothing":
-        return (
-            "it reports nothing about drafts, so whether it leaves them out cannot be seen; "
-            "start it with --enable-per-request-metrics --per-request-spec-decode-metrics detailed"
-        )
-    if not drafting.drafts.num_proposed:
-        return "it drafted nothing for a text that repeats itself, so whether it would leave drafts out cannot be seen"
-    return why_not_obeyed(await client.complete(_JOB, _GREEDY, num_draft_tokens=0), 0)
-
-
-def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
-    """Why a text had longer drafts than its request asked for, in words.
-
-    None where it had not, as far as the server reports.
-    """
-    drafts = reply.drafts
-    if num_draft_tokens:
-        if drafts.longest_draft <= num_draft_tokens:
-            return None
-        fault = f"it drafted {drafts.longest_draft} tokens in a round for a request that asked for {num_draft_tokens}"
-    elif drafts.doubt is None and not drafts.num_proposed:
-        return None
-    else:
-        fault = "it drafted for a request that asked for no drafts"
-    return f"{fault}; start it with --scheduler-cls alphaloop.inside_vllm.scheduler.FollowingScheduler"
 
 
 class Timing:
@@ -314,13 +284,14 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         card = card_of(cards, endpoint.model)
         client.model, client.context_length = card.id, card.context_length
         version = await client.version()
-        whole = await client.complete(_JOB, _GREEDY)
-        streamed = await client.complete(_JOB, _GREEDY, on_piece=pieces.append)
+        whole = await client.complete(_JOB, GREEDY)
+        streamed = await client.complete(_JOB, GREEDY, on_piece=pieces.append)
         ending = _ending(whole)
-        stopped = await client.complete(_JOB, replace(_GREEDY, stop=(ending,))) if ending else None
+        stopped = await client.complete(_JOB, replace(GREEDY, stop=(ending,))) if ending else None
         load = await _load(client)
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
-        why = await why_not(client) if may_switch else None
+        drafts = endpoint.drafter is not None or whole.drafts.num_proposed > 0
+        found = await obedience_of(client, may_switch=may_switch, reads_counters=True) if drafts else None
         counters = await _counters(client) if endpoint.metrics_url is not None else None
         lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
@@ -336,8 +307,8 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         "counts": _counts(endpoint.kind, whole.drafts),
         "load": load,
     }
-    if may_switch:
-        findings["switch"] = _switching(why, is_set=endpoint.switches_drafts)
+    if found is not None:
+        findings |= _obedience(found, is_asked=may_switch, is_set=endpoint.switches_drafts)
     if counters is not None:
         findings["counters"] = counters
     if stopped is not None:
@@ -392,12 +363,34 @@ async def _counters(client: ServerClient) -> _Finding:
     return "ok", f"{sum(counters.accepts)} of {counters.num_draft_tokens} drafted tokens accepted since its start"
 
 
-def _switching(reason: str | None, *, is_set: bool) -> _Finding:
-    """Whether a request can ask for no drafts; `reason`: why not. Most servers cannot, which is no fault."""
-    if reason is None:
-        hint = "" if is_set else ": one endpoint with switches_drafts = true serves both routes"
-        return "ok", f"a request that asks for no drafts gets none{hint}"
-    return ("warning", f"switches_drafts is set, but {reason}") if is_set else ("ok", "every request is drafted for")
+def _obedience(found: Obedience, *, is_asked: bool, is_set: bool) -> dict[str, _Finding]:
+    """Whether requests have the drafts they ask for, and greedy texts stay right beside a sampled one."""
+    findings: dict[str, _Finding] = {}
+    if is_asked:
+        findings["switch"] = _switching(found, is_set=is_set)
+    if found.spoiled is not None:
+        sentence = f"{found.spoiled}; a worker sends greedy and sampled requests in turn, other clients may not"
+        findings["neighbour"] = ("warning", sentence)
+    elif found.num_drafted_beside:
+        findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request")
+    else:
+        findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request, where nothing is drafted")
+    return findings
+
+
+def _switching(found: Obedience, *, is_set: bool) -> _Finding:
+    """Whether a request can ask for its number of draft tokens. Most servers do not follow it, which is no fault."""
+    if found.fault is not None:
+        no_switch: _Finding = ("ok", "every request is drafted for")
+        return ("warning", f"switches_drafts is set, but {found.fault}") if is_set else no_switch
+    asked = f"requests for {', '.join(map(str, found.asked))} draft tokens in one batch"
+    if found.differing:
+        which = ", ".join(map(str, found.differing))
+        return "warning", f"{asked} got no more, but with {which} the greedy text is another than with 0"
+    if found.miscounted is not None:
+        return "warning", f"{asked} got no more, but {found.miscounted}"
+    hint = "" if is_set else "; one endpoint with switches_drafts = true serves both routes"
+    return "ok", f"{asked} got no more, and the same text{hint}"
 
 
 def _features(endpoint: EndpointSettings, lacking: Mapping[Feature, str]) -> dict[str, _Finding]:

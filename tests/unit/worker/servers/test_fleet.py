@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from random import Random
 
 import pytest
@@ -210,6 +212,36 @@ def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decisi
     fleet.switches("both", obeys=False)
     assert not fleet.statuses()[0].is_obeying
     assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
+
+
+def test_greedy_and_sampled_requests_take_turns_at_an_endpoint_that_spoils_greedy_texts(clock: Clock) -> None:
+    fleet = fleet_of(clock, replace(NGRAM, spoils=True))
+    choose = partial(fleet.choose, "ngram", is_bound=True)
+    greedy = [fleet.began(name, is_sampled=False) for _ in range(2) if (name := choose(is_sampled=False))]
+    assert len(greedy) == 2
+    assert choose(is_sampled=True) is None
+    assert choose(is_sampled=False) is None, "it would keep the sampled one waiting"
+    for flight in greedy:
+        fleet.ended(flight)
+    sampled = [fleet.began(name, is_sampled=True) for _ in range(2) if (name := choose(is_sampled=True))]
+    assert len(sampled) == 2
+    assert choose(is_sampled=False) is None
+    for flight in sampled:
+        fleet.ended(flight)
+    # The greedy one that waited was cancelled.
+    flight = fleet.began(choose(is_sampled=True) or "", is_sampled=True)
+    assert choose(is_sampled=True) == "ngram"
+    fleet.ended(flight)
+    assert choose(is_sampled=False) == "ngram"
+
+    fleet = fleet_of(clock, replace(NGRAM, spoils=True), NGRAM_2)
+    fleet.began("ngram", is_sampled=True)
+    for _ in range(3):
+        assert fleet.choose("ngram", is_bound=True, is_sampled=False) == "ngram-2"
+    assert {fleet.choose("ngram", is_bound=True, is_sampled=True) for _ in range(20)} == {"ngram-2"}, "the least loaded"
+    for _ in range(2):
+        fleet.began("ngram-2")
+    assert fleet.choose("ngram", is_bound=True, is_sampled=True) == "ngram", "no request waits for its turn"
 
 
 def test_an_endpoint_is_the_last_of_its_route_if_nobody_else_has_one_of_its_two(clock: Clock) -> None:
