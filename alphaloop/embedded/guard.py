@@ -2,7 +2,8 @@
 
 Run as a script by `alphaloop.embedded.process`, with the standard library only. Standard input is a pipe from
 alphaloop: when it closes, the server gets its stop signal, and after a grace period a kill. The guard writes the
-server's process id to standard output; the server's output goes to standard error.
+server's process id to standard output; the server's output goes to standard error. What the server has started and
+left goes to the guard, which ends it too.
 
     python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false,
                              "keep_open": []}'
@@ -18,11 +19,14 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from typing import Any
 
-_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 47, 2
+_PR_SET_PDEATHSIG, _PR_SET_KEEPCAPS, _PR_SET_CHILD_SUBREAPER, _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_RAISE = 1, 8, 36, 47, 2
 _CAP_DAC_OVERRIDE, _CAP_DAC_READ_SEARCH = 1, 2
 _CAPABILITY_VERSION_3 = 0x20080522
+_LEFT_S = 3.0  #: for what a server left, from its stop signal to its kill
+_POLL_S = 0.02
 
 
 def main(order: dict[str, Any]) -> int:
@@ -32,6 +36,9 @@ def main(order: dict[str, Any]) -> int:
     signal.set_wakeup_fd(waker)
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
+    if sys.platform == "linux":
+        # A server that is killed leaves its own children to this process, and not to the machine's first one.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Code between fork and exec is safe here, because this process has one thread.
     child = subprocess.Popen(
         order["command"],
@@ -47,8 +54,38 @@ def main(order: dict[str, Any]) -> int:
         woken = os.read(awake, 64) if awake in ready else b""
         if sys.stdin in ready or set(woken) - {signal.SIGCHLD}:
             _stop(child, order["stop_signal"], order["grace_s"])
+    _end_left(order["stop_signal"])
     code = child.returncode
     return code if code >= 0 else 128 - code
+
+
+def _end_left(stop_signal: int) -> None:
+    """End what the server left: guards among it end what they guard, given the stop signal and a moment."""
+    kill_at, signalled = time.monotonic() + _LEFT_S, set[int]()
+    while left := _children():
+        number = signal.SIGKILL if time.monotonic() >= kill_at else stop_signal
+        for pid in left:
+            if number == signal.SIGKILL or pid not in signalled:
+                signalled.add(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        time.sleep(_POLL_S)
+
+
+def _children() -> list[int]:
+    """The process ids of this process's children, by Linux's /proc; elsewhere none is left to it."""
+    children: list[int] = []
+    if sys.platform == "linux":
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                # The name of a program, in brackets, may hold anything.
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+                if int(parent) == os.getpid() and state != b"X":
+                    children.append(int(name))
+    return children
 
 
 def _stop(child: subprocess.Popen[bytes], stop_signal: int, grace_s: float) -> None:

@@ -162,3 +162,22 @@ def test_ports_are_free_and_different() -> None:
     ports = free_ports(5)
     assert len(set(ports)) == 5
     assert all(is_free(port) and not is_listening(port) for port in ports)
+
+
+#: A server with a child in its group, which a killed server leaves.
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('deep', flush=True); time.sleep(600)"])
+print("child", child.pid, flush=True)
+child.wait()
+"""
+
+
+def test_what_a_killed_server_leaves_ends_too(log: Path) -> None:
+    child = ChildProcess("the server", [sys.executable, "-c", PARENT], log=log, grace_s=10)
+    child.start()
+    child.wait_until(lambda: "child" in log.read_text() and "deep" in log.read_text(), 20)
+    left = next(int(line.split()[1]) for line in log.read_text().splitlines() if line.startswith("child"))
+    child.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(left, 0)
