@@ -200,6 +200,8 @@ def test_a_server_that_comes_back_is_tested_again_for_what_a_sampled_neighbour_d
             engine.step()
         server.answer = None
         finish(engine)
+        while engine.endpoints()[0].limit < 2:  # it starts slowly
+            engine.step()
         server.is_held = True
         for number, temperature in ((1, 0.0), (2, 1.0)):
             admit(engine, number, "lookup", Reason.FASTER, temperature=temperature)
