@@ -17,6 +17,10 @@ the drafter has not read: what vLLM's prefix cache has from the output of reques
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import signal
+import sys
 from collections.abc import Callable
 from itertools import chain
 from typing import Any, Final
@@ -32,6 +36,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.inside_vllm import interface
 from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
 
+_PR_SET_PDEATHSIG: Final = 1
 #: Under which a drafter rests.
 WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
 #: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
@@ -45,6 +50,7 @@ class _Following:
     def __init__(self, *args: Any, **options: Any) -> None:
         """Raises ConfigError for a vLLM of another interface, and for settings that cannot be followed."""
         interface.check(version, Scheduler, Request, SchedulerOutput)
+        _end_with_parent()
         super().__init__(*args, **options)
         this: Any = self
         config = this.vllm_config
@@ -137,6 +143,15 @@ class _Following:
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
         self._drafting.ended(request)
         return super()._free_request(request, *args, **options)  # type: ignore[misc]
+
+
+def _end_with_parent() -> None:
+    """Let the system end this process, vLLM's EngineCore, when the server that started it ends, even by kill -9.
+
+    vLLM 0.32 has nothing for that: its EngineCore would go on, with the GPU's memory.
+    """
+    if sys.platform == "linux" and multiprocessing.parent_process() is not None:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class FollowingScheduler(_Following, Scheduler):  # type: ignore[misc]  # vLLM is not installed where types are checked

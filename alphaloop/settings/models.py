@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, field_validator, model_validator
+from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
@@ -116,16 +116,6 @@ class EndpointSettings(Section):
         """Whether the page of metrics, if there is one, is the server's own and may see its key."""
         return self.metrics_url is None or urlsplit(self.metrics_url)[:2] == urlsplit(self.url)[:2]
 
-    @field_validator("kind", mode="before")
-    @classmethod
-    def _refuse_an_engine_inside(cls, given: object) -> object:
-        if given == "vllm_in_process":
-            raise ValueError(
-                "expected the kind of a server, because the worker starts no vLLM inside itself; start `vllm serve` on "
-                f'this machine and name it with kind = "vllm" and url = "{EXAMPLE}"'
-            )
-        return given
-
     @model_validator(mode="after")
     def _drafts_with_a_k(self) -> Self:
         if (self.drafter is None) != (self.num_draft_tokens is None):
@@ -196,6 +186,26 @@ class TargetSettings(FilesSettings):
     )
     vllm: VllmSettings = VllmSettings()
 
+    def check_in_vllm(self) -> None:
+        """Whether a vLLM can follow all of it. Raises ValueError."""
+        if self.source.startswith("package:") or self.source.endswith(".gguf"):
+            raise ValueError(f"expected target.source to be a folder or a hub name, found {self.source!r}")
+        if self.dtype == "float64":
+            raise ValueError('expected target.dtype to be bfloat16, float16 or float32, found "float64"')
+        for name, (left, instead) in _NOT_IN_VLLM.items():
+            if (given := getattr(self, name)) != left:
+                raise ValueError(f"expected no target.{name} with target.engine vllm, found {given!r}: {instead}")
+
+
+#: Settings of the target that vLLM has nothing for: what they are where nothing is set, and what to set instead.
+_NOT_IN_VLLM: Final = {
+    "device": (AUTO, "CUDA_VISIBLE_DEVICES in the worker's environment chooses GPUs"),
+    "max_cache_bytes": (None, "set target.vllm.gpu_memory_utilization"),
+    "max_prefix_cache_bytes": (None, "vLLM shares prefixes by itself"),
+    "num_threads": (None, "OMP_NUM_THREADS in the worker's environment sets it"),
+    "tool_parser": (None, "give --enable-auto-tool-choice and --tool-call-parser in target.vllm.extra_args"),
+}
+
 
 class DraftingSettings(Section):
     """What every way of drafting says of itself; most have nothing to say."""
@@ -231,7 +241,7 @@ class DraftingSettings(Section):
 
     def in_vllm(self) -> VllmDrafter:
         """How a vLLM drafts so. Raises ValueError where it cannot."""
-        raise ValueError("expected a method that vLLM has: lookup, draft_model, eagle3, or heads of Medusa")
+        raise ValueError("expected a method that vLLM has: lookup, draft_model, eagle3, mtp, or heads of Medusa")
 
 
 def _refuse_in_vllm(**is_set: bool) -> None:
@@ -454,6 +464,29 @@ class HybridDrafterSettings(DraftingSettings):
         return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_mixed=True)
 
 
+class MtpDrafterSettings(DraftingSettings):
+    """Heads that come with the target and predict further tokens (MTP), as those of DeepSeek, Qwen and MiMo."""
+
+    method: Literal["mtp"] = "mtp"
+    max_draft_tokens: int = Field(1, ge=1, le=64)
+
+    def check(self, name: str, models: ModelSettings) -> None:
+        """Whether a vLLM decodes."""
+        if models.target.engine == "own":
+            raise ValueError(
+                f'models.drafters.{name}.method: expected target.engine = "vllm" with mtp, found "own", which leaves '
+                "these heads out; with heads of its own choose eagle3 or heads"
+            )
+
+    def in_vllm(self) -> VllmDrafter:
+        """By the name of the method alone: the heads are the target's."""
+        return VllmDrafter({"method": "mtp", "num_speculative_tokens": self.max_draft_tokens}, has_cache=True)
+
+    def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
+        """The drafter as decisions take it."""
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale)
+
+
 def _method(given: Any) -> Any:
     method = given.get("method", "lookup") if isinstance(given, dict) else getattr(given, "method", None)
     return "heads" if method == "eagle3" else method
@@ -468,11 +501,14 @@ DrafterSettings = Annotated[
     | Annotated[HeadsDrafterSettings, Tag("heads")]
     | Annotated[LayerSkipDrafterSettings, Tag("layer_skip")]
     | Annotated[RecyclingDrafterSettings, Tag("recycling")]
-    | Annotated[HybridDrafterSettings, Tag("hybrid")],
+    | Annotated[HybridDrafterSettings, Tag("hybrid")]
+    | Annotated[MtpDrafterSettings, Tag("mtp")],
     Discriminator(
         _method,
         custom_error_type="method",
-        custom_error_message="Expected method to be lookup, draft_model, heads, eagle3, layer_skip, recycling, hybrid",
+        custom_error_message=(
+            "Expected method to be lookup, draft_model, heads, eagle3, layer_skip, recycling, hybrid, mtp"
+        ),
     ),
 ]
 
@@ -494,10 +530,7 @@ class ModelSettings(Section):
                 'expected no [models.endpoints.NAME] with target.engine = "vllm", found '
                 f"{', '.join(self.endpoints)}: the worker starts its server itself; with servers of yours it is server"
             )
-        if self.target.source.startswith("package:") or self.target.source.endswith(".gguf"):
-            raise ValueError(
-                f"expected target.source to be a folder or a hub name, found {self.target.source}: vLLM reads no other"
-            )
+        self.target.check_in_vllm()
         if len(self.drafters) > 1:
             raise ValueError(
                 f"expected one [models.drafters.NAME] at most with target.engine vllm, found {', '.join(self.drafters)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,18 +12,48 @@ from pydantic import Field, field_validator
 from alphaloop.messages.job import TaskName
 from alphaloop.settings.section import Section
 
-#: Arguments that the worker gives itself, because what it says of the server depends on them.
-_OURS: Final = frozenset(
-    {
-        *("host", "port", "uds", "api-key", "root-path", "ssl-keyfile", "ssl-certfile"),
-        *("model", "model-tag", "served-model-name", "revision", "dtype", "max-model-len", "config"),
-        *("tensor-parallel-size", "tp", "gpu-memory-utilization", "quantization", "q", "max-num-seqs"),
-        *("enable-lora", "lora-modules", "limit-mm-per-prompt"),
-        *("speculative-config", "scheduler-cls", "worker-cls", "additional-config", "async-scheduling"),
-        *("enable-per-request-metrics", "per-request-spec-decode-metrics", "disable-log-stats"),
-        *("enable-log-requests", "disable-log-requests", "enable-log-outputs"),
-    }
-)
+#: Options of vLLM's server that settings or the worker give. `extra_args` may not hold them.
+_OURS: Final[Mapping[str, str]] = {
+    "--model": "models.target.source",
+    "--revision": "models.target.revision",
+    "--served-model-name": "models.target.name",
+    "--dtype": "models.target.dtype",
+    "--max-model-len": "models.target.context_length",
+    "--tensor-parallel-size": "models.target.vllm.tensor_parallel_size",
+    "--gpu-memory-utilization": "models.target.vllm.gpu_memory_utilization",
+    "--quantization": "models.target.vllm.quantization",
+    "--max-num-seqs": "models.target.vllm.max_num_seqs",
+    "--enable-lora": "models.target.vllm.lora_modules",
+    "--lora-modules": "models.target.vllm.lora_modules",
+    "--limit-mm-per-prompt": "models.target.vllm.limit_mm_per_prompt",
+    "--speculative-config": "models.drafters",
+    "--spec-method": "models.drafters",
+    "--spec-model": "models.drafters",
+    "--spec-tokens": "models.drafters",
+    "--additional-config": "models.drafters",
+    "--scheduler-cls": "models.drafters",
+    "--worker-cls": "models.drafters",
+    "--async-scheduling": "models.drafters",
+    "--host": "",
+    "--port": "",
+    "--uds": "",
+    "--root-path": "",
+    "--ssl-keyfile": "",
+    "--ssl-certfile": "",
+    "--api-key": "",
+    "--config": "",
+    "--headless": "",
+    "--enable-log-requests": "",
+    "--enable-per-request-metrics": "",
+    "--per-request-spec-decode-metrics": "",
+    "--disable-log-stats": "",
+}
+_SHORT: Final[Mapping[str, str]] = {
+    "-q": "--quantization",
+    "-tp": "--tensor-parallel-size",
+    "-sc": "--speculative-config",
+}
+_OPTION: Final = re.compile(r"-{1,2}[A-Za-z]")
 
 
 class VllmSettings(Section):
@@ -41,14 +72,19 @@ class VllmSettings(Section):
     @classmethod
     def _override_nothing(cls, arguments: tuple[str, ...]) -> tuple[str, ...]:
         for argument in arguments:
-            name = argument.split("=")[0].split(".")[0]
-            plain = name.removeprefix("--").removeprefix("-").replace("_", "-")
-            if name.startswith("-") and (plain in _OURS or plain.removeprefix("no-") in _OURS):
+            if _OPTION.match(argument) and (option := option_of(argument)) in _OURS:
+                place = _OURS[option]
                 raise ValueError(
-                    f"expected arguments that the worker does not give itself, found {name}: it is made from "
-                    "[models.target], [models.target.vllm] and [models.drafters.NAME]"
+                    f"expected no {option}, which {f'{place} sets' if place else 'the worker sets'}; found {argument!r}"
                 )
         return arguments
+
+
+def option_of(argument: str) -> str:
+    """The option that vLLM reads in an argument: `--max_model_len=5`, `--no-async-scheduling`, `-sc.method`."""
+    name = re.split(r"[=.]", argument, maxsplit=1)[0].rstrip("+")
+    name = _SHORT.get(name, name).replace("_", "-")
+    return f"--{name.removeprefix('--no-')}" if name.startswith("--no-") else name
 
 
 @dataclass(frozen=True, slots=True)

