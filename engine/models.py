@@ -83,6 +83,7 @@ DECIDING: Final = (
     DRAFT_VOCABULARY,
 )
 _TRANSFORMERS: Final = f"transformers-{transformers.__version__}"
+_MTP_LAYERS: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 #: Parts of a checkpoint that the text model does not use: towers for images and sound, layers that predict ahead.
 _UNUSED: Final = re.compile(r"(^|\.)(vision|visual|image|audio|speech|multi_modal|mm_|mtp)[^.]*\.")
 _NUM_NAMES: Final = 3  #: tensors that a refusal names
@@ -281,15 +282,29 @@ def _complete(folder: Path, **how: Any) -> Any:
     )
     model, info = loaded
     _refuse_incomplete(model.config, info)
+    if num_layers := _num_mtp_layers(model.config):
+        log.warning(
+            "the target has %d layers of multi-token prediction (MTP), which this engine leaves out",
+            num_layers,
+            extra={
+                "action": "mtp_left_out",
+                "hint": 'models.target.engine = "vllm" drafts with them: [models.drafters.NAME] method = "mtp"',
+            },
+        )
     return model
+
+
+def _num_mtp_layers(config: Any) -> int:
+    """Layers that come with a target and predict tokens ahead, as DeepSeek's, GLM's and Qwen's configs count them."""
+    text = text_config(config)
+    return next((int(num) for name in _MTP_LAYERS if (num := getattr(text, name, None))), 0)
 
 
 def _refuse_incomplete(config: Any, info: Mapping[str, Any]) -> None:
     """`info`: of `from_pretrained`, which leaves out what the class ignores and what is tied."""
-    text = text_config(config)
-    num_layers, num_ahead = int(text.num_hidden_layers), int(getattr(text, "num_nextn_predict_layers", None) or 0)
-    behind = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
-    ahead = re.compile(rf"(^|\.)layers\.({behind})\.")
+    num_layers, num_ahead = int(text_config(config).num_hidden_layers), _num_mtp_layers(config)
+    after = "|".join(str(num_layers + index) for index in range(num_ahead)) or "(?!)"
+    ahead = re.compile(rf"(^|\.)layers\.({after})\.")
     misshapen = [
         f"{name} {list(shape)} instead of {list(wanted)}" for name, shape, wanted in sorted(info["mismatched_keys"])
     ]

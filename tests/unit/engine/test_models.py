@@ -356,6 +356,18 @@ def test_parts_that_decode_nothing_are_left_out(tiny_models: dict[str, Path], tm
     assert load_target(settings(folder)).end_tokens
 
 
+@pytest.mark.parametrize("name", ["num_nextn_predict_layers", "mtp_num_hidden_layers"])
+def test_heads_that_come_with_a_target_are_said_to_be_left_out(
+    tiny_models: dict[str, Path], tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "model"
+    changed(tiny_models["llama"], folder, lambda tensors: None, **{name: 2})
+    load_target(settings(folder))
+    (record,) = [record for record in caplog.records if getattr(record, "action", "") == "mtp_left_out"]
+    assert "2 layers of multi-token prediction" in record.getMessage()
+    assert 'method = "mtp"' in record.__dict__["hint"]
+
+
 def test_a_library_that_fails_while_loading_is_the_reason_of_a_refusal(
     tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
