@@ -141,7 +141,7 @@ def test_whatever_a_model_writes_is_a_result_that_every_reader_takes(
                 json.loads(call.function.arguments, parse_constant=pytest.fail)
         assert answer(vanilla) == answer(drafted), name
     assert any(result.messages[0].tool_calls for result in results.values())
-    assert any("stayed text" in result.decoding.explanation for result in results.values() if result.decoding)
+    assert any("kept as text" in result.decoding.explanation for result in results.values() if result.decoding)
     assert results["6-vanilla"].text == "abc <tool_call>"
 
 
