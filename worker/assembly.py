@@ -18,6 +18,7 @@ from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, topic_ids
 from alphaloop.liveness import Pulse
 from alphaloop.settings import ModelSettings, TaskSettings, TasksFile
+from alphaloop.settings.models import STARTED
 from alphaloop.start_wait import check_installation
 from alphaloop.store.database import Database, Listener
 from alphaloop.store.outcomes import OutboxMessage, Outcome, OutcomeStore
@@ -214,6 +215,11 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
+    if models.target.engine == "vllm" and models.endpoints[STARTED].api_key is None:
+        raise ConfigError(
+            "models.target.engine: expected own or server here, found vllm, which workers start for themselves",
+            hint='start a vLLM and name it in [models.endpoints.NAME] with engine = "server"',
+        )
     try:
         if models.target.engine != "own":
             from worker.servers.engine import open_server_engine

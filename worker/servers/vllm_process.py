@@ -12,10 +12,11 @@ import json
 import logging
 import os
 import secrets
+import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -25,7 +26,7 @@ from pydantic import SecretStr
 
 import alphaloop
 from alphaloop.embedded.process import ChildProcess, free_ports, log_tail
-from alphaloop.errors import ServerUnavailable, StartFailed
+from alphaloop.errors import ConfigError, ServerUnavailable, StartFailed
 from alphaloop.files import FolderLock
 from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.settings import Settings
@@ -50,7 +51,7 @@ _GRACE_S: Final = 30.0  #: for its running requests, once it is asked to end
 
 
 def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str] = ()) -> list[str]:
-    """The command line of the server. `remember_tasks`: tasks whose results look-up may search for all requests.
+    """The arguments of its Python. `remember_tasks`: tasks whose results look-up may search for all requests.
 
     `vllm serve` is the same program; some builds have only this way in.
     """
@@ -79,7 +80,7 @@ def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str
     if vllm.lora_modules:
         flags += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in vllm.lora_modules.items())]
     given = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
-    return [vllm.python, "-m", "vllm.entrypoints.openai.api_server", *given, *flags, *vllm.extra_args]
+    return ["-m", "vllm.entrypoints.openai.api_server", *given, *flags, *vllm.extra_args]
 
 
 def _drafting(drafter: VllmDrafter, remember_tasks: Iterable[str]) -> dict[str, object]:
@@ -94,26 +95,21 @@ def _drafting(drafter: VllmDrafter, remember_tasks: Iterable[str]) -> dict[str, 
 
 
 class VllmProcess:
-    """The child process. One thread calls `start`, `models` and `stop`; another one restarts it in between."""
+    """The child process. One thread calls `start`, `endpoints` and `stop`; another restarts it in between."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """Raises StartFailed where its folder cannot be written. `environment` None: this process's own."""
-        self._models, self._clock = settings.models, clock
+    def __init__(self, settings: Settings) -> None:
+        """Raises ConfigError where its Python is no program, StartFailed where its folder cannot be written."""
+        self._models = settings.models
+        python = _program(settings.models.target.vllm.python)
         self._folder, self._lock = _own_folder(settings.data_dir.expanduser().absolute() / "vllm")
         (self._port,) = free_ports(1)
         self._key = secrets.token_urlsafe(32)
         shared = [name for name, task in settings.tasks.items() if task.memory == "shared"]
         self._process = ChildProcess(
             "vLLM",
-            command_of(settings.models, self._port, remember_tasks=shared),
+            [python, *command_of(settings.models, self._port, remember_tasks=shared)],
             log=self._folder / "vllm.log",
-            env=self._environment(os.environ if environment is None else environment),
+            env=self._environment(os.environ, Path(python).parent),
             stop_signal=signal.SIGTERM,
             grace_s=_GRACE_S,
             lock=self._lock,
@@ -121,14 +117,9 @@ class VllmProcess:
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="vllm", daemon=True)
         self._num_deaths = 0
-        self._started_at = clock()
+        self._started_at = time.monotonic()
 
-    @property
-    def log_file(self) -> Path:
-        """What it writes. No prompt stands there, unless its arguments ask for that."""
-        return self._process.log
-
-    def _environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+    def _environment(self, inherited: Mapping[str, str], programs: Path) -> dict[str, str]:
         # alphaloop alone, and not the environment that it is installed in: vLLM has other versions of everything.
         reachable = self._folder / "import"
         reachable.mkdir(exist_ok=True)
@@ -136,10 +127,9 @@ class VllmProcess:
         link.unlink(missing_ok=True)
         link.symlink_to(Path(alphaloop.__file__).parent)
         kept = {name: value for name, value in inherited.items() if not _is_private(name)}
-        beside_python = Path(self._models.target.vllm.python).expanduser().parent
         environment = {
             **kept,
-            "PATH": f"{beside_python}{os.pathsep}{kept.get('PATH', os.defpath)}",  # it compiles with its own tools
+            "PATH": f"{programs}{os.pathsep}{kept.get('PATH', os.defpath)}",  # it compiles with its own tools
             "PYTHONPATH": str(reachable),
             "VLLM_API_KEY": self._key,
             "VLLM_NO_USAGE_STATS": "1",
@@ -152,7 +142,7 @@ class VllmProcess:
         """Start it, without waiting until it answers. Raises StartFailed where its Python cannot be run."""
         self._process.log.unlink(missing_ok=True)
         log.info("starting vLLM", extra={"action": "vllm_starting", "log": str(self._process.log)})
-        self._started_at = self._clock()
+        self._started_at = time.monotonic()
         try:
             self._process.start()
         except StartFailed as error:
@@ -189,7 +179,7 @@ class VllmProcess:
         while not self._ending.wait(_LOOK_S):
             if (code := self._process.ended_with()) is None:
                 continue
-            if self._clock() - self._started_at > _WELL_AFTER_S:
+            if time.monotonic() - self._started_at > _WELL_AFTER_S:
                 self._num_deaths = 0
             pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2**self._num_deaths)
             self._num_deaths += 1
@@ -223,6 +213,16 @@ class VllmProcess:
             connection.close()
 
 
+def _program(named: str) -> str:
+    """The path of a program, which PATH may know. Raises ConfigError."""
+    if (path := shutil.which(Path(named).expanduser())) is None:
+        raise ConfigError(
+            f"models.target.vllm.python: expected a program, found {named!r}",
+            hint="python3 -m venv FOLDER && FOLDER/bin/pip install vllm, then name FOLDER/bin/python",
+        )
+    return os.path.abspath(path)  # not resolved: a link is what makes it the Python of its environment
+
+
 def _is_private(name: str) -> bool:
     """Whether a variable is alphaloop's own: passwords of Kafka and PostgreSQL are nothing to vLLM."""
     return name.startswith(ENV_PREFIX) or name in (*PLAIN_ENV, "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
@@ -235,6 +235,6 @@ def _own_folder(parent: Path) -> tuple[Path, FolderLock]:
         try:
             return folder, FolderLock(folder / "lock", what="the vLLM of another worker", wait_s=0.0)
         except StartFailed as error:
-            if number == _MOST_WORKERS - 1 or "in use" not in error.message:
+            if "in use" not in error.message:
                 raise
-    raise AssertionError("unreachable")
+    raise StartFailed(f"{parent}: {_MOST_WORKERS} workers have a vLLM there")

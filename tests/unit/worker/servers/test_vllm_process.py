@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from alphaloop.errors import ConfigError
+from alphaloop.settings import Settings
 from alphaloop.settings.models import STARTED, ModelSettings
-from worker.servers.vllm_process import command_of
+from worker.assembly import open_engine
+from worker.servers.vllm_process import VllmProcess, command_of
 
 
 def models(drafters: dict[str, Any] | None = None, *, vllm: dict[str, Any] | None = None, **target: Any) -> Any:
@@ -121,3 +125,16 @@ def test_without_its_drafter_the_server_drafts_nothing() -> None:
     settings = models({"a": {"method": "lookup"}}).without({"a"})
     assert settings.endpoints[STARTED].drafter is None
     assert "--speculative-config" not in command_of(settings, 8001)
+
+
+def test_a_command_that_is_no_worker_says_that_it_starts_none() -> None:
+    with pytest.raises(ConfigError, match="which workers start for themselves"):
+        open_engine(models(), num_slots=1)
+
+
+def test_a_python_that_is_no_program_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    chosen = models(vllm={"python": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"vllm\.python: expected a program") as caught:
+        VllmProcess(Settings(models=chosen, data_dir=tmp_path / "data"))
+    assert "pip install vllm" in (caught.value.hint or "")
+    assert not (tmp_path / "data").exists()
