@@ -28,6 +28,7 @@ pytestmark = [
 ]
 
 PYTHON: Final = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
+LOADED_S: Final = 240.0  #: for a start of vLLM and the jobs that wait for it
 #: vLLM's CPU build, with threads that wait without spinning.
 CPU: Final = {
     "OMP_NUM_THREADS": "1",
@@ -124,6 +125,8 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
         num_sent += num
 
     def all_results() -> dict[str, Any]:
+        ended = text("SELECT count(*) FROM jobs WHERE status IN ('succeeded', 'failed')")
+        until(lambda: bool(database.scalar(ended) >= num_sent), "all have ended", LOADED_S)
         return by_id(client.read([RESULTS], lambda records: len(by_id(records)) >= num_sent))
 
     def running() -> bool:
