@@ -148,7 +148,15 @@ class Places:
         `everywhere`: of all endpoints, up to now.
         """
         here = self.load_sums
-        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, num_draft_tokens, is_sampled)
+        flight = Flight(
+            endpoint,
+            self._counted_s,
+            here,
+            everywhere,
+            is_alone,
+            num_draft_tokens=num_draft_tokens,
+            is_sampled=is_sampled,
+        )
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
         self.num_sampled += is_sampled
