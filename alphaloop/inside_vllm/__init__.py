@@ -8,3 +8,10 @@ It runs in vLLM's environment: beside vLLM it needs alphaloop's folder on PYTHON
 """
 
 from __future__ import annotations
+
+from typing import Final
+
+#: What vLLM is started with, as `--scheduler-cls` and `--worker-cls`.
+SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingScheduler"
+ASYNC_SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingAsyncScheduler"
+RESTING_WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"

@@ -33,12 +33,10 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm import interface
+from alphaloop.inside_vllm import RESTING_WORKER, interface
 from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
 
 _PR_SET_PDEATHSIG: Final = 1
-#: Under which a drafter rests.
-WORKER: Final = "alphaloop.inside_vllm.worker.RestingWorker"
 #: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
 #: and n-grams on a GPU would end the server by an assertion; those that draft in parallel have tensors of their k.
 _TAKE_FEWER: Final = ("ngram", "draft_model", "eagle", "eagle3", "mtp")
@@ -72,10 +70,10 @@ class _Following:
             # Else vLLM pads a request whose prompt is in the prefix cache with k drafts, which it counts as drafted.
             # This table of k by number of requests says what is so without it.
             this.dynamic_sd_lookup = [this.num_spec_tokens] * (this.max_num_running_reqs + 1)
-        rests = config.parallel_config.worker_cls == WORKER and not config.use_v2_model_runner
+        rests = config.parallel_config.worker_cls == RESTING_WORKER and not config.use_v2_model_runner
         if rests and config.parallel_config.data_parallel_size > 1:
             raise ConfigError(
-                f"expected data_parallel_size 1 with --worker-cls {WORKER}, found "
+                f"expected data_parallel_size 1 with --worker-cls {RESTING_WORKER}, found "
                 f"{config.parallel_config.data_parallel_size}: ranks of experts wait for each other's drafters",
                 hint="leave out --worker-cls: then the drafter reads on in every step",
             )

@@ -29,10 +29,10 @@ from typing import Any, Final
 from rich.table import Table
 
 from benchmarks.engines.serve import FOLDER, add_pair, add_prompts, add_run, add_vllm
-from benchmarks.engines.setting_up import Running, set_up
-from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.engines.setting_up import Running, conditions_of, prompts_for, set_up
+from benchmarks.jobs import PromptJob
 from benchmarks.paired import bootstrap, percentile
-from benchmarks.reporting import checkout, console, machine, parser_of, print_found
+from benchmarks.reporting import console, parser_of, print_found
 from benchmarks.servers import wait_until_idle
 from benchmarks.workers import Sent
 
@@ -142,12 +142,7 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
-    if options.tasks:
-        if absent := set(options.tasks) - set(prompts):
-            short = f"no prompt of at most {options.max_characters} characters: {', '.join(sorted(absent))}"
-            raise ValueError(f"expected tasks of {', '.join(sorted(prompts))}; {short}")
-        prompts = {task: prompts[task] for task in options.tasks}
+    prompts = prompts_for(options)
     few, many = options.jobs
     blocks = draw_blocks(prompts, num_blocks=options.blocks, jobs_each={1: few, 8: many}, seed=options.seed)
     conditions = _conditions(options)
@@ -231,21 +226,13 @@ def _show(found: dict[str, Any]) -> None:
 
 def _conditions(options: argparse.Namespace) -> dict[str, Any]:
     return {
-        **machine(),
-        **checkout(),
-        "cores_of_the_servers": options.cores or "all",
+        **conditions_of(options),
         "cores_of_the_rest": sorted(os.sched_getaffinity(0)),
-        "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
-        "model": Path(options.model).name if options.model else "SmolLM2",
         "drafts": f"draft model {Path(options.draft).name}" if options.draft else "look-up, k = 4",
-        "dtype": options.dtype,
         "prompts": "a folder" if options.prompts else "Python's own sources",
         "blocks": len(LOADS) * options.blocks,
         "jobs_a_block": options.jobs,
-        "max_tokens": options.max_tokens,
-        "history": options.history,
         "worker": options.worker,
-        "seed": options.seed,
     }
 
 

@@ -51,10 +51,10 @@ from benchmarks.engines.serve import (
     running,
     vllm,
 )
-from benchmarks.engines.setting_up import SHORT_CALIBRATION
-from benchmarks.jobs import PromptJob, prompts_of
+from benchmarks.engines.setting_up import SHORT_CALIBRATION, conditions_of, prompts_for
+from benchmarks.jobs import PromptJob
 from benchmarks.paired import bootstrap
-from benchmarks.reporting import REPOSITORY, checkout, console, machine, parser_of, print_found, table_of
+from benchmarks.reporting import REPOSITORY, console, parser_of, print_found, table_of
 from benchmarks.servers import running_servers
 from benchmarks.workers import Client, started_worker
 from worker.servers.client import ServerClient
@@ -156,12 +156,10 @@ def main() -> int:
 
 
 def _measure(options: argparse.Namespace) -> dict[str, Any]:
-    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
-    tasks = sorted(options.tasks or prompts)
-    if absent := set(tasks) - set(prompts):
-        raise ValueError(f"expected tasks of {', '.join(sorted(prompts))}; found none of {', '.join(sorted(absent))}")
+    prompts = prompts_for(options)
+    tasks = sorted(prompts)
     rng = random.Random(options.seed)
-    draw = _Draw({task: list(prompts[task]) for task in tasks}, options.jobs, options.max_tokens, rng)
+    draw = _Draw(prompts, options.jobs, options.max_tokens, rng)
     conditions = _conditions(options, tasks)
     console.print(conditions)
     folder = FOLDER / "mixed"
@@ -353,20 +351,12 @@ def _worker(
 
 def _conditions(options: argparse.Namespace, tasks: Sequence[str]) -> dict[str, Any]:
     return {
-        **machine(),
-        **checkout(),
-        "cores_of_the_servers": options.cores or "all",
-        "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
-        "model": Path(options.model).name if options.model else "SmolLM2",
+        **conditions_of(options),
         "drafts": f"draft model {Path(options.draft).name}" if options.draft else "n-grams",
         "k": options.k,
-        "dtype": options.dtype,
         "tasks": list(tasks),
         "jobs_a_task_and_round": options.jobs,
         "load": options.load,
-        "max_tokens": options.max_tokens,
-        "history": options.history,
-        "seed": options.seed,
     }
 
 

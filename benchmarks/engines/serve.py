@@ -29,6 +29,7 @@ from typing import Any, Final
 
 from alphaloop.embedded.process import ChildProcess
 from alphaloop.errors import AlphaloopError
+from alphaloop.inside_vllm import RESTING_WORKER, SCHEDULER
 from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.server_identity import ServerKind
 from alphaloop.settings.models import TargetSettings
@@ -180,14 +181,12 @@ def is_ready(url: str) -> bool:
         return False
 
 
-SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingScheduler"
-RESTING: Final = "alphaloop.inside_vllm.worker.RestingWorker"
 NUM_DRAFT_TOKENS: Final = 4  #: as vllm-ngram's
 
 
 def following(server: Server) -> Server:
     """The same server, which drafts as each request asks."""
-    command = (*server.command, "--no-async-scheduling", "--scheduler-cls", SCHEDULER, "--worker-cls", RESTING)
+    command = (*server.command, "--no-async-scheduling", "--scheduler-cls", SCHEDULER, "--worker-cls", RESTING_WORKER)
     return replace(server, command=command, environment={**server.environment, "PYTHONPATH": str(REPOSITORY)})
 
 

@@ -9,13 +9,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import psycopg
 
 from alphaloop.embedded.process import ChildProcess, free_ports
 from benchmarks.engines.serve import NGRAM, Server, dense_folder, draft_model, running, vllm
-from benchmarks.reporting import REPOSITORY
+from benchmarks.jobs import prompts_of
+from benchmarks.reporting import REPOSITORY, checkout, machine
 from benchmarks.servers import running_servers
 from benchmarks.workers import Client, started_worker
 
@@ -108,3 +109,29 @@ def set_up(
             )
         )
         yield Running(plain, drafting, processes, started.client, started.database_url, started.restart)
+
+
+def conditions_of(options: argparse.Namespace) -> dict[str, Any]:
+    """What a run over such servers is stated with, whatever is measured."""
+    return {
+        **machine(),
+        **checkout(),
+        "cores_of_the_servers": options.cores or "all",
+        "servers": f"vLLM 0.32 CPU, eager, one process and {options.threads} thread(s) each, no prefix cache",
+        "model": Path(options.model).name if options.model else "SmolLM2",
+        "dtype": options.dtype,
+        "max_tokens": options.max_tokens,
+        "history": options.history,
+        "seed": options.seed,
+    }
+
+
+def prompts_for(options: argparse.Namespace) -> dict[str, list[str]]:
+    """The prompts of `options.tasks` by task, of all tasks where it names none. Raises ValueError."""
+    prompts = prompts_of(options.prompts, seed=options.seed, max_characters=options.max_characters)
+    if not options.tasks:
+        return prompts
+    if absent := set(options.tasks) - set(prompts):
+        short = f"no prompt of at most {options.max_characters} characters: {', '.join(sorted(absent))}"
+        raise ValueError(f"expected tasks of {', '.join(sorted(prompts))}; {short}")
+    return {task: prompts[task] for task in options.tasks}

@@ -16,6 +16,7 @@ from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Body, Job, encode_job
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from benchmarks.engines.serve import ENVIRONMENT
 from tests.fixtures.worker import Client, by_id, until
 
 pytestmark = [
@@ -29,15 +30,6 @@ pytestmark = [
 
 PYTHON: Final = Path(__file__).resolve().parents[2] / ".venv-vllm" / "bin" / "python"
 LOADED_S: Final = 240.0  #: for a start of vLLM and the jobs that wait for it
-#: vLLM's CPU build, with threads that wait without spinning.
-CPU: Final = {
-    "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "HF_HUB_OFFLINE": "1",
-}
 PROMPTS: Final = ("one two three one two three one two", "The capital of France is", "def add(a, b):\n    return")
 
 
@@ -66,7 +58,7 @@ def environment_of(settings: Settings, source: str) -> dict[str, str]:
         "VLLM__EXTRA_ARGS": json.dumps(["--enforce-eager"]),
     }
     return {
-        **CPU,
+        **ENVIRONMENT,
         **{f"ALPHALOOP_MODELS__TARGET__{name}": value for name, value in target.items()},
         "ALPHALOOP_MODELS__DRAFTERS": '{"lookup": {"max_draft_tokens": 4}}',
         "ALPHALOOP_KAFKA__GROUP_ID": settings.kafka.group_id,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pytest
 
+from benchmarks.engines.serve import ENVIRONMENT
 from tests.fixtures import heads
 
 pytestmark = [pytest.mark.model, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -20,16 +21,10 @@ SCRIPT: Final = REPOSITORY / "tests" / "fixtures" / "decode_inside_vllm.py"
 PYTHON: Final = REPOSITORY / ".venv-vllm" / "bin" / "python"
 K: Final = 4
 NUM_TOKENS: Final = 24
-ENVIRONMENT: Final = {
-    "OMP_NUM_THREADS": "1",
-    "NUMBA_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+INSIDE: Final = {
+    **ENVIRONMENT,
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
     "PYTHONPATH": str(REPOSITORY),
 }
 PROMPTS: Final = (
@@ -77,7 +72,7 @@ def decode(
         "max_tokens": max_tokens,
     }
     done = subprocess.run(
-        [PYTHON, SCRIPT], input=json.dumps(order), capture_output=True, text=True, env={**os.environ, **ENVIRONMENT}
+        [PYTHON, SCRIPT], input=json.dumps(order), capture_output=True, text=True, env={**os.environ, **INSIDE}
     )
     assert done.returncode == 0, done.stderr[-3000:]
     batches_decoded: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -356,7 +356,7 @@ async def _started(
         settings = models.endpoints[name]
         endpoint = settings.model_copy(update={"model": known[name].model})
         async with ServerClient(endpoint, context_length=known[name].context_length) as client:
-            found = await _obedience_of(name, client) if settings.drafter is not None else Obedience()
+            obedience = await _obedience_of(name, client) if settings.drafter is not None else Obedience()
             try:
                 lacking = await ask_lacking(client)
             except ServerError as error:
@@ -365,8 +365,8 @@ async def _started(
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        switches_drafts = settings.switches_drafts and found.fault is None
-        return _Started(switches_drafts, found.spoiled is not None, frozenset(lacking))
+        switches_drafts = settings.switches_drafts and obedience.fault is None
+        return _Started(switches_drafts, obedience.spoiled is not None, frozenset(lacking))
 
     started = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
     endpoints = {
@@ -382,19 +382,19 @@ async def _obedience_of(name: str, client: ServerClient) -> Obedience:
     """What test texts show, and the log of it. A server that cannot be tested switches no drafts."""
     may_switch = client.endpoint.switches_drafts
     try:
-        found = await obedience_of(client, may_switch=may_switch)
+        obedience = await obedience_of(client, may_switch=may_switch)
     except AlphaloopError as error:
         why = f"it could not be asked: {error.message}"
         log.warning("endpoint %s: test texts failed, %s", name, why, extra={"action": "not_tested", "endpoint": name})
-        found = Obedience(fault=why)
-    if may_switch and found.fault is not None:
+        obedience = Obedience(fault=why)
+    if may_switch and obedience.fault is not None:
         effect = "all its requests are drafted for, until the worker starts again"
         extra = {"action": "drafts_not_switched", "endpoint": name}
-        log.error("endpoint %s cannot switch drafts: %s; %s", name, found.fault, effect, extra=extra)
-    if found.spoiled is not None:
+        log.error("endpoint %s cannot switch drafts: %s; %s", name, obedience.fault, effect, extra=extra)
+    if obedience.spoiled is not None:
         extra = {"action": "greedy_texts_spoiled", "endpoint": name}
-        log.error("%s", spoiled_sentence(name, found.spoiled), extra=extra)
-    return found
+        log.error("%s", spoiled_sentence(name, obedience.spoiled), extra=extra)
+    return obedience
 
 
 def _named(name: str, endpoint: EndpointSettings, error: ServerError) -> ServerError:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from alphaloop.engine import Sampling
 from alphaloop.errors import ServerError, ServerSilent
+from alphaloop.inside_vllm import SCHEDULER
 from alphaloop.messages import Body, Job, Purpose
 from worker.servers.client import ServerClient
 from worker.servers.counters import BETWEEN_READINGS_S, NUM_READINGS, Counters, load_url
@@ -61,11 +62,11 @@ async def obedience_of(client: ServerClient, *, may_switch: bool, reads_counters
     `reads_counters`: what replies report is compared with vLLM's page of metrics. Raises what a request does.
     """
     reference = await _together(client)
-    found = Obedience()
+    obedience = Obedience()
     if may_switch:
         why = _why_not_seen(reference[0])
         full = client.endpoint.num_draft_tokens or reference[0].drafts.longest_draft
-        found = await _follows(client, full, reads_counters) if why is None else Obedience(why)
+        obedience = await _follows(client, full, reads_counters) if why is None else Obedience(why)
     beside = await _together(client, beside=_SAMPLED)
     spoiled = None
     if (num_spoiled := _num_other(reference, beside)) >= _NUM_SPOILED:
@@ -73,7 +74,7 @@ async def obedience_of(client: ServerClient, *, may_switch: bool, reads_counters
         num_by_chance = _num_other(reference, await _together(client))
         if num_spoiled > num_by_chance:
             spoiled = f"{num_spoiled} of {len(reference)} greedy texts were other ones beside a sampled request"
-    return replace(found, spoiled=spoiled, num_drafted_beside=sum(reply.drafts.num_proposed for reply in beside))
+    return replace(obedience, spoiled=spoiled, num_drafted_beside=sum(reply.drafts.num_proposed for reply in beside))
 
 
 async def _follows(client: ServerClient, full: int, reads_counters: bool) -> Obedience:
@@ -109,7 +110,7 @@ def why_not_obeyed(reply: Reply, num_draft_tokens: int) -> str | None:
         return None
     else:
         fault = "it drafted for a request that asked for no drafts"
-    return f"{fault}; start it with --scheduler-cls alphaloop.inside_vllm.scheduler.FollowingScheduler"
+    return f"{fault}; start it with --scheduler-cls {SCHEDULER}"
 
 
 async def _counters(client: ServerClient) -> Counters | None:

@@ -155,13 +155,13 @@ class Tests:
     async def _look_again(self, name: str) -> None:
         """See whether it still drafts as requests ask, and what a sampled neighbour does: both are of its start."""
         may_switch = self.fleet.servers[name].endpoint.switches_drafts
-        found = await obedience_of(self.clients[name], may_switch=may_switch)
-        self.fleet.switches(name, found.fault is None)
-        self.fleet.members[name].spoils = found.spoiled is not None
-        if found.fault is not None:
-            log.error("endpoint %s: %s", name, found.fault, extra=_extra(name, "drafts_not_switched"))
-        if found.spoiled is not None:
-            log.error("%s", spoiled_sentence(name, found.spoiled), extra=_extra(name, "greedy_texts_spoiled"))
+        obedience = await obedience_of(self.clients[name], may_switch=may_switch)
+        self.fleet.switches(name, obedience.fault is None)
+        self.fleet.members[name].spoils = obedience.spoiled is not None
+        if obedience.fault is not None:
+            log.error("endpoint %s: %s", name, obedience.fault, extra=_extra(name, "drafts_not_switched"))
+        if obedience.spoiled is not None:
+            log.error("%s", spoiled_sentence(name, obedience.spoiled), extra=_extra(name, "greedy_texts_spoiled"))
 
     async def _changed(self, name: str) -> str | None:
         """What is other than before the server went away, in words.
@@ -291,7 +291,7 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         load = await _load(client)
         may_switch = endpoint.switches_drafts or (endpoint.kind == "vllm" and whole.drafts.num_proposed > 0)
         drafts = endpoint.drafter is not None or whole.drafts.num_proposed > 0
-        found = await obedience_of(client, may_switch=may_switch, reads_counters=True) if drafts else None
+        obedience = await obedience_of(client, may_switch=may_switch, reads_counters=True) if drafts else None
         counters = await _counters(client) if endpoint.metrics_url is not None else None
         lacking = await ask_lacking(client)
     first = "" if streamed.first_text_s is None else f", the first after {streamed.first_text_s:.2f} s"
@@ -307,8 +307,8 @@ async def check_server(endpoint: EndpointSettings) -> ServerCheck:
         "counts": _counts(endpoint.kind, whole.drafts),
         "load": load,
     }
-    if found is not None:
-        findings |= _obedience(found, is_asked=may_switch, is_set=endpoint.switches_drafts)
+    if obedience is not None:
+        findings |= _obedience(obedience, is_asked=may_switch, is_set=endpoint.switches_drafts)
     if counters is not None:
         findings["counters"] = counters
     if stopped is not None:
@@ -363,32 +363,32 @@ async def _counters(client: ServerClient) -> _Finding:
     return "ok", f"{sum(counters.accepts)} of {counters.num_draft_tokens} drafted tokens accepted since its start"
 
 
-def _obedience(found: Obedience, *, is_asked: bool, is_set: bool) -> dict[str, _Finding]:
+def _obedience(obedience: Obedience, *, is_asked: bool, is_set: bool) -> dict[str, _Finding]:
     """Whether requests have the drafts they ask for, and greedy texts stay right beside a sampled one."""
     findings: dict[str, _Finding] = {}
     if is_asked:
-        findings["switch"] = _switching(found, is_set=is_set)
-    if found.spoiled is not None:
-        sentence = f"{found.spoiled}; a worker sends greedy and sampled requests in turn, other clients may not"
+        findings["switch"] = _switching(obedience, is_set=is_set)
+    if obedience.spoiled is not None:
+        sentence = f"{obedience.spoiled}; a worker sends greedy and sampled requests in turn, other clients may not"
         findings["neighbour"] = ("warning", sentence)
-    elif found.num_drafted_beside:
+    elif obedience.num_drafted_beside:
         findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request")
     else:
         findings["neighbour"] = ("ok", "greedy texts are the same beside a sampled request, where nothing is drafted")
     return findings
 
 
-def _switching(found: Obedience, *, is_set: bool) -> _Finding:
+def _switching(obedience: Obedience, *, is_set: bool) -> _Finding:
     """Whether a request can ask for its number of draft tokens. Most servers do not follow it, which is no fault."""
-    if found.fault is not None:
+    if obedience.fault is not None:
         no_switch: _Finding = ("ok", "every request is drafted for")
-        return ("warning", f"switches_drafts is set, but {found.fault}") if is_set else no_switch
-    asked = f"requests for {', '.join(map(str, found.asked))} draft tokens in one batch"
-    if found.differing:
-        which = ", ".join(map(str, found.differing))
+        return ("warning", f"switches_drafts is set, but {obedience.fault}") if is_set else no_switch
+    asked = f"requests for {', '.join(map(str, obedience.asked))} draft tokens in one batch"
+    if obedience.differing:
+        which = ", ".join(map(str, obedience.differing))
         return "warning", f"{asked} got no more, but with {which} the greedy text is another than with 0"
-    if found.miscounted is not None:
-        return "warning", f"{asked} got no more, but {found.miscounted}"
+    if obedience.miscounted is not None:
+        return "warning", f"{asked} got no more, but {obedience.miscounted}"
     hint = "" if is_set else "; one endpoint with switches_drafts = true serves both routes"
     return "ok", f"{asked} got no more, and the same text{hint}"
 

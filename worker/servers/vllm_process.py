@@ -17,6 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -28,6 +29,7 @@ import alphaloop
 from alphaloop.embedded.process import ChildProcess, free_ports, log_tail
 from alphaloop.errors import ConfigError, ServerUnavailable, StartFailed
 from alphaloop.files import FolderLock
+from alphaloop.inside_vllm import ASYNC_SCHEDULER, RESTING_WORKER, SCHEDULER
 from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.settings import Settings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
@@ -37,9 +39,6 @@ from alphaloop.settings.vllm import VllmDrafter
 log = logging.getLogger(__name__)
 
 _HOST: Final = "127.0.0.1"
-_SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingScheduler"
-_ASYNC_SCHEDULER: Final = "alphaloop.inside_vllm.scheduler.FollowingAsyncScheduler"
-_RESTING: Final = "alphaloop.inside_vllm.worker.RestingWorker"
 #: Workers of one machine that have the same data folder each start a vLLM of their own.
 _MOST_WORKERS: Final = 64
 _ASK_S: Final = 5.0
@@ -85,9 +84,9 @@ def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str
 
 def _drafting(drafter: VllmDrafter, remember_tasks: Iterable[str]) -> dict[str, object]:
     options: dict[str, object] = {"speculative-config": json.dumps(drafter.speculative_config)}
-    options["scheduler-cls"] = _SCHEDULER if drafter.lookup is not None else _ASYNC_SCHEDULER
+    options["scheduler-cls"] = SCHEDULER if drafter.lookup is not None else ASYNC_SCHEDULER
     if drafter.has_cache:
-        options["worker-cls"] = _RESTING
+        options["worker-cls"] = RESTING_WORKER
     if drafter.lookup is not None:
         tasks = {"remember_tasks": sorted(remember_tasks)} if drafter.searches_memory else {}
         options["additional-config"] = json.dumps({KEY: {**drafter.lookup, **tasks}})
@@ -114,6 +113,7 @@ class VllmProcess:
             grace_s=_GRACE_S,
             lock=self._lock,
         )
+        self._process.log.unlink(missing_ok=True)  # a restart adds to it
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="vllm", daemon=True)
         self._num_deaths = 0
@@ -140,7 +140,6 @@ class VllmProcess:
 
     def start(self) -> None:
         """Start it, without waiting until it answers. Raises StartFailed where its Python cannot be run."""
-        self._process.log.unlink(missing_ok=True)
         log.info("starting vLLM", extra={"action": "vllm_starting", "log": str(self._process.log)})
         self._started_at = time.monotonic()
         try:
@@ -229,12 +228,12 @@ def _is_private(name: str) -> bool:
 
 
 def _own_folder(parent: Path) -> tuple[Path, FolderLock]:
-    """A folder that no other worker of this machine uses, and its lock."""
-    for number in range(_MOST_WORKERS):
-        folder = parent / str(number)
-        try:
-            return folder, FolderLock(folder / "lock", what="the vLLM of another worker", wait_s=0.0)
-        except StartFailed as error:
-            if "in use" not in error.message:
-                raise
-    raise StartFailed(f"{parent}: {_MOST_WORKERS} workers have a vLLM there")
+    """A folder that no other worker of this machine uses, and its lock. Raises StartFailed."""
+    for number in range(_MOST_WORKERS - 1):
+        with suppress(StartFailed):
+            return _locked(parent / str(number))
+    return _locked(parent / str(_MOST_WORKERS - 1))
+
+
+def _locked(folder: Path) -> tuple[Path, FolderLock]:
+    return folder, FolderLock(folder / "lock", what="the vLLM of another worker", wait_s=0.0)
