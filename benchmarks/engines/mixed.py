@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from alphaloop.embedded.process import free_ports
 from alphaloop.engine import Sampling
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from benchmarks.engines.serve import (
     FOLDER,
     MODEL_NAME,

@@ -17,7 +17,7 @@ from alphaloop.engine import AnswerPiece, Sampling
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import Reply, ReplyReader

@@ -49,7 +49,8 @@ from alphaloop.errors import (
 from alphaloop.messages import Job
 from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
-from alphaloop.settings.models import EndpointSettings, ModelSettings
+from alphaloop.settings.endpoints import EndpointSettings
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch

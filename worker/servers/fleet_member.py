@@ -36,7 +36,7 @@ from alphaloop.errors import (
     reason_of,
 )
 from alphaloop.messages.capabilities import EngineFeatures, Feature, served_by
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.load import Places
 
 _State = Literal["up", "doubted", "down", "retired"]

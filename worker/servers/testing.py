@@ -24,7 +24,7 @@ from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFa
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.server_identity import ServerIdentity, ServerKind, change_between, differs
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters, ask_num_present
 from worker.servers.draft_counts import DraftCounts

@@ -32,8 +32,9 @@ from alphaloop.files import FolderLock
 from alphaloop.inside_vllm import ASYNC_SCHEDULER, RESTING_WORKER, SCHEDULER
 from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.settings import Settings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
-from alphaloop.settings.models import STARTED, EndpointSettings, ModelSettings
+from alphaloop.settings.models import STARTED, ModelSettings
 from alphaloop.settings.vllm import VllmDrafter
 
 log = logging.getLogger(__name__)
