@@ -47,6 +47,9 @@ class EndpointSettings(Section):
     api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
     drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
     num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
+    lookup_drafter: TaskName | None = (
+        None  #: with switches_drafts: a name for alphaloop's look-up, which drafts there beside the drafter, by request
+    )
     varies_drafts: bool = (
         False  #: SGLang's --speculative-adaptive, TensorRT-LLM's draft_len_schedule: k changes, up to num_draft_tokens
     )
@@ -69,6 +72,11 @@ class EndpointSettings(Section):
     def root(self) -> str:
         """The address before /version, /props and other paths outside of OpenAI's form."""
         return self.api.removesuffix("/v1")
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The names of what drafts there; the first is the server's own, which drafts where a request asks for none."""
+        return tuple(name for name in (self.drafter, self.lookup_drafter) if name is not None)
 
     @property
     def counted(self) -> Literal["", "counters", "reached", "sums"]:
@@ -97,6 +105,11 @@ class EndpointSettings(Section):
         if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):
             raise ValueError(
                 'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
+            )
+        if self.lookup_drafter is not None and (not self.switches_drafts or self.lookup_drafter == self.drafter):
+            raise ValueError(
+                "expected lookup_drafter only with switches_drafts = true and another name than the drafter's: a "
+                "request asks for either"
             )
         if self.varies_drafts and (self.kind not in ("sglang", "tensorrt_llm") or self.drafter is None):
             raise ValueError(

@@ -429,10 +429,6 @@ class ModelSettings(Section):
                 f"{', '.join(self.endpoints)}: the worker starts its server itself; with servers of yours it is server"
             )
         self.target.check_in_vllm()
-        if len(self.drafters) > 1:
-            raise ValueError(
-                f"expected one [models.drafters.NAME] at most with target.engine vllm, found {', '.join(self.drafters)}"
-            )
         endpoint = EndpointSettings(
             kind="vllm",
             url=f"http://{STARTED}",
@@ -444,14 +440,36 @@ class ModelSettings(Section):
         return self
 
     def _drafts_of_server(self) -> dict[str, Any]:
-        """The part of its endpoint that depends on its drafter. Raises ValueError for one that vLLM does not have."""
+        """The part of its endpoint that depends on its drafters. Raises ValueError where vLLM does not have them."""
         for name, drafter in self.drafters.items():
             try:
-                config = drafter.in_vllm().speculative_config
+                drafter.in_vllm()
             except ValueError as error:
                 raise ValueError(f"models.drafters.{name}: {error}") from None
-            return {"drafter": name, "num_draft_tokens": config["num_speculative_tokens"], "switches_drafts": True}
-        return {}
+        if (started := self.drafting_in_vllm) is None:
+            return {}
+        # A server's own drafter comes first: look-up drafts where a request asks for it.
+        names = sorted(self.drafters, key=lambda name: self.drafters[name].in_vllm().lookup is not None)
+        both = {"lookup_drafter": names[1]} if len(names) > 1 else {}
+        return {"drafter": names[0], "num_draft_tokens": started.num_draft_tokens, "switches_drafts": True} | both
+
+    @property
+    def drafting_in_vllm(self) -> VllmDrafter | None:
+        """How a vLLM of the worker's own is started to draft; None where nothing drafts.
+
+        Raises ValueError for drafters that one vLLM cannot have together.
+        """
+        drafters = [drafter.in_vllm() for drafter in self.drafters.values()]
+        lookups = [drafter for drafter in drafters if drafter.lookup is not None]
+        others = [drafter for drafter in drafters if drafter.lookup is None]
+        if len(lookups) > 1 or len(others) > 1:
+            raise ValueError(
+                "expected at most one [models.drafters.NAME] beside one of method lookup with target.engine vllm, "
+                f"found {', '.join(self.drafters)}"
+            )
+        if lookups and others:
+            return others[0].beside(lookups[0])
+        return next(iter(drafters), None)
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> Self:
@@ -462,8 +480,8 @@ class ModelSettings(Section):
                 "expected use_generation_config only with target.engine own, because the worker has no files of a "
                 "server's model; set temperature, top_p … in [tasks.NAME]"
             )
-        for drafter in {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}:
-            replicas = {name: endpoint for name, endpoint in self.endpoints.items() if endpoint.drafter == drafter}
+        for drafter in {name: None for endpoint in self.endpoints.values() for name in endpoint.drafters}:
+            replicas = {name: endpoint for name, endpoint in self.endpoints.items() if drafter in endpoint.drafters}
             for field in ("metrics_url", "varies_drafts"):
                 counted = {bool(getattr(endpoint, field)): name for name, endpoint in replicas.items()}
                 if len(counted) > 1:
@@ -491,9 +509,7 @@ class ModelSettings(Section):
         """The names of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
         if self.target.engine == "own":
             return tuple(self.drafters)
-        return tuple(
-            dict.fromkeys(endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None)
-        )
+        return tuple({name: None for endpoint in self.endpoints.values() for name in endpoint.drafters})
 
     def with_sources(self, names: Iterable[str]) -> frozenset[str]:
         """These drafters in the worker, and those that a hybrid of them asks."""
@@ -514,13 +530,17 @@ class ModelSettings(Section):
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
-        drafting = [endpoint for endpoint in self.endpoints.values() if endpoint.drafter == name]
+        drafting = [endpoint for endpoint in self.endpoints.values() if name in endpoint.drafters]
         vanilla = [
             endpoint for endpoint in self.endpoints.values() if endpoint.drafter is None or endpoint.switches_drafts
         ]
-        k = {endpoint.drafter: endpoint.num_draft_tokens for endpoint in drafting}[name] or 1
+        if not drafting:
+            raise KeyError(name)
+        k = drafting[0].num_draft_tokens or 1
         # A drafter has the lengths that all its endpoints can follow.
         obey_requests = all(endpoint.switches_drafts for endpoint in drafting)
+        if self.target.engine == "vllm" and obey_requests:
+            k = min(k, self.drafters[name].max_draft_tokens)  # the server's k is that of the longer drafter
         return DrafterState(
             name,
             revision,

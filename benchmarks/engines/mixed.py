@@ -58,6 +58,7 @@ from benchmarks.reporting import REPOSITORY, console, parser_of, print_found, ta
 from benchmarks.servers import running_servers
 from benchmarks.workers import Client, started_worker
 from worker.servers.client import ServerClient
+from worker.servers.request_body import AskedDrafts
 
 DECIDED, ROUTED, BY_TASK = "decided", "routed", "by task"
 #: A task whose drafts gain less than this goes without in the second choice of the ceiling: neighbours pay for them.
@@ -99,7 +100,7 @@ async def _straight(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str
         while waiting:
             job = waiting.popleft()
             sampling = Sampling(max_tokens=job.max_tokens, temperature=0.0)
-            reply = await client.complete(job.as_job(), sampling, num_draft_tokens=k_of[job.task])
+            reply = await client.complete(job.as_job(), sampling, asked=AskedDrafts(k_of[job.task]))
             num_tokens += reply.num_tokens
             walls[job.task].append((reply.wall_s, reply.num_tokens))
             texts[job.prompt] = reply.text

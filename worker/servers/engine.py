@@ -279,7 +279,7 @@ class ServerEngine(Engine):
         """Drafters none of whose endpoints can follow the settings of any of the jobs."""
         reasons: dict[str, str] = {}
         for drafter in self.drafters:
-            theirs = [server for server in self._servers if server.drafter_name == drafter.name]
+            theirs = [server for server in self._servers if drafter.name in {own.name for own in server.drafters}]
             refusals = [refusal_of(job.job.body, job.features, [server.served]) for server in theirs for job in jobs]
             if refusals and all(refusals):
                 reasons[drafter.name] = next(refusal.message for refusal in refusals if refusal)
@@ -415,11 +415,19 @@ def _server(
     length = (known.context_length if known else None) or identity.context_length
     server = known.server if known else settings.kind
     revision = f"{server}-{settings.counted}" if settings.counted else server
-    drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
+
+    def drafting(drafter: str | None) -> DrafterState | None:
+        if drafter is None:
+            return None
+        if models.target.engine == "vllm":  # its settings are known, and what it proposes follows from them
+            return models.drafter_state(drafter, f"{revision}-{models.drafters[drafter].in_vllm().fingerprint}")
+        return models.drafter_state(drafter, revision)
+
     return InferenceServer(
         name=name,
         endpoint=endpoint,
-        drafter=drafter,
+        drafter=drafting(settings.drafter),
+        lookup=drafting(settings.lookup_drafter if settings.switches_drafts else None),
         max_requests=settings.max_requests,
         context_length=length,
         adapters=frozenset(known.adapters) if known else frozenset(),
