@@ -16,6 +16,7 @@ from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_buck
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError
+from alphaloop.experiment.observe import Slice
 from alphaloop.lookup import ViewOf
 from alphaloop.messages import Choice, Constraint, Job
 from alphaloop.messages.capabilities import Feature
@@ -137,6 +138,10 @@ class Engine(Protocol):
 @runtime_checkable
 class AsksServers(Protocol):
     """What an engine that sends jobs to servers knows of these, beside what every engine does. Any thread may ask."""
+
+    @property
+    def measures_itself(self) -> bool:
+        """Whether a server assigns the arms of the experiment, and reports slices with its replies."""
 
     def unavailable(self) -> str | None:
         """Why nothing can be decoded now, in words: every server is away."""
@@ -445,6 +450,7 @@ class Served:
     slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None of a request that was no job's
     num_texts: int = 1  #: of the request
+    slices: tuple[Slice, ...] = ()  #: that the server measured of its own rounds, of whatever requests
 
     def num_passes(self, num_tokens: int) -> int | None:
         """Passes of the target for a text of `num_tokens`; None where not even sums are reported.

@@ -46,7 +46,9 @@ from alphaloop.errors import (
     ModelNotServed,
     ServerError,
 )
-from alphaloop.messages import Job
+from alphaloop.experiment.observe import Treatment, TrialGroup
+from alphaloop.experiment.rounds import subject_of
+from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
@@ -58,6 +60,7 @@ from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.obedience import Obedience, obedience_of, spoiled_sentence
+from worker.servers.request_body import Measured
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
 from worker.servers.testing import Tests, Timing
 
@@ -77,10 +80,13 @@ _END_S: Final = 5.0  #: wait for the thread's end
 Result = TypeVar("Result")
 
 
-def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore | None = None) -> ServerEngine:
+def open_server_engine(
+    models: ModelSettings, *, identities: ServerIdentityStore | None = None, control_share: float = 0.0
+) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
-    `identities` has what endpoints were in earlier lives; without it every life is the first. Raises ConfigError where
+    `identities` has what endpoints were in earlier lives; without it every life is the first. `control_share`: of the
+    time of servers that measure their own rounds. Raises ConfigError where
     an endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
     and StoreError.
     """
@@ -103,7 +109,7 @@ def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, fleet, known=known, thread=thread)
+        return ServerEngine(identity, fleet, known=known, thread=thread, control_share=control_share)
     except BaseException:
         thread.close()
         raise
@@ -113,13 +119,20 @@ class ServerEngine(Engine):
     """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
-        self, identity: EngineIdentity, fleet: Fleet, *, known: dict[str, ServerIdentity], thread: LoopThread
+        self,
+        identity: EngineIdentity,
+        fleet: Fleet,
+        *,
+        known: dict[str, ServerIdentity],
+        thread: LoopThread,
+        control_share: float = 0.0,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
         `thread`: runs the event loop; the engine ends it.
         """
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
+        self._control_share = control_share
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
@@ -189,11 +202,22 @@ class ServerEngine(Engine):
             is_bound=decision.reason in _BOUND and not of_route <= barred,
             admitted_at=time.perf_counter(),
             num_draft_tokens=decision.num_draft_tokens if decision.drafter is not None else None,
+            measured=self._measured(prepared, decision),
             barred=frozenset(barred),
             max_tokens=prepared.sampling.max_tokens,
         )
         self._running[request.job_id] = request
         self._thread.call(partial(self._sending.put, request))
+
+    def _measured(self, prepared: PreparedJob, decision: Decision) -> Measured | None:
+        job = prepared.job
+        if not self._control_share:
+            return None
+        drafter, k = decision.drafter, decision.num_draft_tokens
+        if not (drafter and k and decision.was_free and job.purpose is Purpose.TRAFFIC):
+            return Measured(self._control_share)
+        trial = TrialGroup(subject_of(job.task, prepared.sampling.bucket), Treatment(drafter, k))
+        return Measured(self._control_share, trial, decision.expected)
 
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
@@ -291,6 +315,11 @@ class ServerEngine(Engine):
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt that the server has never seen."""
         return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
+
+    @property
+    def measures_itself(self) -> bool:
+        """Whether a server drafts as each request asks: its scheduler class measures its rounds."""
+        return any(server.endpoint.switches_drafts for server in self._servers)
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""

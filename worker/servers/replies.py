@@ -17,6 +17,7 @@ from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import AnswerPiece, DrafterCounts, Generation, Sampling, Served, ServerLoad, SliceCounts
 from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
+from alphaloop.experiment.observe import Slice
 from alphaloop.messages import Choice
 from alphaloop.messages.result import AnswerMessage, ChosenToken, FinishReason, RankedToken, ToolCall, ToolCallFunction
 from alphaloop.messages.stream import ToolCallHead
@@ -53,6 +54,7 @@ class Reply:
     choices: tuple[Choice, ...] = ()  #: where the reply says more than `text`, all of it
     num_texts: int = 1
     num_reasoning_tokens: int | None = None  #: of all texts; None where the server does not count them
+    slices: tuple[Slice, ...] = ()  #: that the server measured of its own rounds
 
 
 _REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -73,6 +75,7 @@ class ReplyReader:
     _usage: TokenUsage | None = None
     _times: ServerTimes | None = None
     _drafts: ReplyDrafts | None = None
+    _slices: tuple[Slice, ...] = ()
 
     def add(self, piece: ReplyPiece) -> Sequence[AnswerPiece]:
         """Take a piece in, and return what it adds to the texts.
@@ -88,6 +91,7 @@ class ReplyReader:
         self._usage = piece.usage or self._usage
         self._times = piece.times or self._times
         self._drafts = piece.drafts or self._drafts
+        self._slices += piece.slices
         added: list[AnswerPiece] = []
         if len({choice.index for choice in piece.choices}) != len(piece.choices):
             raise ReplyInvalid("expected each text once in a part of a reply, found one twice")
@@ -134,6 +138,7 @@ class ReplyReader:
             choices=() if is_plain else tuple(map(GrowingChoice.choice, texts, reasons)),
             num_texts=len(texts),
             num_reasoning_tokens=None if thought is None else min(thought, num),
+            slices=self._slices,
         )
 
     def _reported_drafts(self, num_tokens: int) -> DraftCounts:
@@ -260,6 +265,7 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             slice_counts=sent.slice_counts,
             load=sent.load,
             num_texts=reply.num_texts,
+            slices=reply.slices,
         ),
     )
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from alphaloop.engine import Sampling
-from alphaloop.inside_vllm.drafting import NUM_DRAFT_TOKENS, TASK
+from alphaloop.experiment.observe import Expected, TrialGroup
+from alphaloop.inside_vllm.drafting import CONTROL_SHARE, EXPECTED, NUM_DRAFT_TOKENS, SUBJECT, TASK, TREATMENT
 from alphaloop.messages import Body as JobBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
@@ -37,10 +38,11 @@ def body_of(
     *,
     stream: bool,
     num_draft_tokens: int | None = None,
+    measured: Measured | None = None,
 ) -> Body:
     """The JSON of a request for a job that this kind of server can serve.
 
-    `num_draft_tokens`: most tokens of a draft, of vLLM with our look-up; None: as the server was started.
+    `num_draft_tokens`: most tokens of a draft, of vLLM with our scheduler class; None: as the server was started.
     """
     body: Body = {
         "model": model,
@@ -72,7 +74,27 @@ def body_of(
         body |= constrained(kind, sampling.constraint, job.body)
     if num_draft_tokens is not None:
         body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
+    if measured is not None:
+        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), **_experiment(measured)}
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What our scheduler class inside vLLM needs to measure the rounds of a request."""
+
+    control_share: float
+    trial: TrialGroup | None = None  #: None: the request is not on trial
+    expected: Expected | None = None
+
+
+def _experiment(measured: Measured) -> Body:
+    said: Body = {CONTROL_SHARE: measured.control_share}
+    if measured.trial is not None:
+        said |= {SUBJECT: measured.trial.subject, TREATMENT: measured.trial.treatment.drafter}
+        if measured.expected is not None:
+            said[EXPECTED] = list(measured.expected)
+    return said
 
 
 def tokenize_body_of(model: str, job: Job) -> Body:
