@@ -209,7 +209,7 @@ def open_memory(base: Foundation, tasks: Callable[[], Mapping[str, TaskSettings]
 
 
 def open_engine(
-    models: ModelSettings, *, num_slots: int, database: Database | None = None, control_share: float = 0.0
+    models: ModelSettings, *, num_slots: int, database: Database | None = None, control_share: float | None = None
 ) -> Engine:
     """Open it; `num_slots` are those of an engine that owns a device.
 

@@ -65,6 +65,10 @@ class RoundSteering:
         """As decided: the next round may change it."""
         return decision.setting
 
+    def is_control(self, job_id: str) -> bool:
+        """No job is control from its beginning to its end."""
+        return False
+
     def steer(self, running: RunningJobs) -> None:
         """Set how every sequence drafts in the next round."""
         jobs = running.by_id()
@@ -165,6 +169,11 @@ class RequestSteering:
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
         return setting
 
+    def is_control(self, job_id: str) -> bool:
+        """Whether the request is decoded vanilla to its end, to be compared with what was decided."""
+        assigned = self._assigned.get(job_id)
+        return assigned is not None and assigned.setting.drafter is None
+
     def steer(self, running: RunningJobs) -> None:
         """Nothing that runs can change; what was cancelled, or not taken by the engine, is gone since the last look."""
         jobs = running.by_id()
@@ -254,14 +263,28 @@ class RequestSteering:
 class MeasuredSteering:
     """Hands on what servers measured of their own rounds.
 
-    `revisions`: of the drafters that this worker knows, by name.
+    `revisions`: of the drafters that this worker knows, by name. `lengths`: None where the costs of rounds are known
+    from requests only.
     """
 
     revisions: Mapping[str, str]
+    lengths: LengthsTogether | None
+    now: Callable[[], datetime]
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
-        """As decided: the server draws the arms, of all its rounds."""
-        return decision.setting
+        """As is best together with what runs: a step drafts as long as its longest request wants, and all pay for it.
+
+        The server draws the arms of the experiment, of all its rounds.
+        """
+        if self.lengths is None or not _is_free(lane, decision):
+            return decision.setting
+        others = [RunningSequence(job.lane, job.decision) for job in running.by_id().values()]
+        *_, setting = self.lengths.settings([*others, RunningSequence(lane, decision)], self.now())
+        return setting if setting.num_draft_tokens else DraftSetting()
+
+    def is_control(self, job_id: str) -> bool:
+        """No request is control from its beginning to its end."""
+        return False
 
     def steer(self, running: RunningJobs) -> None:
         """Nothing: a request stays as it was sent."""
@@ -301,7 +324,8 @@ def open_steering(
         schedule = RoundSchedule(RoundDesign(control_share=share), base.rng)
         return RoundSteering(schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens)
     if isinstance(engine, AsksServers) and engine.measures_itself:
-        return MeasuredSteering({drafter.name: drafter.revision for drafter in engine.drafters})
+        revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+        return MeasuredSteering(revisions, lengths if engine.times_steps else None, base.now)
     endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(
         RequestSchedule(RequestDesign(control_share=share), base.rng),

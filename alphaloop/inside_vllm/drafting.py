@@ -7,11 +7,13 @@ A request says what it wants in `extra_args` (over HTTP: `vllm_xargs`):
                                        server with n-grams and look-up, look-up drafts for every request
     "alphaloop_task": "sql"            look-up also searches earlier results of this task, where these are remembered
 
-    "alphaloop_control_share": 0.02    share of the rounds' time in which all on trial decode vanilla (measuring.py);
-                                       the reply brings what was measured
+    "alphaloop_reports": 1             the reply brings what was measured of the server's steps (measuring.py)
+    "alphaloop_control_share": 0.02    share of the rounds' time in which all on trial decode vanilla
     "alphaloop_subject": "sql greedy"  the request is on trial, with requests of the same subject
     "alphaloop_treatment": "draft"     and drafts with what alphaloop has under this name
     "alphaloop_expected": [1.3, …]     five numbers: the speed-up that is expected of it (`Expected`)
+
+    "alphaloop_drafter": "filler"      drafts of one token again and again, to time passes of a chosen width
 
 Look-up's settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. They are read without
 pydantic, because vLLM's environment has the version that vLLM wants.
@@ -34,6 +36,8 @@ DRAFTER: Final = "alphaloop_drafter"
 TASK: Final = "alphaloop_task"
 #: The value of `alphaloop_drafter` that means alphaloop's look-up.
 LOOKUP: Final = "lookup"
+FILLER: Final = "filler"
+REPORTS: Final = "alphaloop_reports"
 CONTROL_SHARE: Final = "alphaloop_control_share"
 SUBJECT: Final = "alphaloop_subject"
 TREATMENT: Final = "alphaloop_treatment"
@@ -71,9 +75,11 @@ class Wish:
 
     num_draft_tokens: int | None = None  #: most draft tokens a round; None: as many as the server drafts
     is_lookup: bool = False  #: for alphaloop's look-up; a server without it drafts nothing then
+    is_filler: bool = False  #: drafts that say nothing, of exactly so many tokens
     task: str = ""  #: empty: its text is remembered for no task
     trial: Trial | None = None  #: None: it takes no part in the experiment
-    control_share: float | None = None  #: of the server's time, from now on; None: the reply brings no slices either
+    reports: bool = False  #: whether the reply brings what was measured
+    control_share: float | None = None  #: of the server's time, from now on; None: as before
 
     @classmethod
     def of(cls, params: SamplingParams | None) -> Wish:
@@ -86,8 +92,10 @@ class Wish:
         return cls(
             num_draft_tokens=_count(extra.get(NUM_DRAFT_TOKENS)),
             is_lookup=extra.get(DRAFTER) == LOOKUP,
+            is_filler=extra.get(DRAFTER) == FILLER,
             task=task if isinstance(task, str) else "",
             trial=Trial.of(extra),
+            reports=extra.get(REPORTS) == 1,
             control_share=share if share is not None and 0 <= share < 1 else None,
         )
 
@@ -249,9 +257,9 @@ class RequestDrafts:
         wanting: list[Request] = []
         for request in running:
             most = 0 if is_spoiled else self._most(request)
-            if self._is_lookup(request):
+            if self._is_ours(request):
                 request.spec_token_ids = []
-                if most and self.lookup is not None:
+                if most and (self.lookup is not None or self.wish(request).is_filler):
                     wanting.append(request)
             elif self._was_left_out:
                 request.spec_token_ids = []
@@ -261,11 +269,13 @@ class RequestDrafts:
         return wanting
 
     def look_up(self, request: Request) -> list[int]:
-        """Look-up's draft for a request whose text was read to its last token."""
-        if self.lookup is None:
-            return []
+        """Look-up's draft, or a filler, for a request whose text was read to its last token."""
         # A pass yields one token beyond its drafts, and that one must fit too.
         room = self.max_tokens - len(request.all_token_ids) - 1
+        if self.wish(request).is_filler:
+            return [request.all_token_ids[-1]] * max(0, min(self._most(request), room))
+        if self.lookup is None:
+            return []
         return self.lookup.propose(request, self.wish(request).task, min(self._most(request), room))
 
     def leaves_out(self, longest: int) -> bool:
@@ -285,29 +295,31 @@ class RequestDrafts:
         """
         if not self.takes_fewer:
             return self.num_draft_tokens
-        own = [request for request in decoding if not self._is_lookup(request)]
+        own = [request for request in decoding if not self._is_ours(request)]
         if not any(map(self._wanted, own)):
             return 0
         return max(1, *map(self._most, own))
 
     def runs_for_cache_only(self, decoding: Iterable[Request]) -> bool:
         """Whether the server's drafter is run after a step with these requests, and all that want it are control."""
-        own = [request for request in decoding if not self._is_lookup(request)]
+        own = [request for request in decoding if not self._is_ours(request)]
         return any(map(self._wanted, own)) and not any(map(self._most, own))
 
     def treatment(self, request: Request) -> int:
         """Draft tokens that it has a round outside control."""
         return self._wanted(request)
 
-    def _is_lookup(self, request: Request) -> bool:
-        return self.is_lookup_alone or self.wish(request).is_lookup
+    def _is_ours(self, request: Request) -> bool:
+        """Whether its drafts are written by the scheduler, and not by the server's drafter."""
+        wish = self.wish(request)
+        return self.is_lookup_alone or wish.is_lookup or wish.is_filler
 
     def _most(self, request: Request) -> int:
         return 0 if self.is_control(request.request_id) else self._wanted(request)
 
     def _wanted(self, request: Request) -> int:
         wish = self.wish(request)
-        if request.request_id in self._undrafted and not self._is_lookup(request):
+        if request.request_id in self._undrafted and not self._is_ours(request):
             return 0
         wanted = self.num_draft_tokens if wish.num_draft_tokens is None else wish.num_draft_tokens
         return min(wanted, self.num_draft_tokens)

@@ -38,9 +38,9 @@ from vllm.v1.request import Request
 from alphaloop.errors import ConfigError
 from alphaloop.experiment.observe import Treatment
 from alphaloop.experiment.rounds import FreeSequence, Yielded
-from alphaloop.inside_vllm import DRAFTER_S, RESTING_WORKER, interface
+from alphaloop.inside_vllm import DRAFTER_TIME, RESTING_WORKER, interface
 from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
-from alphaloop.inside_vllm.measuring import SLICES, ServerExperiment, StepFacts
+from alphaloop.inside_vllm.measuring import DrafterTime, ServerExperiment, StepFacts
 
 _PR_SET_PDEATHSIG: Final = 1
 #: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
@@ -136,7 +136,9 @@ class _Following:
                     num_running=len(step),
                     mean_context_tokens=sum(len(request.all_token_ids) for request in step) / len(step),
                     has_prompt=any(request.num_computed_tokens < len(request.all_token_ids) - 1 for request in step),
-                    is_for_cache_only=self._has_cache and wanted > 0 and self._drafting.runs_for_cache_only(step),
+                    num_positions=sum(num_scheduled.values()),
+                    num_drafted=wanted if self._has_cache else 0,
+                    is_for_cache_only=self._drafting.runs_for_cache_only(step),
                 )
             )
         scheduler_output.num_spec_tokens_to_schedule = min(scheduler_output.num_spec_tokens_to_schedule, wanted)
@@ -173,7 +175,7 @@ class _Following:
                     name: Yielded(len(request.all_token_ids) - num, len(drafts.get(name, ())))
                     for name, (request, num) in before.items()
                 },
-                drafter_s=getattr(model_runner_output, DRAFTER_S, None),
+                drafter=_drafter_time(model_runner_output),
                 goes_on=this.has_unfinished_requests(),
             )
         return outputs
@@ -195,12 +197,12 @@ class _Following:
         super().add_request(request)  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
-        wants_slices = self._drafting.wish(request).control_share is not None
+        reports = self._drafting.wish(request).reports
         self._drafting.ended(request)
         transfer, *others = super()._free_request(request, *args, **options)  # type: ignore[misc]
         # An aborted request has no reply.
-        if wants_slices and self._is_ending_step and (slices := self._experiment.take()):
-            transfer = {**(transfer or {}), SLICES: slices}
+        if reports and self._is_ending_step and (measured := self._experiment.take()):
+            transfer = {**(transfer or {}), **measured}
         return transfer, *others
 
 
@@ -219,6 +221,12 @@ class FollowingScheduler(_Following, Scheduler):  # type: ignore[misc]  # vLLM i
 
 class FollowingAsyncScheduler(_Following, AsyncScheduler):  # type: ignore[misc]
     """With asynchronous scheduling: vLLM's drafters alone, because a step is scheduled before its text is known."""
+
+
+def _drafter_time(output: Any) -> DrafterTime | None:
+    """What `RestingWorker` timed; None where the drafter never ran, or nothing times it."""
+    last = getattr(output, DRAFTER_TIME, None)
+    return None if last is None else DrafterTime(*last)
 
 
 def _takes_fewer(config: Any) -> bool:

@@ -228,9 +228,9 @@ def long_vanilla(source: Path) -> dict[str, list[int]]:
 @pytest.mark.parametrize("drafter", ["lookup", "ngram", "draft_model"])
 def test_the_server_measures_its_own_rounds(drafter: str, source: Path, long_vanilla: dict[str, Any]) -> None:
     """Texts stay the target's through control slices, and the slices say what those rounds were."""
-    on_trial = {"control_share": 0.4, "subject": "sql greedy", "treatment": drafter}
+    on_trial = {"control_share": 0.4, "subject": "sql greedy", "treatment": drafter, "reports": 1}
     asked = [asks(k, prompt, **on_trial) for prompt in PROMPTS for k in (1, K)]
-    batches = [[*asked, asks(0, control_share=0.4)] for _ in range(3)]
+    batches = [[*asked, asks(0, reports=1)] for _ in range(3)]
     if drafter == "draft_model":
         model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
         resting = {"worker_cls": "alphaloop.inside_vllm.worker.RestingWorker"}

@@ -91,6 +91,11 @@ class Plan:
         return Plan(lacking, tuple(group for group in groups if group))
 
 
+def is_timed_by_step(engine: Engine) -> bool:
+    """Whether the times of passes and drafts are known apart: of a device, or of a server that reports its steps."""
+    return engine.can_redraft or (isinstance(engine, AsksServers) and engine.times_steps)
+
+
 def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoint] = ()) -> Plan:
     """What to measure for this engine and these settings.
 
@@ -100,13 +105,14 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     the drafters that take the same time is measured.
     """
     length = engine.identity.context_length
+    most = settings.batch_size if engine.can_redraft else engine.load().num_slots
     timed = timed_by(engine.drafters)
     drafters = [drafter for drafter in engine.drafters if drafter.name not in timed]
     widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in drafters}
     # Narrow passes are most, and a device may take other paths from one position to the next; further on by doublings.
     last = max(widest.values(), default=1)
     widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
-    batches = sorted({1, *_doublings(2, settings.batch_size), settings.batch_size})
+    batches = sorted({1, *_doublings(2, most), most})
     needed_widths = {widths[0], widths[-1]}
     needed_batches = {batches[0], batches[-1], *(p.batch for p in measured if p.batch <= batches[-1])}
     longest = int(_ROOM_TO_GROW * length)
@@ -127,7 +133,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     # Without the cost of prompts, a draft that has to read them too would look better than it is.
     readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
-        [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
+        [Shape(name, 1, min(num_tokens, num_read), 0, CostKind.PREFILL) for name, num_read in readers.items()]
         for num_tokens in PROMPT_TOKENS
     )
     needed += prompts

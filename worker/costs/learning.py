@@ -36,12 +36,12 @@ from alphaloop.costs import (
     with_shared_weights,
 )
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step
+from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step, StepTimes
 from alphaloop.errors import StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.decision_inputs import CostStore, CostSubject
 from worker.background import Write
-from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, is_timed_by_step, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
 
@@ -102,7 +102,7 @@ def open_costs(
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
     extra = {"action": "calibration_started", "device": identity.device}
-    if not engine.can_redraft:
+    if not is_timed_by_step(engine):
         if not known and settings.calibration_budget_s > 0:
             log.info("asking servers what a round costs", extra=extra)
             store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
@@ -123,7 +123,8 @@ def open_costs(
         points = store.load(key).points
     num_new = len(points) - len(known)
     log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
-    return LiveCosts(
+    live = LiveCosts if engine.can_redraft else StepCosts
+    return live(
         points,
         half_life=_HALF_LIFE_ROUNDS,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(key, corrected)),
@@ -406,6 +407,32 @@ class LiveCosts(KnownCosts):
         if part is None:
             return None
         return self._corrections[None].log_level if None in self._corrections else 0.0
+
+
+class StepCosts(LiveCosts):
+    """The same for a server that reports the times of its steps with its replies."""
+
+    def observe(self, step: Step) -> None:
+        """Learn from the server's steps that came with the texts that ended."""
+        for generation in step.finished:
+            served = generation.served
+            for times in served.steps if served is not None else ():
+                super().observe(_as_step(times))
+
+
+def _as_step(times: StepTimes) -> Step:
+    return Step(
+        finished=(),
+        deltas=(),
+        batch=times.batch,
+        width=1 + times.num_drafted,
+        wall_s=times.wall_s,
+        draft_s=times.drafter_s,
+        verify_s=times.wall_s - times.drafter_s,
+        num_positions=max(times.batch, round(times.width * times.batch)),
+        context=round(times.context),
+        drafter=times.drafter,
+    )
 
 
 class RequestCosts(KnownCosts):

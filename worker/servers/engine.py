@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -62,6 +62,7 @@ from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.obedience import Obedience, obedience_of, spoiled_sentence
 from worker.servers.request_body import Measured
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
+from worker.servers.step_timing import PART_OF_PASS_MS, StepTiming, reports_steps
 from worker.servers.testing import Tests, Timing
 
 log = logging.getLogger(__name__)
@@ -81,7 +82,7 @@ Result = TypeVar("Result")
 
 
 def open_server_engine(
-    models: ModelSettings, *, identities: ServerIdentityStore | None = None, control_share: float = 0.0
+    models: ModelSettings, *, identities: ServerIdentityStore | None = None, control_share: float | None = None
 ) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
@@ -125,7 +126,7 @@ class ServerEngine(Engine):
         *,
         known: dict[str, ServerIdentity],
         thread: LoopThread,
-        control_share: float = 0.0,
+        control_share: float | None = None,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
@@ -211,7 +212,7 @@ class ServerEngine(Engine):
 
     def _measured(self, prepared: PreparedJob, decision: Decision) -> Measured | None:
         job = prepared.job
-        if not self._control_share:
+        if not self.measures_itself:
             return None
         drafter, k = decision.drafter, decision.num_draft_tokens
         if not (drafter and k and decision.was_free and job.purpose is Purpose.TRAFFIC):
@@ -309,17 +310,31 @@ class ServerEngine(Engine):
         return reasons
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
+        """Milliseconds of a round of `batch` requests at one endpoint.
+
+        A drafter's round has its pass in it, but where the times of steps are known (`times_steps`).
+        """
+        if self.times_steps:
+            (server,) = self._servers
+            timing = StepTiming(self._clients[server.name], server.drafter_name)
+            return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
         return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt that the server has never seen."""
+        if not num_tokens:
+            return PART_OF_PASS_MS  # a drafter that adds nothing to it
         return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
 
     @property
     def measures_itself(self) -> bool:
         """Whether a server drafts as each request asks: its scheduler class measures its rounds."""
         return any(server.endpoint.switches_drafts for server in self._servers)
+
+    @property
+    def times_steps(self) -> bool:
+        """Whether the only server reports the times of its steps, so that costs are known as on a device."""
+        return len(self._servers) == 1 and self._servers[0].times_steps
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
@@ -370,6 +385,7 @@ class _Started:
 
     switches_drafts: bool = False  #: set, and not refuted by test texts
     spoils: bool = False  #: whether greedy texts are other ones beside a sampled one
+    times_steps: bool = False  #: whether it reports the times of its steps
     lacking: frozenset[Feature] = frozenset()  #: features of its kind that it does not serve
 
 
@@ -390,12 +406,13 @@ async def _started(
                 lacking = await ask_lacking(client)
             except ServerError as error:
                 raise _named(name, settings, error) from error
+            switches_drafts = settings.switches_drafts and obedience.fault is None
+            times_steps = switches_drafts and await _times_steps(name, client)
         if lacking:
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        switches_drafts = settings.switches_drafts and obedience.fault is None
-        return _Started(switches_drafts, obedience.spoiled is not None, frozenset(lacking))
+        return _Started(switches_drafts, obedience.spoiled is not None, times_steps, frozenset(lacking))
 
     started = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
     endpoints = {
@@ -405,6 +422,15 @@ async def _started(
         for name, settings in models.endpoints.items()
     }
     return models.model_copy(update={"endpoints": endpoints}), started
+
+
+async def _times_steps(name: str, client: ServerClient) -> bool:
+    try:
+        return await reports_steps(client)
+    except AlphaloopError as error:
+        extra = {"action": "not_tested", "endpoint": name}
+        log.warning("endpoint %s: its times could not be asked: %s", name, error.message, extra=extra)
+        return False
 
 
 async def _obedience_of(name: str, client: ServerClient) -> Obedience:
@@ -444,6 +470,9 @@ def _server(
     server = known.server if known else settings.kind
     revision = f"{server}-{settings.counted}" if settings.counted else server
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
+    if drafter is not None and started.times_steps:
+        # Its drafter reads every prompt, whether the request wants drafts or not: they cost nothing more.
+        drafter = replace(drafter, max_prompt_tokens=0)
     return InferenceServer(
         name=name,
         endpoint=endpoint,
@@ -453,6 +482,7 @@ def _server(
         adapters=frozenset(known.adapters) if known else frozenset(),
         lacking=started.lacking,
         spoils=started.spoils,
+        times_steps=started.times_steps,
     )
 
 

@@ -26,9 +26,10 @@ from pydantic import (
     ValidationError,
 )
 
+from alphaloop.engine import StepTimes
 from alphaloop.errors import ReplyInvalid
 from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
-from alphaloop.inside_vllm.measuring import MOST_IN_A_REPLY, SLICES
+from alphaloop.inside_vllm.measuring import MOST_IN_A_REPLY, SLICES, STEPS
 from alphaloop.messages.fields import as_json
 from alphaloop.messages.result import LEAST_LOGPROB
 
@@ -228,6 +229,32 @@ class _ReplySlice(Form):
         return replace(part, **{name: type(getattr(part, name))(sums[name]) for name in SUMS})
 
 
+class _ReplySteps(Form):
+    """Steps of one shape, added up (`StepTimes` of `alphaloop/inside_vllm/measuring.py`)."""
+
+    batch: Annotated[int, Field(ge=1, le=1 << 20)]
+    num_drafted: Count
+    num_steps: Annotated[int, Field(ge=1, le=1 << 40)]
+    num_positions: Count
+    context: _Sum
+    wall_s: _Sum
+    drafter_s: _Sum
+
+    def times(self) -> StepTimes:
+        """The means."""
+        num = self.num_steps
+        return StepTimes(
+            batch=self.batch,
+            num_drafted=self.num_drafted,
+            num_steps=num,
+            width=self.num_positions / num / self.batch,
+            context=self.context / num,
+            wall_s=self.wall_s / num,
+            drafter_s=self.drafter_s / num,
+        )
+
+
+_STEPS: Final = TypeAdapter(Annotated[list[_ReplySteps], Field(max_length=MOST_IN_A_REPLY)])
 _SLICES: Final = TypeAdapter(Annotated[list[_ReplySlice], Field(max_length=MOST_IN_A_REPLY)])
 
 
@@ -237,6 +264,14 @@ def _readable(slices: object) -> tuple[Slice, ...]:
         return tuple(part.slice() for part in _SLICES.validate_python(slices))
     except ValueError:
         log.warning("a server's slices cannot be read", extra={"action": "slices_dropped"})
+        return ()
+
+
+def _readable_steps(steps: object) -> tuple[StepTimes, ...]:
+    try:
+        return tuple(each.times() for each in _STEPS.validate_python(steps))
+    except ValueError:
+        log.warning("a server's times cannot be read", extra={"action": "steps_dropped"})
         return ()
 
 
@@ -251,6 +286,9 @@ class ReplyPiece(Form):
     #: That our scheduler class inside vLLM measured.
     slices: Annotated[tuple[Slice, ...], BeforeValidator(_readable)] = Field(
         (), validation_alias=AliasPath("kv_transfer_params", SLICES)
+    )
+    steps: Annotated[tuple[StepTimes, ...], BeforeValidator(_readable_steps)] = Field(
+        (), validation_alias=AliasPath("kv_transfer_params", STEPS)
     )
     error: ServerFailure | str | None = None
 

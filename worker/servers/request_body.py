@@ -15,7 +15,17 @@ from typing import Any, Final
 
 from alphaloop.engine import Sampling
 from alphaloop.experiment.observe import Expected, TrialGroup
-from alphaloop.inside_vllm.drafting import CONTROL_SHARE, EXPECTED, NUM_DRAFT_TOKENS, SUBJECT, TASK, TREATMENT
+from alphaloop.inside_vllm.drafting import (
+    CONTROL_SHARE,
+    DRAFTER,
+    EXPECTED,
+    FILLER,
+    NUM_DRAFT_TOKENS,
+    REPORTS,
+    SUBJECT,
+    TASK,
+    TREATMENT,
+)
 from alphaloop.messages import Body as JobBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
@@ -81,15 +91,20 @@ def body_of(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What our scheduler class inside vLLM needs to measure the rounds of a request."""
+    """What our scheduler class inside vLLM is told: the reply shall bring what it measured of its steps."""
 
-    control_share: float
+    control_share: float | None = None  #: of the experiment; None: as it was
     trial: TrialGroup | None = None  #: None: the request is not on trial
     expected: Expected | None = None
+    is_filler: bool = False  #: drafts of exactly so many tokens that say nothing, to time a pass
 
 
 def _experiment(measured: Measured) -> Body:
-    said: Body = {CONTROL_SHARE: measured.control_share}
+    said: Body = {REPORTS: 1}
+    if measured.control_share is not None:
+        said[CONTROL_SHARE] = measured.control_share
+    if measured.is_filler:
+        said[DRAFTER] = FILLER
     if measured.trial is not None:
         said |= {SUBJECT: measured.trial.subject, TREATMENT: measured.trial.treatment.drafter}
         if measured.expected is not None:

@@ -192,6 +192,7 @@ class Sending:
                     slice_counts=slice_counts,
                     load=landing.load,
                     requested_k=length,
+                    own_drafter=self.fleet.servers[name].drafter_name,
                 )
                 self._report(request, generation_of(request.job_id, outcome, sent))
         except Exception as error:  # without a report the job would wait for ever

@@ -16,7 +16,7 @@ from alphaloop.acceptance import Interval
 from alphaloop.experiment.estimate import measured_speedup
 from alphaloop.experiment.observe import Slice, Treatment
 from alphaloop.experiment.rounds import FreeSequence, Yielded
-from alphaloop.inside_vllm.measuring import ServerExperiment, StepFacts
+from alphaloop.inside_vllm.measuring import DrafterTime, ServerExperiment, StepFacts
 
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _BASE_S, _SEQUENCE_S, _ROW_S = 0.02, 0.001, 0.0008  #: of a round, of each sequence, of each proposed token
@@ -134,7 +134,16 @@ class ServerWorld:
         num_passes = scenario.k if drafts else int(wants)
         is_for_cache_only = wants and not drafts and is_control
         has_prompt = any(text.reads_prompt for text in running.values())
-        self._experiment.scheduled(StepFacts(len(running), 100.0, has_prompt, is_for_cache_only))
+        self._experiment.scheduled(
+            StepFacts(
+                len(running),
+                100.0,
+                has_prompt,
+                num_positions=len(running) + sum(drafts.values()),
+                num_drafted=num_passes,
+                is_for_cache_only=is_for_cache_only,
+            )
+        )
         factor = self._minute * math.exp(rng.gauss(0, _NOISE))
         drafter_s = scenario.pass_s * math.exp(rng.gauss(0, _NOISE))
         plain_s = _BASE_S + _SEQUENCE_S * len(running)
@@ -150,7 +159,7 @@ class ServerWorld:
         wall_s = round_s + prompt_s
         self._now_s += wall_s
         measured_s = factor * drafter_s * (1 + scenario.timing_error) if scenario.takes_off else 0.0
-        self._experiment.ended(yielded, drafter_s=measured_s, goes_on=True)
+        self._experiment.ended(yielded, drafter=DrafterTime(num_passes, measured_s), goes_on=True)
 
     def _yield(self, drafts: dict[str, int]) -> dict[str, Yielded]:
         yielded: dict[str, Yielded] = {}

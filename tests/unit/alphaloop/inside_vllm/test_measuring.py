@@ -12,7 +12,7 @@ import pytest
 from alphaloop.experiment.estimate import measured_speedup
 from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.experiment.rounds import FreeSequence, Yielded
-from alphaloop.inside_vllm.measuring import MOST_IN_A_REPLY, ServerExperiment, StepFacts
+from alphaloop.inside_vllm.measuring import MOST_IN_A_REPLY, SLICES, STEPS, DrafterTime, ServerExperiment, StepFacts
 from worker.servers.forms import ReplyPiece
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -31,6 +31,7 @@ class Server:
         self.experiment.share(share)
         self.measures_drafter, self.pause_s = measures_drafter, pause_s
         self.num_control = 0
+        self.steps: list[dict[str, Any]] = []
 
     def run(self, num_rounds: int, free: dict[str, FreeSequence], *, has_prompt: bool = False) -> list[dict[str, Any]]:
         taken: list[dict[str, Any]] = []
@@ -38,14 +39,17 @@ class Server:
             self.experiment.begin(free)
             is_control = all(map(self.experiment.is_control, free))
             self.num_control += is_control
-            self.experiment.scheduled(StepFacts(4, 100.0, has_prompt, is_for_cache_only=is_control))
+            self.experiment.scheduled(
+                StepFacts(4, 100.0, has_prompt, 4, num_drafted=1 if is_control else 3, is_for_cache_only=is_control)
+            )
             self.now_s += VANILLA_S + DRAFTER_S if is_control else ROUND_S
             yielded = {name: Yielded(1 if is_control else 3, 0 if is_control else 3) for name in free}
-            drafter_s = DRAFTER_S if self.measures_drafter else None
-            self.experiment.ended(yielded, drafter_s=drafter_s, goes_on=not self.pause_s)
+            drafter = DrafterTime(1 if is_control else 3, DRAFTER_S) if self.measures_drafter else None
+            self.experiment.ended(yielded, drafter=drafter, goes_on=not self.pause_s)
             self.now_s += self.pause_s
-            taken += self.experiment.take()
-        return taken
+            taken.append(self.experiment.take())
+        self.steps += [step for new in taken for step in new.get(STEPS, [])]
+        return [part for new in taken for part in new.get(SLICES, [])]
 
 
 def read(slices: list[dict[str, Any]]) -> tuple[Slice, ...]:
@@ -89,10 +93,10 @@ def test_a_share_of_nothing_is_no_control() -> None:
 
 def test_a_reply_brings_a_bounded_number_and_the_rest_comes_later() -> None:
     server = Server()
-    server.experiment.take = list  # type: ignore[method-assign]  # no reply comes meanwhile
+    server.experiment.take = dict  # type: ignore[method-assign]  # no reply comes meanwhile
     server.run(2000, {f"r{i}": FreeSequence(f"task{i} greedy", CODE.treatment) for i in range(9)})
     del server.experiment.take  # type: ignore[method-assign]
-    numbers = [len(server.experiment.take()) for _ in range(100)]
+    numbers = [len(server.experiment.take().get(SLICES, [])) for _ in range(100)]
     assert max(numbers) == numbers[0] == MOST_IN_A_REPLY
     assert numbers[1] > 0
     assert numbers[-1] == 0
@@ -102,7 +106,7 @@ def test_a_share_that_changes_ends_the_slices_of_the_old_one() -> None:
     server = Server()
     server.run(20, {"r": CODE})
     server.experiment.share(0.1)
-    (part,) = read(server.experiment.take())
+    (part,) = read(server.experiment.take()[SLICES])
     assert part.num_rounds == 19  # the last one has not ended
 
 
@@ -110,3 +114,17 @@ def test_a_share_that_changes_ends_the_slices_of_the_old_one() -> None:
 def test_slices_that_cannot_be_read_cost_no_text(wrong: object) -> None:
     piece = ReplyPiece.model_validate_json(json.dumps({"kv_transfer_params": {"alphaloop_slices": wrong}}))
     assert piece.slices == ()
+
+
+def test_the_times_of_steps_are_added_up_by_shape() -> None:
+    server = Server(share=0.3)
+    server.run(500, {"r": CODE})
+    server.run(50, {"r": CODE}, has_prompt=True)
+    server.run(1, {"r": CODE})
+    assert sum(step["num_steps"] for step in server.steps) == 500  # none that read a prompt, nor the last
+    for step in server.steps:
+        per_step_s = VANILLA_S + DRAFTER_S if step["num_drafted"] == 1 else ROUND_S
+        assert step["batch"] == 4
+        assert step["num_positions"] == 4 * step["num_steps"]
+        assert step["wall_s"] == pytest.approx(per_step_s * step["num_steps"])
+        assert step["drafter_s"] == pytest.approx(DRAFTER_S * step["num_steps"])
