@@ -37,7 +37,7 @@ from alphaloop.costs import (
 )
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step, StepTimes
-from alphaloop.errors import StoreError
+from alphaloop.errors import DecodeFailed, StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.decision_inputs import CostStore, CostSubject
 from worker.background import Write
@@ -102,25 +102,46 @@ def open_costs(
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
     extra = {"action": "calibration_started", "device": identity.device}
-    if not is_timed_by_step(engine):
-        if not known and settings.calibration_budget_s > 0:
-            log.info("asking servers what a round costs", extra=extra)
-            store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
-            known = store.load(key).points
-        return RequestCosts(
-            drafters,
-            known,
-            most_in_flight=engine.load().num_slots,
-            half_life=_HALF_LIFE_ROUNDS,
-            save=lambda learned: write("costs of servers", lambda: store.save(key, learned)),
-            clock=clock,
-        )
+    if is_timed_by_step(engine):
+        try:
+            return _costs_by_step(settings, engine, store, key, clock=clock, write=write)
+        except DecodeFailed as error:
+            if engine.can_redraft:
+                raise
+            log.warning("costs are learned from requests: %s", error.message, extra={"action": "calibration_skipped"})
+    if not known and settings.calibration_budget_s > 0:
+        log.info("asking servers what a round costs", extra=extra)
+        store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
+        known = store.load(key).points
+    return RequestCosts(
+        drafters,
+        known,
+        most_in_flight=engine.load().num_slots,
+        half_life=_HALF_LIFE_ROUNDS,
+        save=lambda learned: write("costs of servers", lambda: store.save(key, learned)),
+        clock=clock,
+    )
+
+
+def _costs_by_step(
+    settings: WorkerSettings,
+    engine: Engine,
+    store: CostStore,
+    key: CostSubject,
+    *,
+    clock: Callable[[], float],
+    write: Write,
+) -> LiveCosts:
+    """The costs of passes and drafts. Raises DecodeFailed."""
+    drafters = engine.drafters
+    known = [point for point in store.load(key).points if point.kind is not CostKind.SERVED]
+    extra = {"action": "calibration_started", "device": engine.identity.device}
     timed, points = timed_by(drafters), known
     if (lacking := plan(engine, settings, known).missing(known)).needed:
         log.info("measuring what a round costs here", extra=extra)
         measured = calibrate(engine, lacking, budget_s=settings.calibration_budget_s)
         store.save(key, with_shared_weights(measured, timed))
-        points = store.load(key).points
+        points = [point for point in store.load(key).points if point.kind is not CostKind.SERVED]
     num_new = len(points) - len(known)
     log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
     live = LiveCosts if engine.can_redraft else StepCosts
@@ -548,7 +569,8 @@ class RequestCosts(KnownCosts):
 
     def _take_stored(self, point: CostPoint) -> None:
         """As a time from before: its error is what is stored with it."""
-        if point.drafter not in self._drafters:
+        is_part_of_round = point.drafter is not None and point.kind is CostKind.ROUND
+        if point.drafter not in self._drafters or is_part_of_round:
             return
         variance = _STORED_SHARE * max(point.correction_variance, 1e-4)
         if point.kind is CostKind.PREFILL:

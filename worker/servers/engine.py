@@ -134,6 +134,7 @@ class ServerEngine(Engine):
         """
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
         self._control_share = control_share
+        self._times_steps = len(self._servers) == 1 and self._servers[0].times_steps
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
@@ -316,8 +317,12 @@ class ServerEngine(Engine):
         """
         if self.times_steps:
             (server,) = self._servers
-            timing = StepTiming(self._clients[server.name], server.drafter_name)
-            return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
+            timing = StepTiming(self._clients[server.name])
+            try:
+                return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
+            except DecodeFailed:
+                self._times_steps = False
+                raise
         return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
@@ -334,7 +339,7 @@ class ServerEngine(Engine):
     @property
     def times_steps(self) -> bool:
         """Whether the only server reports the times of its steps, so that costs are known as on a device."""
-        return len(self._servers) == 1 and self._servers[0].times_steps
+        return self._times_steps
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
