@@ -168,9 +168,11 @@ def calibrate(
     So is a drafter that fails, with all its shapes: no decision takes a drafter whose costs are not known.
     """
     began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
+    # Texts of a server are real work, and each shows some twenty steps.
+    num_passes = NUM_PASSES if engine.can_redraft else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
-    done, total, logged_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
+    done, total, logged_at = 0, num_passes * len(wanted.needed), -math.inf
 
     def measure(shape: Shape) -> None:
         nonlocal done, logged_at
@@ -188,9 +190,9 @@ def calibrate(
     for shapes in wanted.refining:
         group = [shape for shape in shapes if shape.drafter not in left_out]
         foreseen_s = sum(_foresee_s(shape, seconds) for shape in group)
-        if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
+        if num_passes * (clock() - began + foreseen_s) > budget_s:
             continue
-        total += NUM_PASSES * len(group)
+        total += num_passes * len(group)
         try:
             for shape in group:
                 measure(shape)
@@ -199,11 +201,11 @@ def calibrate(
             log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
             for shape in group:
                 least.pop(shape, None)
-            total = done + (NUM_PASSES - 1) * len(least)
-    for _ in range(NUM_PASSES - 1):
+            total = done + (num_passes - 1) * len(least)
+    for _ in range(num_passes - 1):
         for shape in list(least):
             _try(shape, measure, left_out)
-    num = NUM_PASSES * num_samples
+    num = num_passes * num_samples
     return [s.point(ms, num, timing_variance(num)) for s, ms in least.items() if s.drafter not in left_out]
 
 

@@ -102,7 +102,8 @@ def open_costs(
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
     extra = {"action": "calibration_started", "device": identity.device}
-    if is_timed_by_step(engine):
+    may_ask = engine.can_redraft or known or settings.calibration_budget_s > 0
+    if is_timed_by_step(engine) and may_ask:
         try:
             return _costs_by_step(settings, engine, store, key, clock=clock, write=write)
         except DecodeFailed as error:
