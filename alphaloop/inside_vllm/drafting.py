@@ -75,7 +75,7 @@ class Wish:
 
     num_draft_tokens: int | None = None  #: most draft tokens a round; None: as many as the server drafts
     is_lookup: bool = False  #: for alphaloop's look-up; a server without it drafts nothing then
-    is_filler: bool = False  #: drafts that say nothing, of exactly so many tokens
+    is_filler: bool = False  #: drafts that say nothing, each as long as asked for
     task: str = ""  #: empty: its text is remembered for no task
     trial: Trial | None = None  #: None: it takes no part in the experiment
     reports: bool = False  #: whether the reply brings what was measured

@@ -30,11 +30,11 @@ from alphaloop.experiment.rounds import FreeSequence, RoundTrials, Yielded
 #: The fields of a reply, inside vLLM's `kv_transfer_params`.
 SLICES: Final = "alphaloop_slices"
 STEPS: Final = "alphaloop_steps"
-#: A reply brings at most so many of each.
+#: Most of each that a reply brings.
 MOST_IN_A_REPLY: Final = 64
 #: Slices held for replies to come. Where no request asks, the oldest are dropped.
 _MOST_HELD: Final = 4096
-#: Contexts of steps are told apart by multiples of so many tokens.
+#: Tokens: steps of contexts nearer to each other are added up.
 _CONTEXT_STEP: Final = 256
 
 

@@ -67,12 +67,12 @@ class Decoded:
         if self.before is None or self.after is None:
             return None
         drafts = [reply.drafts for reply in self.replies.values()]
-        told = sum(each.num_proposed for each in drafts), sum(each.num_accepted for each in drafts)
+        reported = sum(each.num_proposed for each in drafts), sum(each.num_accepted for each in drafts)
         counted = (
             self.after.num_draft_tokens - self.before.num_draft_tokens,
             sum(self.after.accepts) - sum(self.before.accepts),
         )
-        return None if told == counted else f"replies: {told} drafted and accepted, counters: {counted}"
+        return None if reported == counted else f"replies: {reported} drafted and accepted, counters: {counted}"
 
 
 async def decode(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str, int]) -> Decoded:

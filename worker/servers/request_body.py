@@ -91,12 +91,12 @@ def body_of(
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What our scheduler class inside vLLM is told: the reply shall bring what it measured of its steps."""
+    """What our scheduler class inside vLLM gets: the reply shall bring what it measured of its steps."""
 
     control_share: float | None = None  #: of the experiment; None: as it was
     trial: TrialGroup | None = None  #: None: the request is not on trial
     expected: Expected | None = None
-    is_filler: bool = False  #: drafts of exactly so many tokens that say nothing, to time a pass
+    is_filler: bool = False  #: drafts that say nothing, each as long as asked for, to time a pass
 
 
 def _experiment(measured: Measured) -> Body:

@@ -79,7 +79,7 @@ def _has_width(step: StepTimes, width: int, *, is_pass: bool) -> bool:
 
 
 async def reports_steps(client: ServerClient) -> bool:
-    """Whether the server reports the times of its steps, and drafts as it is told to for them. Raises ServerError."""
+    """Whether the server reports the times of its steps, and drafts as requests for them say. Raises ServerError."""
     measured = Measured(is_filler=True)
     reply = await client.complete(timing_job(0, 8), GREEDY, num_draft_tokens=2, measured=measured)
     return any(round(step.width) == 3 for step in reply.steps)
