@@ -21,7 +21,7 @@ from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import Reply, ReplyReader
-from worker.servers.request_body import AskedDrafts, body_of, path_of, tokenize_body_of
+from worker.servers.request_body import AskedDrafts, Measured, body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "vllm": "/version",
@@ -68,17 +68,20 @@ class ServerClient:
         *,
         on_piece: Callable[[AnswerPiece], None] | None = None,
         asked: AskedDrafts | None = None,
+        measured: Measured | None = None,
     ) -> Reply:
         """The texts of a job. With `on_piece` they are streamed, and each piece is handed over as it comes.
 
-        `asked`: its drafts, where the server follows a request in that; None: as it was started.
+        `asked`: its drafts, where the server follows a request in that; None: as it was started. `measured`: where the
+        server measures its rounds.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_piece is not None
-        body = body_of(endpoint.kind, self._model_of(job), job, sampling, stream=stream, asked=asked)
+        name = self._model_of(job)
+        body = body_of(endpoint.kind, name, job, sampling, stream=stream, asked=asked, measured=measured)
         reader = ReplyReader(
             endpoint.kind,
             body["model"],

@@ -38,7 +38,6 @@ from worker.servers.engine import LoopThread, open_server_engine
 from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.http import endpoint_of
-from worker.servers.request_body import AskedDrafts
 from worker.servers.sending import Arrival, InLine, Sending, ServerRequest, TokenEstimate, prepare
 
 
@@ -71,7 +70,7 @@ class Servers:
             self.events.append(arrival)
 
     async def complete(
-        self, job: Job, sampling: Sampling, *, on_piece: Callable[[AnswerPiece], None], asked: AskedDrafts | None
+        self, job: Job, sampling: Sampling, *, on_piece: Callable[[AnswerPiece], None], **asked: object
     ) -> None:
         self.clock.pass_s(1.0)
         on_piece(AnswerPiece("amber "))
