@@ -27,7 +27,7 @@ from alphaloop.messages.fields import as_json, encodable
 from alphaloop.messages.result import ToolCall, ToolCallFunction
 from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.settings.models import ToolParser
-from engine.grammars import JSON_STYLE, as_compiled
+from engine.grammars import JSON_STYLE, refuse_unkept
 from engine.sampling import key_of
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,11 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
     for number, function in enumerate(source["functions"]):
         head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
         field = f"body.tools.{numbers[function['name']]}.function.parameters"
-        schema = {"x-guidance": JSON_STYLE, **as_compiled(function.get("parameters") or {}, field), "type": "object"}
+        parameters = function.get("parameters") or {}
+        refuse_unkept(parameters, field)
+        asked = parameters.get("x-guidance")
+        style = {**JSON_STYLE, **asked} if isinstance(asked, dict) else JSON_STYLE
+        schema = {**parameters, "x-guidance": style, "type": "object"}
         rules.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
         names.append(f"call_{number}")
