@@ -245,6 +245,7 @@ class _TagReader(AnswerReader):
         self._rest = ""  # what is not yet certain
         self._is_behind = False  # a tag that line ends follow
         self._opened = ""  # of the call that is being read: its tag, with the white space before it
+        self._looked_until = 0  # in that call: no closing tag begins before it but in arguments
         self._state = "reasoning" if is_reasoning else "beginning" if form.reasoning else "content"
 
     def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
@@ -307,9 +308,10 @@ class _TagReader(AnswerReader):
 
     def _read_call(self, closing: str, is_last: bool) -> list[AnswerPiece]:
         if closing:
-            place = self._rest.find(closing)
+            place = self._rest.find(closing, self._looked_until)
             while place >= 0 and _is_open_text(self._rest[:place]):
-                place = self._rest.find(closing, place + 1)  # the tag stands in an argument
+                self._looked_until = place + 1  # the tag stands in an argument
+                place = self._rest.find(closing, self._looked_until)
         else:
             place = -1
         if place < 0 and not is_last:
@@ -318,7 +320,7 @@ class _TagReader(AnswerReader):
         calls = _calls_in(self._rest[:end], self._form.parser)
         end += len(closing) if place >= 0 else 0
         written, self._rest = self._opened + self._rest[:end], self._rest[end:]
-        self._opened, self._is_behind = "", bool(calls)
+        self._opened, self._looked_until, self._is_behind = "", 0, bool(calls)
         if calls:
             return self._calls.add(calls)
         self.num_unparsed += 1
