@@ -58,7 +58,7 @@ from engine.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 log = logging.getLogger(__name__)
 
 # Raise it when a conversion changes, so that older copies are made anew.
-_CONVERSION: Final = 2
+_CONVERSION: Final = 3
 # Hashing less than this takes no time worth a note in the cache.
 QUICK_BYTES: Final = 16 << 20
 _DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
