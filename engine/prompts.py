@@ -427,7 +427,7 @@ _SIGN: Final = re.compile(r"[^\w\s]")
 class _Control:
     """The control tokens of a tokenizer, and how they are found in a text: as it stands, and after the normalizer."""
 
-    token_ids: frozenset[int]
+    token_ids: frozenset[int]  #: but that of unknown words, which stands for ordinary text
     strings: tuple[str, ...]
     pattern: re.Pattern[str]
     normalized: re.Pattern[str]
@@ -461,11 +461,13 @@ def _control_of(tokenizer: Any) -> _Control:
     special = special_tokens(tokenizer)
     normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
     normalize = normalizer.normalize_str if normalizer else str
+    backend_unknown = getattr(tokenizer.backend_tokenizer.model, "unk_token", None) if tokenizer.is_fast else None
+    unknown = {token_id for token_id, string in special.items() if string in (tokenizer.unk_token, backend_unknown)}
     strings = tuple(special.values())
     normalized = tuple(map(normalize, strings))
     letters = frozenset(map(_telling_letter, filter(None, (*strings, *normalized))))
     return _Control(
-        token_ids=frozenset(special),
+        token_ids=frozenset(special) - unknown,
         strings=strings,
         pattern=_any_of(strings),
         normalized=_any_of(normalized),

@@ -453,6 +453,25 @@ def test_no_name_completes_a_control_token_of_its_template(name: str) -> None:
             asked(typed)
 
 
+@pytest.mark.parametrize("name", ["word_ends", "word_pieces"])
+def test_words_that_a_tokenizer_does_not_know_are_no_control_tokens(name: str) -> None:
+    """Its token for them is special, and a field of a call may be such a word."""
+    tokenizer = TOKENIZERS[name]()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}</s>{% endfor %}"
+    )
+
+    def asked(typed: str) -> list[str]:
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({typed: "qxz"})}}
+        token_ids = prepared(
+            tokenizer, messages=[{"role": "assistant", "content": typed, "tool_calls": [call]}]
+        ).token_ids
+        return [token for token in control_tokens(tokenizer, token_ids) if token != "<unk>"]
+
+    assert asked("plain") == asked("<|x|></s><s>") == asked("function qxz <unk>") == ["<s>", "</s>"]
+
+
 def test_a_word_is_barred_in_every_spelling() -> None:
     tokenizer = tokenizer_with(QWEN)
     spellings = bad_word_tokens(tokenizer, ("the", " the", "value"))
