@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -256,6 +257,7 @@ def test_tokens_of_a_file_are_whole_as_in_llama_cpp(
     assert models.end_tokens(loaded.model, loaded.tokenizer) == {2}
 
 
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -273,10 +275,12 @@ def test_tokens_of_a_file_are_whole_as_in_llama_cpp(
         "bloom",
     ],
 )
-def test_the_ids_of_a_folder_are_those_of_its_tokenizer_file(tmp_path: Path, kind: str) -> None:
+def test_the_ids_of_a_folder_are_those_of_its_tokenizer_file(tmp_path: Path, kind: str, begins: bool) -> None:
     exact = Tokenizer(BPE({token: index for index, token in enumerate(TOKENS)}, [tuple(m.split()) for m in MERGES]))
     exact.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
     exact.add_special_tokens(TOKENS[:2])
+    if begins:
+        exact.post_processor = TemplateProcessing(single="<|turn|> $A", special_tokens=[("<|turn|>", 1)])
     exact.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     loaded = models.load_tokenizer(tmp_path)
