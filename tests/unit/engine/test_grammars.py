@@ -60,7 +60,7 @@ KEYWORDS: Final[tuple[tuple[Any, str], ...]] = (
         r'{"\u0061": 1}',
     ),
     ({"properties": {'"\n/': {"type": "null"}}}, r'{"\u0022\u000a\/": 1}'),
-    ({"required": ["a", "a"], "minProperties": 2}, '{"a": 1}'),
+    ({"required": ["a", "a", "a"], "minProperties": 3}, '{"a": 1, "b": 1, "b": 1}'),
     ({"$ref": "#/components/x%20y", "components": {"x y": {"minProperties": 2}}}, '{"a": 1, "a": 1}'),
     ({"const": {"a": ["a\u0001"]}}, '{"a": ["a"]}'),
     ({"enum": ["a\x7f"]}, '"a"'),
