@@ -63,6 +63,14 @@ def read(line: dict[str, Any]) -> BadRequest | BatchRequest:
     return found
 
 
+@pytest.mark.parametrize("name", ["temperature", "metadata", "batch_id", "job_id", "x" * 65])
+def test_a_line_has_no_other_fields(name: str) -> None:
+    found = read({"custom_id": "a", "url": "/v1/chat/completions", "body": {"messages": SAID}, name: 1})
+    assert isinstance(found, BadRequest)
+    assert found.error.field == (None if len(name) > 64 else name)
+    assert "custom_id, method, url, body, task" in found.message
+
+
 @pytest.mark.parametrize(("request_name", "name"), NESTED)
 def test_so_do_the_parts_of_a_field(request_name: str, name: str) -> None:
     entry = ENTRIES[request_name][name]
