@@ -240,8 +240,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "What becomes of every field that OpenAI's client can send to files and batches, and in the body of a chat"
     yield "completion or of a completion in a line of a batch. The names are those of the client's own types, which a"
-    yield "test compares. A field that stands nowhere here is refused by its name. What else differs from OpenAI's"
-    yield "service:"
+    yield "test compares. A field that stands nowhere here is refused by its name, but within a message, a part of its"
+    yield "content, a call or a prediction, where it is without effect. What else differs from OpenAI's service:"
     yield "[the guide](../guides/openai-batches.md#what-differs-from-openais-service)."
     for request, entries in ENTRIES.items():
         yield ""

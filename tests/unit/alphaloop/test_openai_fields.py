@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from alphaloop.batches.advancing import api_source
 from alphaloop.batches.lines import BadRequest, BatchReader, BatchRequest
 from alphaloop.console.openai_api import _OF_FILES, _BatchAsked, _ExpiresAfter
 from alphaloop.messages import Body
 from alphaloop.settings import Settings, TaskSettings
+from alphaloop.store.api import ApiBatch
 from tests.sdk_bodies.fields import (
     CALLED,
     ENTRIES,
@@ -69,6 +72,28 @@ def test_a_line_has_no_other_fields(name: str) -> None:
     assert isinstance(found, BadRequest)
     assert found.error.field == (None if len(name) > 64 else name)
     assert "custom_id, method, url, body, task" in found.message
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "expected"),
+    [
+        ({"task": "elsewhere"}, "task", "chat, code"),
+        ({"task": 5}, "task", "chat, code"),
+        ({"body": {"messages": SAID, "foo": 1}}, "body.foo", "'foo'"),
+    ],
+)
+def test_an_error_for_a_key_names_no_setting(line: dict[str, Any], field: str, expected: str) -> None:
+    """Neither of a task that is not configured, nor of what an operator could let pass."""
+    settings, now = Settings(tasks={"chat": TaskSettings(), "code": TaskSettings()}), datetime.now(UTC)
+    url = "/v1/chat/completions"
+    batch = ApiBatch("batch_1", "nightly", "", "chat", (), url, "24h", None, "file-1", now, now)
+    read_by = api_source(batch, None, settings).reader
+    assert read_by is not None
+    (found,) = read_by().read([json.dumps({"custom_id": "a", "url": url, "body": {"messages": SAID}, **line}).encode()])
+    assert isinstance(found, BadRequest)
+    assert found.error.field == field
+    assert expected in found.message
+    assert not any(word in found.message for word in ("configs", "worker.", "--"))
 
 
 @pytest.mark.parametrize(("request_name", "name"), NESTED)
