@@ -117,7 +117,9 @@ class BatchReader:
             raise InvalidField(problem, field=other if _URL.fullmatch(other) else None)
         task = fields.get("task")
         if task is not None and self._rules.tasks and task not in self._rules.tasks:
-            problem = f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {_shown(task)}"
+            problem = (
+                f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {_shown(task)}"
+            )
             raise InvalidField(problem, field="task")
         if (method := fields.get("method", "POST")) != "POST":
             raise InvalidField(f"expected POST, found {_shown(method)}", field="method")

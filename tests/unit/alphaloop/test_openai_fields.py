@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
@@ -26,6 +26,7 @@ from tests.sdk_bodies.fields import (
     TYPES,
     fields_of,
     page,
+    typed,
 )
 
 PATHS = {"chat.completions.create": "/v1/chat/completions", "completions.create": "/v1/completions"}
@@ -48,6 +49,14 @@ CASES = [(request, name) for request in PATHS for name in sorted(ENTRIES[request
 @pytest.mark.parametrize("request_name", sorted({*TYPES, *KINDS}))
 def test_every_field_of_the_clients_types_is_classified(request_name: str) -> None:
     assert fields_of(request_name) == set(ENTRIES[request_name]), "a field that is new or gone: classify it there"
+
+
+def test_so_is_every_field_within_a_field_that_is_read() -> None:
+    classified = {kind for kinds in TYPES.values() for kind in kinds}
+    for request_name, kinds in TYPES.items():
+        for name, within in ((name, typed(hint)) for kind in kinds for name, hint in get_type_hints(kind).items()):
+            is_read = ENTRIES[request_name][name].verdict == HONOURED
+            assert not is_read or set(within) <= classified, f"{request_name}, {name}: classify what it has within"
 
 
 def test_the_page_is_as_it_is_written_from_the_table() -> None:
