@@ -111,8 +111,7 @@ async def straight(
             job = waiting.popleft()
             sampling = Sampling(max_tokens=job.max_tokens, temperature=0.0)
             measured = Measured(control_share, trial_of.get(job.task)) if control_share is not None else None
-            asked = AskedDrafts(k_of[job.task])
-            reply = await client.complete(job.as_job(), sampling, asked=asked, measured=measured)
+            reply = await client.complete(job.as_job(), sampling, asked=AskedDrafts(k_of[job.task]), measured=measured)
             slices.extend(reply.slices)
             num_tokens += reply.num_tokens
             walls[job.task].append((reply.wall_s, reply.num_tokens))
@@ -342,7 +341,8 @@ def _worker(
     """A worker over these servers, with a Kafka and a PostgreSQL of its own."""
     folder.mkdir(parents=True)
     settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": MODEL_NAME}
-    settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
+    if not switches:
+        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
     for server in endpoints:
         is_switch = switches and server.drafter is not None
         settings |= server.settings(more={"switches_drafts": "true"} if is_switch else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Sampling
 from alphaloop.messages import Mode
 from alphaloop.settings import WorkerSettings
@@ -15,6 +16,7 @@ from tests.fixtures import inference_server
 from tests.fixtures.inference_server import ServedEngine, draft_ms, engine_over, pass_ms
 from tests.fixtures.models import make_job
 from worker.costs.learning import StepCosts, open_costs
+from worker.servers.step_timing import PART_OF_PASS_MS
 
 pytestmark = pytest.mark.postgres
 
@@ -51,6 +53,17 @@ def test_a_pass_and_a_draft_are_timed_apart_and_followed(database: Database, mon
                 costs.observe(engine.step())
         assert costs.table.part_ms(None, 1, 3) / before == pytest.approx(2.0, rel=0.1)
         assert costs.table.part_ms("lookup", 1, 3) == pytest.approx(draft_ms(1, 2), rel=0.05)
+
+
+def test_look_up_beside_a_drafter_is_timed_as_look_up_which_is_part_of_the_pass() -> None:
+    engine_of_both = FakeEngine(drafters=(DrafterState("small", "fake-1", 8), DrafterState("lookup", "fake-1", 8)))
+    both = ServedEngine(
+        engine_of_both, "small", 4, 0.01, switches_drafts=True, times_steps=True, lookup_drafter="lookup"
+    )
+    with engine_over({"both": both}) as engine:
+        assert engine.times_steps
+        assert engine.measure_round_ms("small", 1, 5, 100, 1) == pytest.approx(draft_ms(1, 4), rel=0.01)
+        assert engine.measure_round_ms("lookup", 1, 5, 100, 1) == PART_OF_PASS_MS
 
 
 def test_of_two_servers_costs_are_learned_from_requests() -> None:

@@ -73,15 +73,14 @@ class ServerClient:
         """The texts of a job. With `on_piece` they are streamed, and each piece is handed over as it comes.
 
         `asked`: its drafts, where the server follows a request in that; None: as it was started. `measured`: where the
-        server measures its rounds.
+        server measures its steps.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_piece is not None
-        name = self._model_of(job)
-        body = body_of(endpoint.kind, name, job, sampling, stream=stream, asked=asked, measured=measured)
+        body = body_of(endpoint.kind, self._model_of(job), job, sampling, stream=stream, asked=asked, measured=measured)
         reader = ReplyReader(
             endpoint.kind,
             body["model"],

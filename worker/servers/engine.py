@@ -318,6 +318,8 @@ class ServerEngine(Engine):
         """
         if self.times_steps:
             (server,) = self._servers
+            if drafter is not None and drafter != server.drafter_name:
+                return PART_OF_PASS_MS  # look-up, whose drafts the scheduler writes
             timing = StepTiming(self._clients[server.name])
             try:
                 return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
@@ -479,11 +481,11 @@ def _server(
     def drafting(drafter: str | None) -> DrafterState | None:
         if drafter is None:
             return None
-        of_drafter = revision
+        own = revision
         if models.target.engine == "vllm":  # its settings are known, and what it proposes follows from them
-            of_drafter = f"{revision}-{models.drafters[drafter].in_vllm().fingerprint}"
-        state = models.drafter_state(drafter, of_drafter)
-        # The server's own drafter reads every prompt, whether the request wants drafts or not: they cost nothing more.
+            own = f"{revision}-{models.drafters[drafter].in_vllm().fingerprint}"
+        state = models.drafter_state(drafter, own)
+        # The server's drafter reads every prompt, whether a request wants drafts or not: they cost nothing more.
         return replace(state, max_prompt_tokens=0) if started.times_steps else state
 
     return InferenceServer(
