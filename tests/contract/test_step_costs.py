@@ -56,9 +56,9 @@ def test_a_pass_and_a_draft_are_timed_apart_and_followed(database: Database, mon
 
 
 def test_look_up_beside_a_drafter_is_timed_as_look_up_which_is_part_of_the_pass() -> None:
-    engine_of_both = FakeEngine(drafters=(DrafterState("small", "fake-1", 8), DrafterState("lookup", "fake-1", 8)))
+    drafters = (DrafterState("small", "fake-1", 8), DrafterState("lookup", "fake-1", 8))
     both = ServedEngine(
-        engine_of_both, "small", 4, 0.01, switches_drafts=True, times_steps=True, lookup_drafter="lookup"
+        FakeEngine(drafters=drafters), "small", 4, 0.01, switches_drafts=True, times_steps=True, lookup_drafter="lookup"
     )
     with engine_over({"both": both}) as engine:
         assert engine.times_steps

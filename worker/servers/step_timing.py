@@ -38,8 +38,7 @@ class StepTiming:
         """Milliseconds of a pass of `batch` texts, or of the drafter's part of a round. Raises DecodeFailed."""
         is_pass = drafter is None
         for num_tokens in _NUM_TOKENS:
-            asked = AskedDrafts(width - 1, is_lookup=not is_pass and drafter == self._client.endpoint.lookup_drafter)
-            times = await self._together(batch, asked, context, num_tokens, is_filler=is_pass and width > 1)
+            times = await self._together(batch, width - 1, context, num_tokens, is_filler=is_pass and width > 1)
             if not is_pass and not any(step.num_drafted for step in times):
                 return PART_OF_PASS_MS
             if of_shape := [step for step in times if step.batch == batch and _has_width(step, width, is_pass=is_pass)]:
@@ -50,7 +49,7 @@ class StepTiming:
         raise DecodeFailed(f"{self._client.endpoint.url}: no step of {batch} texts and width {width} was reported")
 
     async def _together(
-        self, batch: int, asked: AskedDrafts, context: int, num_tokens: int, *, is_filler: bool
+        self, batch: int, k: int, context: int, num_tokens: int, *, is_filler: bool
     ) -> Sequence[StepTimes]:
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0, ignore_eos=True)
         length = max(1, context - num_tokens // 2)
@@ -59,7 +58,9 @@ class StepTiming:
             async with asyncio.timeout(_TIMING_S):
                 replies = await asyncio.gather(
                     *(
-                        self._client.complete(timing_job(number, length), sampling, asked=asked, measured=measured)
+                        self._client.complete(
+                            timing_job(number, length), sampling, asked=AskedDrafts(k), measured=measured
+                        )
                         for number in range(batch)
                     )
                 )
