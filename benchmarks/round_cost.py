@@ -53,7 +53,7 @@ MODES: Final[Mapping[str, tuple[dict[str, Any], int]]] = {
 NUM_WARM_UP: Final = 8
 WORDS: Final = "the theory of the other thing def add(a, b): return a = b + c "
 #: Operations whose results the host reads: numbers, and shapes that depend on values.
-_WAITING: Final = frozenset({"_local_scalar_dense", "nonzero", "masked_select"})
+_WAITING: Final = frozenset({"item", "is_nonzero", "_local_scalar_dense", "nonzero", "nonzero_numpy", "bincount"})
 
 
 @dataclass(frozen=True, slots=True)
