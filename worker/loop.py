@@ -305,7 +305,7 @@ class Worker:
             decided = decision.setting
             lane = claimed.ready.lane
             setting = decided if alone else self.steering.begin(claimed.job_id, lane, decision, self.running)
-            is_control = setting != decided and not self.engine.can_redraft
+            is_control = not alone and self.steering.is_control(claimed.job_id)
             job = RunningJob(claimed, decision, decided_together, started_at, setting, is_control)
             try:
                 self.running.start(job, alone=alone)

@@ -19,7 +19,7 @@ from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
 from alphaloop.batches.progress import Progress, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_both, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
 from alphaloop.client import Batch, Client, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError
@@ -59,7 +59,7 @@ def submit(
     """
     settings = connected_settings(context)
     require_tasks(settings, [task])
-    with open_database(settings) as database, ExitStack() as stack:
+    with open_both(settings) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
         batch = BatchSource(batch_id_of(path), path)
         client = stack.enter_context(Client(settings))
@@ -108,7 +108,7 @@ def cancel(
     """
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
+    with open_both(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
         deed = Deed("command", account(), "batch_cancelled", source.batch_id)
         num_open, num_unsent = advancing.cancel(source, settings, database, deed, until)
     note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")

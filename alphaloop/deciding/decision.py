@@ -53,6 +53,8 @@ def reason_said(reason: str, expected_low: float | None) -> str:
     return "not_surely_faster" if expected_low is not None and expected_low <= 1 else "expected_faster"
 
 
+#: Decisions that were free to speculate.
+_FREE: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 #: Decisions for these reasons do not say what the policy would choose for the task's jobs.
 NOT_A_CHOICE: Final = frozenset(
     {
@@ -131,6 +133,11 @@ class Decision:
     def setting(self) -> DraftSetting:
         """How the job drafts while as many sequences run as were expected."""
         return DraftSetting(self.drafter, self.num_draft_tokens)
+
+    @property
+    def was_free(self) -> bool:
+        """Whether the policy was free to speculate. Only such jobs take part in the experiment."""
+        return self.reason in _FREE
 
     @property
     def chosen(self) -> Alternative | None:
