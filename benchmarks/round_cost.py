@@ -68,11 +68,11 @@ class RoundCost:
     tokens_a_sequence: float
 
 
-class Counter(TorchDispatchMode):
+class Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operations and waits while it is not paused."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_calls = self.num_waits = 0
         self.is_paused = False
 
@@ -145,8 +145,8 @@ def _engine(folder: Path, vocabulary: int, num_slots: int) -> TransformersEngine
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = ["<eos>", *alphabet, *(f"<{number}>" for number in range(vocabulary - len(alphabet) - 1))]
     tokenizer = Tokenizer(models.BPE({name: number for number, name in enumerate(names)}, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>").save_pretrained(folder)  # type: ignore[no-untyped-call]
     config = transformers.LlamaConfig(
         vocab_size=vocabulary,
@@ -162,7 +162,7 @@ def _engine(folder: Path, vocabulary: int, num_slots: int) -> TransformersEngine
         pad_token_id=None,
     )
     torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
     target = TargetSettings(name="tiny", source=str(folder), dtype="float32", device="cpu")
     lookup = LookupDrafterSettings()
     return load_engine(ModelSettings(target=target, drafters={"lookup": lookup}), num_slots=num_slots)

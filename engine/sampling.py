@@ -173,7 +173,8 @@ def uniforms_of(choices: Sequence[tuple[TokenChooser, int]]) -> NDArray[np.float
     """As `TokenChooser.uniforms`, on the host, the numbers of one job after those of the other."""
     counters = np.array([number for choice, num in choices for number in choice.counters(num)], dtype=np.int64)
     keys = np.array([choice.job_key for choice, num in choices for _ in range(num)], dtype=np.int64)
-    return (_mixed(counters * _GAMMA + keys) + 0.5) * 2.0**-52
+    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + keys).astype(np.float64) + 0.5) * 2.0**-52
+    return drawn
 
 
 class _Adjustments:
@@ -318,19 +319,18 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     peaks = _in_blocks(scores).amax(dim=-1)
     best = peaks.amax(dim=-1, keepdim=True).double()
-    _refuse_infinite(best)
     if 0 < sampling.top_k < scores.shape[-1]:
         # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
         among = peaks if sampling.top_k <= peaks.shape[-1] else scores
         kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        values, tokens = _at_least(scores, peaks, kth)
+        values, tokens = _at_least(scores, peaks, best, kth)
         if values.shape[-1] > sampling.top_k:
             values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
         p = _normalised(_weights(values, best, sampling))
     elif sampling.top_p < 1:
         p, tokens = _reaching(scores, peaks, best, sampling)
     else:
-        values, tokens = _at_least(scores, peaks, _bound(best, sampling.min_p, sampling))
+        values, tokens = _at_least(scores, peaks, best, _bound(best, sampling.min_p, sampling))
         p = _weights(values, best, sampling)
     if sampling.top_p < 1:
         p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
@@ -341,22 +341,17 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
 
 def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
-    p_best = _softmax(scores, sampling).amax(dim=-1, keepdim=True)
-
-    def kept(share: Tensor) -> tuple[Tensor, Tensor]:
-        values, tokens = _at_least(scores, peaks, _bound(best, share, sampling))
-        return _weights(values, best, sampling).mul_(p_best), tokens
-
-    # Tokens that reach a bound are all that top_p keeps if together they reach top_p. The first bound nearly always is
-    # low enough; 1e-9 covers the error of rounded sums.
-    hope = torch.full_like(best, max(_HOPE, sampling.min_p))
-    p, tokens = kept(hope)
-    is_enough = p.sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-    if sampling.min_p >= _HOPE or bool(is_enough.all()):
-        return p, tokens
-    # All tokens below this probability together have at most half of 1 - top_p.
-    certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-    return kept(torch.where(is_enough, hope, (certain / p_best).clamp(min=sampling.min_p, max=1.0)))
+    p = _softmax(scores, sampling)
+    p_best = p.amax(dim=-1, keepdim=True)
+    share: Tensor | float = max(_HOPE, sampling.min_p)
+    if sampling.min_p < _HOPE:
+        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do; 1e-9
+        # covers the error of rounded sums. Else: all tokens below this probability have at most half of 1 - top_p.
+        certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
+        is_enough = p.mul_(p >= share * p_best).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
+        share = (certain / p_best).clamp_(min=sampling.min_p, max=1.0).masked_fill_(is_enough, share)
+    values, tokens = _at_least(scores, peaks, best, _bound(best, share, sampling))
+    return _weights(values, best, sampling).mul_(p_best), tokens
 
 
 def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
@@ -393,22 +388,30 @@ def _in_blocks(values: Tensor) -> Tensor:
     return padded.reshape(*padded.shape[:-1], -1, BLOCK)
 
 
-def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens."""
+def _at_least(values: Tensor, peaks: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens.
+
+    `peaks` [rows, blocks] are the blocks' maxima, `best` the rows'. Two waits for the device. Raises DecodeFailed where
+    a row has no finite maximum.
+    """
     bound = bound.clamp_min(torch.finfo(values.dtype).min)
-    rows, blocks = (peaks >= bound).nonzero(as_tuple=True)
-    inside = _in_blocks(values)[rows, blocks]
-    place, lane = (inside >= bound[rows]).nonzero(as_tuple=True)
-    row, token = rows[place], blocks[place] * BLOCK + lane
-    num = torch.bincount(row, minlength=len(values))
-    column = torch.arange(len(row), device=row.device) - (num.cumsum(0) - num)[row]
-    shape = (len(values), int(num.max()))
-    packed = torch.full(shape, -torch.inf, dtype=torch.float64, device=values.device)
-    packed[row, column] = inside[place, lane].double()
-    tokens = torch.zeros(shape, dtype=torch.long, device=values.device)
-    tokens[row, column] = token
+    most = (peaks >= bound).sum(dim=-1).amax()
+    num_blocks, are_finite = torch.stack((most, best.isfinite().all().to(most.dtype))).tolist()
+    if not are_finite:
+        raise DecodeFailed("the target returned logits that are not finite")
+    blocks = peaks.topk(num_blocks, dim=-1).indices.sort(dim=-1).values[:, :, None]
+    inside = _in_blocks(values).gather(1, blocks.expand(-1, -1, BLOCK)).flatten(1)
+    tokens = (blocks * BLOCK + torch.arange(BLOCK, device=values.device)).flatten(1)
+    is_reached = inside >= bound
+    column = is_reached.cumsum(dim=-1)
+    num = int(column[:, -1].amax())
+    # What is not reached goes into the first column, which is left out.
+    column = column.mul_(is_reached)
+    packed = torch.full((len(values), 1 + num), -torch.inf, dtype=torch.float64, device=values.device)
+    packed = packed.scatter_(1, column, inside.double())[:, 1:]
+    tokens = tokens.new_zeros((len(values), 1 + num)).scatter_(1, column, tokens)
     packed, order = packed.sort(dim=-1, descending=True, stable=True)
-    return packed, tokens.gather(-1, order)
+    return packed, tokens[:, 1:].gather(-1, order)
 
 
 def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:

@@ -59,7 +59,7 @@ _PIECE_BYTES: Final = 4 << 20
 class _Judged(NamedTuple):
     """A sequence with its proposal and its rows of the round's logits."""
 
-    index: int  #: in the round
+    number: int  #: in the round
     rows: range
     sequence: Sequence
     proposal: Proposal
@@ -80,12 +80,12 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
     alike: defaultdict[tuple[_Rule, tuple[float, ...]], list[_Judged]] = defaultdict(list)
     everyone: list[_Judged] = []
     begin = 0
-    for index, (sequence, proposal) in enumerate(judged):
+    for number, (sequence, proposal) in enumerate(judged):
         end = begin + 1 + len(proposal.tokens)
-        one = _Judged(index, range(begin, end), sequence, proposal)
+        one = _Judged(number, range(begin, end), sequence, proposal)
         everyone.append(one)
         if sequence.choice.takes_likeliest:
-            verdicts[index] = _verify_likeliest(best[begin:end], logits, one)
+            verdicts[number] = _verify_likeliest(best[begin:end], logits, one)
         else:
             is_drawn = not (sequence.choice.is_greedy or sequence.choice.is_reproducible)
             alike[_drawn if is_drawn else _chosen, sequence.choice.cut].append(one)
@@ -93,10 +93,10 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
     for (rule, _), members in alike.items():
         for piece in _pieces(members, logits):
             for one, verdict in zip(piece, rule(_scores(logits, piece), piece), strict=True):
-                verdicts[one.index] = verdict
+                verdicts[one.number] = verdict
     _add_second_choices(verdicts, logits, everyone)
     _add_logprobs(verdicts, logits, everyone)
-    return [verdicts[index] for index in range(len(judged))]
+    return [verdicts[number] for number in range(len(judged))]
 
 
 def _pieces(members: list[_Judged], logits: Tensor) -> Iterator[list[_Judged]]:
@@ -184,7 +184,7 @@ def _add_second_choices(verdicts: dict[int, DraftVerdict], logits: Tensor, every
     watched = [one for one in everyone if one.sequence.is_watched]
     if not watched:
         return
-    emitted = [_emitting(verdicts[one.index], one) for one in watched]
+    emitted = [_emitting(verdicts[one.number], one) for one in watched]
     scores = logits[[row for rows in emitted for row in rows]].float()
     begin = 0
     for one, rows in zip(watched, emitted, strict=True):
@@ -197,7 +197,7 @@ def _add_second_choices(verdicts: dict[int, DraftVerdict], logits: Tensor, every
     second = iter([SecondChoice(int(token), gap) for gap, token in pairs.tolist()])
     for one, rows in zip(watched, emitted, strict=True):
         choices = tuple(islice(second, len(rows)))
-        verdicts[one.index] = replace(verdicts[one.index], second_choices=choices)
+        verdicts[one.number] = replace(verdicts[one.number], second_choices=choices)
 
 
 def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: list[_Judged]) -> None:
@@ -208,12 +208,12 @@ def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: l
     at a high temperature shows how likely the model holds it, and the numbers do not depend on how a job is decoded.
     In float32 or better.
     """
-    nums = {one.index: num for one in everyone if (num := one.sequence.spec.sampling.num_logprobs) is not None}
+    nums = {one.number: num for one in everyone if (num := one.sequence.spec.sampling.num_logprobs) is not None}
     if not nums:
         return
-    asking = [one for one in everyone if one.index in nums]
-    rows = [row for one in asking for row in _emitting(verdicts[one.index], one)]
-    tokens = [token for one in asking for token in _emitted(verdicts[one.index], one.proposal)]
+    asking = [one for one in everyone if one.number in nums]
+    rows = [row for one in asking for row in _emitting(verdicts[one.number], one)]
+    tokens = [token for one in asking for token in _emitted(verdicts[one.number], one.proposal)]
     wanted = logits[rows]
     logprobs = wanted.to(torch.promote_types(wanted.dtype, torch.float32)).log_softmax(dim=-1)
     num = min(max(nums.values()), logprobs.shape[1])
@@ -223,12 +223,12 @@ def _add_logprobs(verdicts: dict[int, DraftVerdict], logits: Tensor, everyone: l
     read = torch.cat((logprobs.gather(1, chosen).double(), best.indices.double(), best.values.double()), dim=1)
     numbers = iter(zip(tokens, read.tolist(), strict=True))
     for one in asking:
-        end = 1 + min(nums[one.index], num)
+        end = 1 + min(nums[one.number], num)
         of_text = [
             TokenLogprob(token, of_row[0], tuple(zip(map(int, of_row[1:end]), of_row[1 + num :], strict=False)))
-            for token, of_row in islice(numbers, 1 + len(verdicts[one.index].path))
+            for token, of_row in islice(numbers, 1 + len(verdicts[one.number].path))
         ]
-        verdicts[one.index] = replace(verdicts[one.index], logprobs=tuple(of_text))
+        verdicts[one.number] = replace(verdicts[one.number], logprobs=tuple(of_text))
 
 
 def _emitting(verdict: DraftVerdict, one: _Judged) -> list[int]:
