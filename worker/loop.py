@@ -339,7 +339,7 @@ class Worker:
             why = f"deciding failed: {reason_of(error)}"
             decisions = [Decision(Mode.VANILLA, None, None, 0, Reason.UNDECIDED, why)] * len(jobs)
         most = decisions[0] if len(set(map(id, decisions))) == 1 else max(decisions, key=list(decisions).count)
-        self.metrics.decisions.labels(lane.task, most.mode.value, most.reason.value).inc()
+        self.metrics.decisions.labels(lane.task, most.mode.value, most.reason_said).inc()
         return decisions
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:

@@ -55,7 +55,8 @@ def submit(
     """Submit the requests of a batch file. A wrong line is left out and goes to the errors.
 
     An interrupted submission is repeated: the same file is the same batch, and requests that a worker has already seen
-    are not sent again. The batch's id is printed. With --wait the exit code is 1 if a request has no text.
+    are not sent again. The batch's id is printed. The exit code is 1 if no line is a request, and with --wait if a
+    request has no text.
     """
     settings = connected_settings(context)
     require_tasks(settings, [task])
@@ -82,7 +83,7 @@ def submit(
         if before is not None:
             _wait(client, before.only(tuple(sent.waiting)), timeout)
         num_failed = _tell_status(batch, settings, database, as_json=as_json, says_why=True)
-    if wait and num_failed:
+    if (wait and num_failed) or sent.num_wrong == num_lines:
         raise typer.Exit(1)
 
 
@@ -111,7 +112,10 @@ def cancel(
     with open_both(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
         deed = Deed("command", account(), "batch_cancelled", source.batch_id)
         num_open, num_unsent = advancing.cancel(source, settings, database, deed, until)
-    note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    if num_open:
+        note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    elif not until:
+        note("nothing to cancel: no request is open")
     if num_unsent:
         later = f", and are cancelled if they come until {second(until)}" if until else ""
         note(f"{num_unsent} were never sent{later}")

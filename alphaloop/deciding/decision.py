@@ -149,6 +149,11 @@ class Decision:
         """The speed-up that `setting` promises; None where nothing was weighed."""
         return self.chosen.expected if self.chosen else None
 
+    @property
+    def reason_said(self) -> str:
+        """The reason as screens, results, metrics and rows have it."""
+        return reason_said(self.reason, self.chosen.speedup_low if self.chosen else None)
+
     def setting_while(self, num_running: int) -> DraftSetting:
         """How the job drafts in a round that `num_running` sequences share, at least one."""
         by_running = self.settings_by_running

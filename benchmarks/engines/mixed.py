@@ -341,7 +341,8 @@ def _worker(
     """A worker over these servers, with a Kafka and a PostgreSQL of its own."""
     folder.mkdir(parents=True)
     settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": MODEL_NAME}
-    settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
+    if not switches:
+        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
     for server in endpoints:
         is_switch = switches and server.drafter is not None
         settings |= server.settings(more={"switches_drafts": "true"} if is_switch else None)
