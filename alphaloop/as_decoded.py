@@ -152,7 +152,7 @@ def drafted_sentence(done: Decoded | None) -> str:
         return "No job of traffic was decoded"
     jobs = how_many(done.num_jobs, "decoded job")
     if not done.num_rounds:
-        return f"No round behind the prompts of {jobs} was decoded"
+        return f"No round after the prompts of {jobs} was decoded"
     by_load = ", ".join(drafted_by_load(done))
     sentence = f"{percent(done.drafted_share)} of the {how_many(done.num_rounds, 'round')} of {jobs} drafted"
     if done.drafters:

@@ -16,6 +16,7 @@ from alphaloop.acceptance import AcceptanceCounts, ProposerCounts, sampling_buck
 from alphaloop.deciding.decision import Decision
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError
+from alphaloop.experiment.observe import Slice
 from alphaloop.lookup import ViewOf
 from alphaloop.measurements import UnansweredAlarm
 from alphaloop.messages import Choice, Constraint, Job
@@ -138,6 +139,14 @@ class Engine(Protocol):
 @runtime_checkable
 class AsksServers(Protocol):
     """What an engine that sends jobs to servers knows of these, beside what every engine does. Any thread may ask."""
+
+    @property
+    def measures_itself(self) -> bool:
+        """Whether a server assigns the arms of the experiment, and reports slices with its replies."""
+
+    @property
+    def times_steps(self) -> bool:
+        """Whether the only server reports the times of its steps, so that costs are known as on a device."""
 
     def unavailable(self) -> str | None:
         """Why nothing can be decoded now, in words: every server is away."""
@@ -452,6 +461,8 @@ class Served:
     slice_counts: SliceCounts | None = None  #: of all requests of the slice that this one ended
     load: ServerLoad | None = None  #: of the whole fleet meanwhile; None of a request that was no job's
     num_texts: int = 1  #: of the request
+    slices: tuple[Slice, ...] = ()  #: that the server measured of its own rounds, of whatever requests
+    steps: tuple[StepTimes, ...] = ()  #: of the server, with whatever requests
 
     def num_passes(self, num_tokens: int) -> int | None:
         """Passes of the target for a text of `num_tokens`; None where not even sums are reported.
@@ -466,6 +477,20 @@ class Served:
         if self.drafter is None:
             return num_tokens
         return max(1, num_tokens - self.num_accepted) if self.num_proposed else None
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """Steps of one shape that a server took, none of which read a prompt: the means over them."""
+
+    batch: int  #: requests
+    num_drafted: int  #: tokens that the server's drafter proposed for each of them; 0: none
+    num_steps: int
+    width: float  #: target positions a request
+    context: float  #: tokens a request
+    wall_s: float
+    drafter_s: float  #: of it, the drafter's passes
+    drafter: str | None = None  #: the server's own, by its name in the settings; None where it proposed nothing
 
 
 EndpointState = Literal["up", "starting", "busy", "doubted", "down", "retired"]

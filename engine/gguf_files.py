@@ -5,13 +5,14 @@ transformers' reader leaves out every key and tensor that it does not know, and 
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Final
 
 import gguf
 import torch
-from tokenizers import pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer
 from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS, GGUF_TOKENIZER_MAPPING
@@ -32,6 +33,15 @@ _SAMPLING: Final = {f"general.sampling.{name}": name for name in ("top_k", "top_
     "general.sampling.temp": "temperature",
     "general.sampling.penalty_repeat": "repetition_penalty",
 }
+#: Values of `tokenizer.ggml.pre` for which llama.cpp takes a piece that is a token as it is, without merges, and
+#: begins a text with the BOS token where the file does not say otherwise (`src/llama-vocab.cpp`, `load`).
+_WHOLE_PIECES: Final = (
+    *("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "jina-v5-nano"),
+    "tekken",
+)
+#: Values of `tokenizer.ggml.token_type`: tokens that a text has whole, control tokens first.
+_CONTROL, _USER_DEFINED = 3, 4
+_NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 #: Values of `tokenizer.ggml.pre` that split as GPT-2 does, and those that split off each digit besides.
 _LIKE_GPT2: Final = ("gpt-2", "phi-2", "mpt", "olmo")
 _DIGITS: Final = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
@@ -76,7 +86,9 @@ class GgufFile:
     def tokenizer(self) -> Any:
         """The tokenizer, which splits texts as the file says."""
         tokenizer: Any = AutoTokenizer.from_pretrained(self._folder, **self._where)
-        split = self._keys.get("tokenizer.ggml.pre") if self._keys.get("tokenizer.ggml.model") == "gpt2" else None
+        if self._keys.get("tokenizer.ggml.model") != "gpt2":
+            return tokenizer
+        split = self._keys.get("tokenizer.ggml.pre")
         if split in _DIGITS:
             digits, rest = (
                 pre_tokenizers.Digits(individual_digits=True),
@@ -85,7 +97,36 @@ class GgufFile:
             tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, rest])
         elif split not in (None, *_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS):
             self._refuse("keys", ["tokenizer.ggml.pre"])
-        return tokenizer
+        return self._with_whole_tokens(tokenizer, split in _WHOLE_PIECES)
+
+    def _with_whole_tokens(self, tokenizer: Any, takes_pieces: bool) -> Any:
+        """A byte-level tokenizer with the file's control tokens; transformers spells those outside ASCII as bytes."""
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+        vocabulary, names = content["model"]["vocab"], self._keys["tokenizer.ggml.tokens"]
+        spelt = {token_id: token for token, token_id in vocabulary.items()}
+        merged = set(map("".join, content["model"]["merges"]))
+        kinds = enumerate(self._keys.get("tokenizer.ggml.token_type", ()))
+        whole = {
+            token_id: kind
+            for token_id, kind in kinds
+            if kind in (_CONTROL, _USER_DEFINED) and token_id in spelt and spelt[token_id] not in merged
+        }
+        for token_id in whole:
+            vocabulary[names[token_id]] = vocabulary.pop(spelt[token_id])
+        content["model"]["ignore_merges"] = takes_pieces
+        backend = Tokenizer.from_str(json.dumps({**content, "added_tokens": [], "post_processor": None}))
+        for token_id, kind in whole.items():
+            backend.add_tokens([AddedToken(names[token_id], normalized=False, special=kind == _CONTROL)])
+        named = {f"{name}_token": self._keys.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
+        begins = self._keys.get("tokenizer.ggml.add_bos_token", takes_pieces) and named["bos_token"] is not None
+        return type(tokenizer)(
+            tokenizer_object=backend,
+            chat_template=tokenizer.chat_template,
+            clean_up_tokenization_spaces=False,
+            add_bos_token=begins,
+            add_eos_token=self._keys.get("tokenizer.ggml.add_eos_token", False),
+            **{name: names[token_id] for name, token_id in named.items() if token_id is not None},
+        )
 
     def generation(self) -> dict[str, Any]:
         """What a generation config says: every token that ends a text, and suggestions for sampling."""
@@ -101,7 +142,8 @@ class GgufFile:
 
     def _scale_rotation(self, config: Any) -> None:
         rope_kind, factor, original = (self._keys.get(f"{self._kind}.{name}") for name in _SCALING)
-        kind = rope_kind or ("none" if factor is None else "linear")  # as llama.cpp reads it
+        kind = rope_kind or ("none" if factor is None else "linear")  # as llama.cpp reads it, and a missing or zero
+        factor = factor or 1.0  # factor as none
         rope: dict[str, Any] = config.rope_parameters or {}
         rope = rope.get("full_attention", rope)
         if kind in ("linear", "yarn"):

@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
+from urllib.parse import unquote
 
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
@@ -43,9 +44,21 @@ _LIMITS: Final = LLParserLimits(
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-#: How the engine writes JSON where a schema does not say otherwise, as the schema's `x-guidance`.
-JSON_STYLE: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+#: How the engine writes JSON where a schema does not say otherwise, as the schema's `x-guidance`. Without `\u` a text
+#: has one spelling: otherwise `\u0061` would be a name beside the declared name `a`, or one that no pattern knows.
+JSON_STYLE: Final = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 
+#: Control characters without a short escape: as they are, and in an expression, whose classes of several are cut down.
+_UNWRITTEN: Final = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
+_UNWRITTEN_IN_PATTERN: Final = re.compile(
+    _UNWRITTEN.pattern + r"|(?<!\\)(\\\\)*\\(x[01{]|x7[fF]|u00[01]|u007[fF]|u\{|[va])"
+)
+_CLASS: Final = re.compile(r"\[[^\]]{5,}\]")
 _NAME: Final = re.compile(r"[A-Za-z_$][\w$-]{0,63}", re.ASCII)
 #: Where a schema holds schemas: by name, in a list, or alone.
 _BY_NAME: Final = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
@@ -151,7 +164,7 @@ class Grammars:
             schema = {"type": "object"} if constraint.kind == "json_object" else _parsed(constraint)
             if (depth := depth_of(schema, most=MAX_LEVELS)) > MAX_LEVELS:
                 raise InvalidField(f"expected at most {MAX_LEVELS} levels, found {depth}", field=field)
-            as_compiled(schema, field)
+            refuse_unkept(schema, field)
         try:
             grammar = _grammar_of(constraint, schema)
         except ValueError as error:
@@ -216,26 +229,42 @@ def _grammar_of(constraint: Constraint, schema: Any) -> str:
             raise ValueError("tools are a grammar in the form of the target's calls, which it does not have")
 
 
-def as_compiled(schema: Any, field: str = "") -> Any:
-    """The schema, in which a pattern allows whatever names are not declared, unless it has patterns of its own.
+def refuse_unkept(schema: Any, field: str) -> None:
+    """Raise InvalidField for what the library compiles and its masks do not keep to.
 
-    Beside declared names the library lets others be written with escapes, and `\\u0061` is the declared name `a`, with
-    any value. Names that a pattern allows are written as they are. Raises InvalidField where more names are asked for
-    than are sure to be different: no mask knows which ones a text has.
+    More names than are sure to differ, because no mask knows which names a text has; a control character that JSON
+    writes with `\\u`, because the library leaves it out.
     """
-    schema = json.loads(source := json.dumps(schema))
-    for part in list(_all_parts(_Part((), schema))) if isinstance(schema, dict) else ():
+    for part in _all_parts(schema) if isinstance(schema, dict) else ():
         others, patterns, least = map(part.schema.get, ("additionalProperties", "patternProperties", "minProperties"))
-        most = max(1, len(required if isinstance(required := part.schema.get("required"), list) else ()))
+        required = part.schema.get("required")
+        most = max(1, len(set(map(str, required))) if isinstance(required, list) else 0)
         if (patterns or others is not False) and isinstance(least, int) and least > most:
             raise InvalidField(
                 f"expected at most {most}, or more required names, found {least}, because a text may repeat a name",
                 field=".".join((field, *_shown((*part.path, "minProperties"), schema))),
                 hint="name what is required, or send the job to a server that takes it",
             )
-        if part.schema.get("properties") and others in (None, True, {}) and '"patternProperties"' not in source:
-            part.schema.update({"patternProperties": {"(?s:.*)": {}}, "additionalProperties": False})
-    return schema
+        for keyword in ("const", "enum", "pattern", "patternProperties"):
+            is_pattern = keyword.startswith("pattern")
+            unwritten = _UNWRITTEN_IN_PATTERN if is_pattern else _UNWRITTEN
+            value = part.schema.get(keyword)
+            texts = value if keyword == "patternProperties" and isinstance(value, dict) else _texts(value)
+            if any(unwritten.search(_CLASS.sub("", text) if is_pattern else text) for text in texts):
+                raise InvalidField(
+                    "expected no control character but \\b, \\t, \\n, \\f and \\r, found another one",
+                    field=".".join((field, *_shown((*part.path, keyword), schema))),
+                    hint="leave it out, or send the job to a server that takes it",
+                )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The strings that it consists of."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inner)
 
 
 def _matcher(tokens: LLTokenizer, grammar: str) -> LLMatcher:
@@ -248,7 +277,7 @@ def _error_of(tokens: LLTokenizer, schema: Mapping[str, Any]) -> str:
 
 
 def _of_schema(schema: Any) -> str:
-    return LLMatcher.grammar_from_json_schema(json.dumps(as_compiled(schema)), defaults=JSON_STYLE)  # type: ignore[arg-type]
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), defaults=JSON_STYLE)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,11 +327,15 @@ def _reason(wrong: str, schema: Mapping[str, Any]) -> tuple[str | None, str]:
     return None, "a schema that some text matches and that compiles"
 
 
-def _all_parts(part: _Part) -> Iterator[_Part]:
-    """It, and every schema inside."""
-    yield part
-    for inner in _parts_of(part, {}):
-        yield from _all_parts(inner)
+def _all_parts(root: dict[str, Any]) -> Iterator[_Part]:
+    """It, and every schema inside, once each: those that a reference names too, wherever they stand."""
+    seen, waiting = set[Path](), [_Part((), root)]
+    while waiting:
+        part = waiting.pop()
+        if part.path not in seen:
+            seen.add(part.path)
+            yield part
+            waiting += _parts_of(part, root)
 
 
 def _parts_of(part: _Part, root: Mapping[str, Any]) -> Iterator[_Part]:
@@ -329,7 +362,7 @@ def _referred(reference: str, root: Mapping[str, Any]) -> _Part | None:
         return None
     path: list[str | int] = []
     here: Any = root
-    for piece in reference[2:].split("/"):
+    for piece in unquote(reference[2:]).split("/"):
         name = piece.replace("~1", "/").replace("~0", "~")
         if isinstance(here, dict) and name in here:
             here = here[name]

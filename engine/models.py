@@ -58,7 +58,7 @@ from engine.text_facts import LONGEST_DEFAULT_CONTEXT, text_config, text_facts
 log = logging.getLogger(__name__)
 
 # Raise it when a conversion changes, so that older copies are made anew.
-_CONVERSION: Final = 2
+_CONVERSION: Final = 3
 # Hashing less than this takes no time worth a note in the cache.
 QUICK_BYTES: Final = 16 << 20
 _DESCRIPTION: Final = ["*.json", "*.model", "*.txt", "*.jinja"]
@@ -268,11 +268,17 @@ def _convert(file: Path, dtype: torch.dtype, folder: Path) -> None:
 def load_tokenizer(folder: Path) -> Any:
     """The tokenizer in `folder`. Where it has a tokenizer.json, its ids are those of that file.
 
-    Classes of transformers build another one around the file's vocabulary, as Qwen's do with their own split.
+    Classes of transformers build another one around the file's vocabulary, as Qwen's do with their own split, or give
+    it other tokens to begin with, as GPT-NeoX's does.
     """
-    file = folder / "tokenizer.json"
-    exact = {"tokenizer_object": Tokenizer.from_file(str(file))} if file.exists() else {}
-    return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, clean_up_tokenization_spaces=False, **exact)
+    file, where = folder / "tokenizer.json", {"trust_remote_code": False, "clean_up_tokenization_spaces": False}
+    if not file.exists():
+        return AutoTokenizer.from_pretrained(folder, **where)
+    exact = Tokenizer.from_file(str(file))
+    around = exact.post_processor
+    tokenizer: Any = AutoTokenizer.from_pretrained(folder, tokenizer_object=exact, **where)
+    tokenizer.backend_tokenizer.post_processor = around
+    return tokenizer
 
 
 def _complete(folder: Path, **how: Any) -> Any:

@@ -219,26 +219,25 @@ class _Conversation:
         return texts
 
     def changed(self, change: Callable[[str], str], rename: Callable[[str], str]) -> _Conversation:
-        """The same with other strings, and with other names in objects, which are strings too."""
-        of_turns = tuple(
-            {name: item if name == "role" else _changed(item, change, rename) for name, item in turn.items()}
-            for turn in self.turns
-        )
+        """The same with other strings, and with other names: of objects, tools, calls and senders."""
+        of_turns = tuple({**_changed(turn, change, rename), "role": turn["role"]} for turn in self.turns)
         tools = tuple(_changed(tool, change, rename) for tool in self.tools)
         return replace(self, turns=of_turns, tools=tools, arguments=_changed(self.arguments, change, rename))
+
+
+#: Fields whose texts are names, as those of objects are.
+_NAMING: Final = frozenset({"name", "id", "tool_call_id"})
 
 
 def _changed(value: Any, change: Callable[[str], str], rename: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {rename(name): _changed(item, change, rename) for name, item in value.items()}
+        return {
+            rename(name): rename(item) if isinstance(item, str) and name in _NAMING else _changed(item, change, rename)
+            for name, item in value.items()
+        }
     return [_changed(item, change, rename) for item in value] if isinstance(value, list | tuple) else value
-
-
-def _defused_name(name: str) -> str:
-    """With an x for each sign, because templates may write others around it: `<{{ name }}>`. Their own have none."""
-    return re.sub(r"[^\w\s]", "x", name)
 
 
 @lru_cache(maxsize=4)
@@ -339,7 +338,7 @@ def _encode_conversation(tokenizer: Any, said: _Conversation, max_chars: int | N
     # A template writes the token that begins a text itself.
     options = {"add_special_tokens": not tokenizer.chat_template}
     control = _control_of(tokenizer)
-    harmless = said.changed(control.defused, _defused_name)
+    harmless = said.changed(control.defused, control.defused_name)
     if harmless.texts == said.texts:
         return list(tokenizer(text, **options)["input_ids"])
     plain = _render(tokenizer, harmless)
@@ -420,17 +419,22 @@ def check_template(tokenizer: Any) -> None:
         )
 
 
+#: What is neither a letter, a digit nor white space.
+_SIGN: Final = re.compile(r"[^\w\s]")
+
+
 @dataclass(frozen=True, slots=True)
 class _Control:
     """The control tokens of a tokenizer, and how they are found in a text: as it stands, and after the normalizer."""
 
-    token_ids: frozenset[int]
+    token_ids: frozenset[int]  #: but that of unknown words, which stands for ordinary text
     strings: tuple[str, ...]
     pattern: re.Pattern[str]
     normalized: re.Pattern[str]
     letters: frozenset[str]  #: every control token has one of them
     normalize: Callable[[str], str]
     is_rewritten: bool  #: whether the chat template replaces something by such letters
+    words: frozenset[str]  #: what is left of control tokens without signs, but what the chat template reads by name
 
     def found(self, text: str) -> tuple[list[str], list[str]]:
         """The control tokens in a text, in their order."""
@@ -444,7 +448,12 @@ class _Control:
         unsafe = [char for char in set(content) if not self.letters.isdisjoint(char + self.normalize(char))]
         safe = content.translate({ord(char): "x" for char in unsafe}) if unsafe else content
         is_safe = not self.is_rewritten and self.letters.isdisjoint(self.normalize(safe))
-        return safe if is_safe else re.sub(r"[^\w\s]", "x", safe)
+        return safe if is_safe else _SIGN.sub("x", safe)
+
+    def defused_name(self, name: str) -> str:
+        """With an x for each sign, and before a word of a control token: templates may write `<{{ name }}>`."""
+        plain = _SIGN.sub("x", name)
+        return f"x{plain}" if plain in self.words else plain
 
 
 @lru_cache(maxsize=4)
@@ -452,11 +461,13 @@ def _control_of(tokenizer: Any) -> _Control:
     special = special_tokens(tokenizer)
     normalizer = tokenizer.backend_tokenizer.normalizer if tokenizer.is_fast else None
     normalize = normalizer.normalize_str if normalizer else str
+    backend_unknown = getattr(tokenizer.backend_tokenizer.model, "unk_token", None) if tokenizer.is_fast else None
+    unknown = {token_id for token_id, string in special.items() if string in (tokenizer.unk_token, backend_unknown)}
     strings = tuple(special.values())
     normalized = tuple(map(normalize, strings))
     letters = frozenset(map(_telling_letter, filter(None, (*strings, *normalized))))
     return _Control(
-        token_ids=frozenset(special),
+        token_ids=frozenset(special) - unknown,
         strings=strings,
         pattern=_any_of(strings),
         normalized=_any_of(normalized),
@@ -465,6 +476,8 @@ def _control_of(tokenizer: Any) -> _Control:
         is_rewritten=any(
             not letters.isdisjoint(new) for new in re.findall(r"replace\([^),]*,([^)]*)", str(tokenizer.chat_template))
         ),
+        words=frozenset(_SIGN.sub("", string) for string in (*strings, *normalized))
+        - set(re.findall(r"[.'\"](\w+)", str(tokenizer.chat_template))),
     )
 
 

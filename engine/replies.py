@@ -27,7 +27,7 @@ from alphaloop.messages.fields import as_json, encodable
 from alphaloop.messages.result import ToolCall, ToolCallFunction
 from alphaloop.messages.stream import Part, ToolCallHead
 from alphaloop.settings.models import ToolParser
-from engine.grammars import JSON_STYLE, as_compiled
+from engine.grammars import JSON_STYLE, refuse_unkept
 from engine.sampling import key_of
 
 log = logging.getLogger(__name__)
@@ -172,7 +172,11 @@ def calls_grammar(form: ReplyForm, tokenizer: Any, body: Body, prompt: str, want
     for number, function in enumerate(source["functions"]):
         head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
         field = f"body.tools.{numbers[function['name']]}.function.parameters"
-        schema = {"x-guidance": JSON_STYLE, **as_compiled(function.get("parameters") or {}, field), "type": "object"}
+        parameters = function.get("parameters") or {}
+        refuse_unkept(parameters, field)
+        asked = parameters.get("x-guidance")
+        style = {**JSON_STYLE, **asked} if isinstance(asked, dict) else JSON_STYLE
+        schema = {**parameters, "x-guidance": style, "type": "object"}
         rules.append(f'call_{number}: {json.dumps(head)} arguments_{number} "}}"')
         rules.append(f"arguments_{number}: %json {json.dumps(schema, ensure_ascii=False)}")
         names.append(f"call_{number}")
@@ -241,6 +245,7 @@ class _TagReader(AnswerReader):
         self._rest = ""  # what is not yet certain
         self._is_behind = False  # a tag that line ends follow
         self._opened = ""  # of the call that is being read: its tag, with the white space before it
+        self._looked_until = 0  # in that call: no closing tag begins before it but in arguments
         self._state = "reasoning" if is_reasoning else "beginning" if form.reasoning else "content"
 
     def _read(self, text: str, is_last: bool) -> Iterator[AnswerPiece]:
@@ -303,9 +308,10 @@ class _TagReader(AnswerReader):
 
     def _read_call(self, closing: str, is_last: bool) -> list[AnswerPiece]:
         if closing:
-            place = self._rest.find(closing)
+            place = self._rest.find(closing, self._looked_until)
             while place >= 0 and _is_open_text(self._rest[:place]):
-                place = self._rest.find(closing, place + 1)  # the tag stands in an argument
+                self._looked_until = place + 1  # the tag stands in an argument
+                place = self._rest.find(closing, self._looked_until)
         else:
             place = -1
         if place < 0 and not is_last:
@@ -314,7 +320,7 @@ class _TagReader(AnswerReader):
         calls = _calls_in(self._rest[:end], self._form.parser)
         end += len(closing) if place >= 0 else 0
         written, self._rest = self._opened + self._rest[:end], self._rest[end:]
-        self._opened, self._is_behind = "", bool(calls)
+        self._opened, self._looked_until, self._is_behind = "", 0, bool(calls)
         if calls:
             return self._calls.add(calls)
         self.num_unparsed += 1

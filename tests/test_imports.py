@@ -19,7 +19,7 @@ RULES: Final[dict[str, Any]] = tomllib.loads((ROOT / "pyproject.toml").read_text
 ]
 #: Who may import what: everybody else must stand in a contract against it.
 OWNERS: Final = {
-    "torch": ("engine",),
+    "torch": ("engine", "alphaloop.inside_vllm"),
     "transformers": ("engine",),
     "sqlalchemy": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),
     "psycopg": ("alphaloop.store", "alphaloop.tables", "alphaloop.embedded"),

@@ -89,7 +89,13 @@ def _serve(settings: Settings, tasks_file: TasksFile, rng: random.Random) -> Non
             models = _start_vllm(settings, exits, start_wait)
         engine = start_wait.until_answered(
             "the inference servers",
-            partial(open_engine, models, num_slots=settings.worker.batch_size, database=database),
+            partial(
+                open_engine,
+                models,
+                num_slots=settings.worker.batch_size,
+                database=database,
+                control_share=settings.policy.control_share,
+            ),
         )
         exits.callback(engine.close)
         # Loading takes long enough for a server to go away meanwhile.

@@ -214,10 +214,13 @@ def open_memory(base: Foundation, tasks: Callable[[], Mapping[str, TaskSettings]
     return memory
 
 
-def open_engine(models: ModelSettings, *, num_slots: int, database: Database | None = None) -> Engine:
+def open_engine(
+    models: ModelSettings, *, num_slots: int, database: Database | None = None, control_share: float | None = None
+) -> Engine:
     """Open it; `num_slots` are those of an engine that owns a device.
 
-    `database`: where the identities of servers are remembered.
+    `database`: where the identities of servers are remembered; `control_share`: of the time of servers that measure
+    their own rounds, for the experiment.
 
     Raises AlphaloopError; ServerUnavailable where no server answers.
     """
@@ -231,7 +234,7 @@ def open_engine(models: ModelSettings, *, num_slots: int, database: Database | N
             from worker.servers.engine import open_server_engine
 
             identities = ServerIdentityStore(database) if database is not None else None
-            return open_server_engine(models, identities=identities)
+            return open_server_engine(models, identities=identities, control_share=control_share)
         from engine.own import load_engine
 
         return load_engine(models, num_slots=num_slots)

@@ -69,7 +69,7 @@ from alphaloop.settings.models import EndpointSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from worker.assembly import open_engine
-from worker.costs.calibration import calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import calibrate, calibrate_servers, is_timed_by_step, plan, timed_by
 from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.records import MemoryWatch, records_of
 from worker.measuring.report import DrafterRecords, busy_note
@@ -242,7 +242,7 @@ def _calibrate(order: CalibrateOrder, settings: Settings, tell: Tell) -> int:
 
 def _points(engine: Engine, settings: Settings, budget_s: float, tell: Tell) -> tuple[CostPoint, ...]:
     tell(StageEvent(name="measuring"))
-    if not engine.can_redraft:
+    if not is_timed_by_step(engine):
         return tuple(calibrate_servers(engine, budget_s=budget_s, on_measured=lambda: tell(AdvanceEvent())))
     points = calibrate(
         engine,

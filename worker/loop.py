@@ -305,7 +305,7 @@ class Worker:
             decided = decision.setting
             lane = claimed.ready.lane
             setting = decided if alone else self.steering.begin(claimed.job_id, lane, decision, self.running)
-            is_control = setting != decided and not self.engine.can_redraft
+            is_control = not alone and self.steering.is_control(claimed.job_id)
             job = RunningJob(claimed, decision, decided_together, started_at, setting, is_control)
             try:
                 self.running.start(job, alone=alone)
@@ -339,7 +339,7 @@ class Worker:
             why = f"deciding failed: {reason_of(error)}"
             decisions = [Decision(Mode.VANILLA, None, None, 0, Reason.UNDECIDED, why)] * len(jobs)
         most = decisions[0] if len(set(map(id, decisions))) == 1 else max(decisions, key=list(decisions).count)
-        self.metrics.decisions.labels(lane.task, most.mode.value, most.reason.value).inc()
+        self.metrics.decisions.labels(lane.task, most.mode.value, most.reason_said).inc()
         return decisions
 
     def _claim_again(self, claimed: ClaimedJob) -> ClaimedJob | None:

@@ -24,7 +24,7 @@ from uuid import UUID, uuid4
 from pydantic_core import to_jsonable_python
 
 from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
-from alphaloop.deciding.decision import Decision, Reason, reason_said
+from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
 from alphaloop.errors import AlphaloopError, StoreValueRefused, package_missing
 from alphaloop.kafka.topics import RESULTS
@@ -484,7 +484,7 @@ def _reason(decision: Decision, mode: Mode) -> str:
     """The decision's reason; `decided_otherwise` where load, the experiment or a failure changed the mode."""
     if decision.mode is not mode and decision.reason not in _MEASURING:
         return "decided_otherwise"
-    return reason_said(decision.reason, decision.chosen.speedup_low if decision.chosen else None)
+    return decision.reason_said
 
 
 def _explained(decision: Decision, mode: str) -> str:

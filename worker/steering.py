@@ -2,37 +2,26 @@
 
 `RoundSteering` sets drafter and k before each round. The distribution of a text does not depend on either, so they may
 change between any two rounds. `RequestSteering` is for engines whose requests stay as they were admitted: it says how a
-job is admitted. What both count, `SliceRecorder` stores. The loop's thread owns either.
-
-A *subject* of the experiment is the set of sequences of one task and one sampling bucket that were free to speculate
-and do so with one drafter. Slices have its name as their `task`.
+job is admitted. `MeasuredSteering` is for servers that draft as each request asks: they assign the arms of their own
+rounds and report what they counted. What each counts, `SliceRecorder` stores. The loop's thread owns it.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from alphaloop.deciding.decision import Decision, DraftSetting, Reason
+from alphaloop.deciding.decision import Decision, DraftSetting
 from alphaloop.deciding.draft_lengths import LengthsTogether, RunningSequence
 from alphaloop.engine import AsksServers, EngineIdentity, Generation, Served, Step
-from alphaloop.experiment.assign import Arm, RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
+from alphaloop.experiment.assign import RequestDesign, RequestSchedule, RoundDesign, RoundSchedule
 from alphaloop.experiment.figures import SpeedupSubject
-from alphaloop.experiment.observe import (
-    Expected,
-    RequestFacts,
-    RoundFacts,
-    Slice,
-    TaskRound,
-    Treatment,
-    TrialGroup,
-    mean_expected,
-)
+from alphaloop.experiment.observe import Expected, RequestFacts, Slice, Treatment, TrialGroup
+from alphaloop.experiment.rounds import FreeSequence, RoundTrials, Yielded, subject_of, task_and_bucket
 from alphaloop.messages import Purpose
 from alphaloop.store.switchback import SliceRow, SwitchbackStore
 from worker.admission import LaneKey
@@ -47,8 +36,6 @@ log = logging.getLogger(__name__)
 
 #: A speed-up is computed anew at most so often: it reads a day of slices.
 REFRESH_EVERY_S: Final = 10.0
-#: Reasons of decisions that were free to speculate. Only their sequences take part in the experiment.
-_ON_TRIAL: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 
 
 class RoundSteering:
@@ -65,22 +52,22 @@ class RoundSteering:
         now: Callable[[], datetime],
         num_vanilla_tokens: Callable[[str], int] = lambda task: 0,
     ) -> None:
-        self._schedule = schedule
         self._lengths = lengths
         self._now = now
         self._num_vanilla_tokens = num_vanilla_tokens
         self._first: dict[str, int] = {}  # by job_id of streams: tokens that are still to come vanilla, or 0
         self._running_ids: frozenset[str] = frozenset()
         self._wanted: dict[str, DraftSetting] = {}
-        self._treatments: dict[str, Treatment] = {}
-        self._on_trial: dict[str, str] = {}  # subject by job_id
-        self._expected: dict[str, Expected | None] = {}  # by subject
-        self._arms: Mapping[str, Arm] = {}
+        self._trials = RoundTrials(schedule)
         self._round_began = now()
 
     def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
         """As decided: the next round may change it."""
         return decision.setting
+
+    def is_control(self, job_id: str) -> bool:
+        """No job is control from its beginning to its end."""
+        return False
 
     def steer(self, running: RunningJobs) -> None:
         """Set how every sequence drafts in the next round."""
@@ -89,8 +76,7 @@ class RoundSteering:
         if not is_same:
             self._running_ids = frozenset(jobs)
             self._consider(list(jobs.values()))
-        before, self._arms = self._arms, dict(self._schedule.next_round(self._treatments))
-        if not is_same or self._arms != before:
+        if self._trials.next_round() or not is_same:
             running.redraft(self._setting_of)
         self._round_began = self._now()
 
@@ -101,29 +87,22 @@ class RoundSteering:
                 self._first[job_id] = max(0, left - num_tokens)
                 if not self._first[job_id]:
                     self._running_ids = frozenset()  # it may draft now
-        rounds: dict[str, TaskRound] = {}
-        for job_id, num_tokens in step.tokens_by_job.items():
-            if (subject := self._on_trial.get(job_id)) is not None and num_tokens:
-                before = rounds.get(subject) or TaskRound(0, 0)
-                rounds[subject] = TaskRound(
-                    before.num_sequences + step.sequences_by_job.get(job_id, 1),
-                    before.num_tokens + num_tokens,
-                    before.num_proposed + step.proposed_by_job.get(job_id, 0),
-                    self._expected.get(subject),
-                )
-        facts = RoundFacts(
+        yielded = {
+            job_id: Yielded(num_tokens, step.proposed_by_job.get(job_id, 0), step.sequences_by_job.get(job_id, 1))
+            for job_id, num_tokens in step.tokens_by_job.items()
+        }
+        return self._trials.observe(
+            yielded,
             started_at=self._round_began,
             wall_s=step.wall_s,
             num_running=step.batch,
             mean_context_tokens=float(step.context),
             has_prompt=step.num_prefill_tokens > 0 or step.num_draft_prefill_tokens > 0,
-            tasks=rounds,
         )
-        return self._schedule.observe(facts)
 
     def close(self) -> Sequence[Slice]:
         """End all slices and return them: when the worker ends, or when a step failed."""
-        return self._schedule.close()
+        return self._trials.close()
 
     def _consider(self, jobs: Sequence[RunningJob]) -> None:
         """Find every sequence's setting outside control slices, and the subjects' treatments."""
@@ -134,43 +113,25 @@ class RoundSteering:
         }
         settings = self._lengths.settings([RunningSequence(job.lane, job.decision) for job in jobs], self._now())
         self._wanted = {job.job_id: setting for job, setting in zip(jobs, settings, strict=True)}
-        free = [
-            (job, _subject_of(job.lane), self._wanted[job.job_id])
-            for job in jobs
-            if _is_free(job.lane, job.decision) and not self._first.get(job.job_id)
-        ]
-        votes: dict[str, Counter[Treatment]] = {}
-        for _, subject, setting in free:
-            if setting.drafter and setting.num_draft_tokens:
-                treatment = Treatment(setting.drafter, setting.num_draft_tokens)
-                votes.setdefault(subject, Counter())[treatment] += 1
-        self._treatments = {subject: counts.most_common(1)[0][0] for subject, counts in votes.items()}
-        self._on_trial = {
-            job.job_id: subject
-            for job, subject, setting in free
-            if subject in votes and setting.drafter == self._treatments[subject].drafter
-        }
         # Jobs that were decided together share a decision.
-        promised = {
-            name: decision.expected for name, decision in {id(job.decision): job.decision for job, *_ in free}.items()
+        expected = {
+            name: decision.expected for name, decision in {id(job.decision): job.decision for job in jobs}.items()
         }
-        by_subject: dict[str, list[Expected]] = {subject: [] for subject in votes}
-        for job, subject, _ in free:
-            expected = promised[id(job.decision)]
-            if job.job_id in self._on_trial and expected and job.decision.drafter == self._treatments[subject].drafter:
-                by_subject[subject].append(expected)
-        self._expected = {subject: mean_expected(expected) for subject, expected in by_subject.items()}
+        free: dict[str, FreeSequence] = {}
+        for job in jobs:
+            setting = self._wanted[job.job_id]
+            if setting.drafter and _is_free(job.lane, job.decision) and not self._first.get(job.job_id):
+                promised = expected[id(job.decision)] if job.decision.drafter == setting.drafter else None
+                treatment = Treatment(setting.drafter, setting.num_draft_tokens)
+                free[job.job_id] = FreeSequence(_subject_of(job.lane), treatment, promised)
+        self._trials.consider(free)
 
     def _setting_of(self, job: RunningJob) -> DraftSetting:
         wanted = self._wanted[job.job_id]
         if self._first.get(job.job_id):
             return DraftSetting(wanted.drafter, 0)
-        if (subject := self._on_trial.get(job.job_id)) is None or subject not in self._arms:
-            return wanted
-        if (arm := self._arms[subject]) is None:
-            # Paused, not closed: after the slice the drafter continues where it was.
-            return DraftSetting(wanted.drafter, 0)
-        return wanted if arm == self._treatments.get(subject) else DraftSetting(arm.drafter, arm.num_draft_tokens)
+        # Paused, not closed: after the slice the drafter continues where it was.
+        return DraftSetting(wanted.drafter, 0) if self._trials.is_control(job.job_id) else wanted
 
 
 @dataclass(eq=False)
@@ -207,6 +168,11 @@ class RequestSteering:
         setting = decision.setting if speculates else DraftSetting()
         self._assigned[job_id] = _Assigned(setting, self._seen_at, decision.expected)
         return setting
+
+    def is_control(self, job_id: str) -> bool:
+        """Whether the request is decoded vanilla to its end, to be compared with what was decided."""
+        assigned = self._assigned.get(job_id)
+        return assigned is not None and assigned.setting.drafter is None
 
     def steer(self, running: RunningJobs) -> None:
         """Nothing that runs can change; what was cancelled, or not taken by the engine, is gone since the last look."""
@@ -293,7 +259,52 @@ class RequestSteering:
         return None if served.endpoint in self._reports_rounds else num_tokens
 
 
-Steering: TypeAlias = RoundSteering | RequestSteering
+@dataclass(eq=False)
+class MeasuredSteering:
+    """Hands on what servers measured of their own rounds.
+
+    `revisions`: of the drafters that this worker knows, by name. `lengths`: None where the costs of rounds are known
+    from requests only.
+    """
+
+    revisions: Mapping[str, str]
+    lengths: LengthsTogether | None
+    now: Callable[[], datetime]
+
+    def begin(self, job_id: str, lane: LaneKey, decision: Decision, running: RunningJobs) -> DraftSetting:
+        """As is best together with what runs: a step drafts as long as its longest request wants, and all pay for it.
+
+        The server draws the arms of the experiment, of all its rounds.
+        """
+        if self.lengths is None or not _is_free(lane, decision):
+            return decision.setting
+        others = [RunningSequence(job.lane, job.decision) for job in running.by_id().values()]
+        *_, setting = self.lengths.settings([*others, RunningSequence(lane, decision)], self.now())
+        return setting if setting.num_draft_tokens else DraftSetting()
+
+    def is_control(self, job_id: str) -> bool:
+        """No request is control from its beginning to its end."""
+        return False
+
+    def steer(self, running: RunningJobs) -> None:
+        """Nothing: a request stays as it was sent."""
+
+    def observe(self, step: Step) -> Sequence[Slice]:
+        """The slices that came with replies. Those of a drafter that another worker has there are left to it."""
+        return [
+            measured
+            for generation in step.finished
+            if generation.served is not None
+            for measured in generation.served.slices
+            if measured.treatment.drafter in self.revisions
+        ]
+
+    def close(self) -> Sequence[Slice]:
+        """Nothing: the server goes on, and its next replies bring the rest."""
+        return ()
+
+
+Steering: TypeAlias = RoundSteering | RequestSteering | MeasuredSteering
 
 
 def open_steering(
@@ -304,12 +315,17 @@ def open_steering(
 ) -> Steering:
     """What assigns the arms of the experiment.
 
-    It draws what is vanilla: slices of rounds, or requests where the engine cannot change those.
+    It draws what is vanilla: slices of rounds, or requests where the engine cannot change those. Where a server drafts
+    as each request asks, control requests would share their rounds with requests that draft, and be slowed by them:
+    that server measures its own rounds, and nothing else is compared.
     """
     engine, share = base.engine, base.settings.policy.control_share
     if engine.can_redraft:
         schedule = RoundSchedule(RoundDesign(control_share=share), base.rng)
         return RoundSteering(schedule, lengths, base.now, lambda task: validation.tasks[task].num_vanilla_tokens)
+    if isinstance(engine, AsksServers) and engine.measures_itself:
+        revisions = {drafter.name: drafter.revision for drafter in engine.drafters}
+        return MeasuredSteering(revisions, lengths if engine.times_steps else None, base.now)
     endpoints = engine.endpoints if isinstance(engine, AsksServers) else tuple
     return RequestSteering(
         RequestSchedule(RequestDesign(control_share=share), base.rng),
@@ -330,12 +346,11 @@ class _Assigned:
 
 def _is_free(lane: LaneKey, decision: Decision) -> bool:
     """Whether jobs of the lane with this decision may take part in the experiment."""
-    return lane.purpose == Purpose.TRAFFIC.value and decision.reason in _ON_TRIAL
+    return lane.purpose == Purpose.TRAFFIC.value and decision.was_free
 
 
 def _subject_of(lane: LaneKey) -> str:
-    """The subject's name, "TASK BUCKET": a task's name has no space."""
-    return f"{lane.task} {lane.sampling_bucket}"
+    return subject_of(lane.task, lane.sampling_bucket)
 
 
 @dataclass(eq=False)
@@ -369,7 +384,7 @@ class SliceRecorder:
 
     def _row(self, counted: Slice) -> SliceRow:
         drafter, identity = counted.treatment.drafter, self.identity
-        task, _, sampling_bucket = counted.task.partition(" ")  # see _subject_of
+        task, sampling_bucket = task_and_bucket(counted.task)
         subject = SpeedupSubject(
             task=task,
             sampling_bucket=sampling_bucket,

@@ -456,7 +456,8 @@ def api_source(batch: ApiBatch, path: Path | None, settings: Settings) -> BatchS
 
 def _reader(batch: ApiBatch, settings: Settings) -> BatchReader:
     fixed = {"segment": batch.segment, "deadline": batch.expires_at.isoformat()}
-    rules = LineRules(batch.endpoint, batch.tasks, fixed, task_by="metadata.task of the batch")
+    tasks = batch.tasks or tuple(settings.tasks)
+    rules = LineRules(batch.endpoint, tasks, fixed, task_by="metadata.task of the batch")
     return BatchReader(settings, batch.id, task=batch.task, rules=rules)
 
 

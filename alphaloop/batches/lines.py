@@ -106,15 +106,21 @@ class BatchReader:
         except MessageError as error:
             return BadRequest(number, custom_id, error)
         if isinstance(item, BadLine):
+            if self._rules.endpoint is not None and item.error.field != "task":
+                item.error.hint = None  # it speaks of settings to whoever runs the workers
             return BadRequest(number, custom_id, item.error)
-        if self._rules.tasks and item.job.task not in self._rules.tasks:
-            problem = (
-                f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {item.job.task}"
-            )
-            return BadRequest(number, custom_id, InvalidField(problem, field="task"))
         return BatchRequest(custom_id, item.job)
 
     def _job_fields(self, fields: dict[str, Any], custom_id: str) -> dict[str, Any]:
+        if other := next((name for name in fields if name not in _LINE_FIELDS), None):
+            problem = f"expected {', '.join(_LINE_FIELDS)}, found {_shown(other)}"
+            raise InvalidField(problem, field=other if _URL.fullmatch(other) else None)
+        task = fields.get("task")
+        if task is not None and self._rules.tasks and task not in self._rules.tasks:
+            problem = (
+                f"expected one of {', '.join(self._rules.tasks)}, which this key may send to, found {_shown(task)}"
+            )
+            raise InvalidField(problem, field="task")
         if (method := fields.get("method", "POST")) != "POST":
             raise InvalidField(f"expected POST, found {_shown(method)}", field="method")
         url = fields.get("url")
@@ -219,6 +225,7 @@ class KeptBatches:
 
 #: Fields of alphaloop's jobs that a line may have beside OpenAI's.
 _OWN_FIELDS: Final = ("task", "segment", "priority", "deadline")
+_LINE_FIELDS: Final = ("custom_id", "method", "url", "body", *_OWN_FIELDS)
 _DIGITS: Final = 24
 
 

@@ -19,7 +19,7 @@ from alphaloop.batches import advancing
 from alphaloop.batches.lines import BatchReader, BatchSource, batch_id_of
 from alphaloop.batches.progress import Progress, batch_as_json, count, require_sent, rows_of, send
 from alphaloop.claim_check.store import ContentStore
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_both, open_database, require_tasks
 from alphaloop.cli.screen import note, print_json, show_rows
 from alphaloop.client import Batch, Client, ResultsMissing
 from alphaloop.errors import AlphaloopError, ConfigError
@@ -55,11 +55,12 @@ def submit(
     """Submit the requests of a batch file. A wrong line is left out and goes to the errors.
 
     An interrupted submission is repeated: the same file is the same batch, and requests that a worker has already seen
-    are not sent again. The batch's id is printed. With --wait the exit code is 1 if a request has no text.
+    are not sent again. The batch's id is printed. The exit code is 1 if no line is a request, and with --wait if a
+    request has no text.
     """
     settings = connected_settings(context)
     require_tasks(settings, [task])
-    with open_database(settings) as database, ExitStack() as stack:
+    with open_both(settings) as database, ExitStack() as stack:
         path = stack.enter_context(readable_again(file))
         batch = BatchSource(batch_id_of(path), path)
         client = stack.enter_context(Client(settings))
@@ -82,7 +83,7 @@ def submit(
         if before is not None:
             _wait(client, before.only(tuple(sent.waiting)), timeout)
         num_failed = _tell_status(batch, settings, database, as_json=as_json, says_why=True)
-    if wait and num_failed:
+    if (wait and num_failed) or sent.num_wrong == num_lines:
         raise typer.Exit(1)
 
 
@@ -108,10 +109,13 @@ def cancel(
     """
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
+    with open_both(settings) as database, _named(batch, settings, database, even_if_unknown=until) as source:
         deed = Deed("command", account(), "batch_cancelled", source.batch_id)
         num_open, num_unsent = advancing.cancel(source, settings, database, deed, until)
-    note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    if num_open:
+        note(f"asked to cancel {how_many(num_open, 'request')}; `alphaloop batch status` shows what became of them")
+    elif not until:
+        note("nothing to cancel: no request is open")
     if num_unsent:
         later = f", and are cancelled if they come until {second(until)}" if until else ""
         note(f"{num_unsent} were never sent{later}")

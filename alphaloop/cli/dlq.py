@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import typer
 
-from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
+from alphaloop.cli.options import AS_JSON, connected_settings, example, open_both, open_database
 from alphaloop.cli.screen import note, out, paragraph, print_json
 from alphaloop.dead_letters.reading import DeadLetterFilter, ListedDeadLetter, newest_dead_letters, require_dead_letters
 from alphaloop.dead_letters.redriving import Purge, Redrive, corrections_of
@@ -114,7 +114,7 @@ def redrive(
         raise typer.BadParameter("choose letters: --task, --code, --job-id, --at, --since or --until")
     settings = connected_settings(context)
     require_dead_letters(settings, choice)
-    with open_database(settings) as database:
+    with open_both(settings) as database:
         done = Redrive(settings, RedriveStore(database), corrections, again=again, dry_run=dry_run)
         done.run(choice, limit)
     if as_json:
@@ -144,7 +144,7 @@ def purge(
     choice = DeadLetterFilter(task, until=moment_ago(before, datetime.now(UTC), "--before"))
     settings = connected_settings(context)
     require_dead_letters(settings, choice)
-    with open_database(settings) as database:
+    with open_both(settings) as database:
         plan = Purge(settings.kafka, RedriveStore(database))
         plan.read(choice)
         if as_json:

@@ -393,7 +393,7 @@ def _show_evidence(explained: Explanation) -> None:
 
 def _seen(drafter: DrafterState, evidence: Evidence) -> str:
     posterior = evidence.posterior
-    stale = " Flagged stale." if drafter.is_stale else ""
+    stale = " Flagged stale, or retired." if drafter.is_stale else ""
     if evidence.seen.jobs <= 0:
         return f"{drafter.name}: no job of this task yet.{_sources(evidence)}{stale}"
     rounds = evidence.seen.rounds

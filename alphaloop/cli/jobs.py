@@ -22,7 +22,15 @@ from alphaloop.batches.lines import BatchSource
 from alphaloop.batches.progress import latest_jobs, require_sent, rows_of
 from alphaloop.claim_check.store import ContentStore, with_text
 from alphaloop.cli.batch import EVEN_IF_UNKNOWN, FOR, account
-from alphaloop.cli.options import AS_JSON, GlobalOptions, connected_settings, example, global_options, open_database
+from alphaloop.cli.options import (
+    AS_JSON,
+    GlobalOptions,
+    connected_settings,
+    example,
+    global_options,
+    open_both,
+    open_database,
+)
 from alphaloop.cli.screen import as_shown, note, paragraph, print_json, print_json_line
 from alphaloop.cli.services import program
 from alphaloop.client import Client, Piece, ResultsMissing
@@ -153,7 +161,7 @@ def cancel(
         raise typer.BadParameter("expected job_ids or --batch-id")
     until = moment_ahead(lasts, datetime.now(UTC), "--for") if even_if_unknown else None
     settings = connected_settings(context)
-    with open_database(settings) as database:
+    with open_both(settings) as database:
         places = ask_to_cancel(settings, database, _wanted(settings, database, job_id or [], batch_id), until)
         if not as_json:
             _tell(places, until)

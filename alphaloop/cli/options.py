@@ -117,3 +117,20 @@ def open_database(settings: Settings) -> Database:
         database.close()
         raise
     return database
+
+
+def open_both(settings: Settings) -> Database:
+    """As `open_database`, for a command that writes there and in Kafka. Raises BrokerError too.
+
+    Raises ConfigError where the database belongs to another Kafka.
+    """
+    from alphaloop.kafka.topics import cluster_id
+    from alphaloop.store.coordination import InstallationStore
+
+    database = open_database(settings)
+    try:
+        InstallationStore(database).expect(cluster_id(settings.kafka), settings.kafka.prefix)
+    except BaseException:
+        database.close()
+        raise
+    return database

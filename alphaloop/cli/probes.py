@@ -18,7 +18,7 @@ from alphaloop.cli.explain import check_task
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database, require_tasks
 from alphaloop.cli.screen import note, out, print_json, show_rows, table
 from alphaloop.client.arrivals import everything_on
-from alphaloop.errors import AlphaloopError, ConfigError, MessageError
+from alphaloop.errors import AlphaloopError, ConfigError, MessageError, UnknownName
 from alphaloop.files import reading
 from alphaloop.job_lines import BadLine, JobReader
 from alphaloop.kafka.topics import cluster_id
@@ -183,8 +183,8 @@ def _put_in_use(
 def _version(store: ProbeSetStore, task: str, version: str | None) -> ProbeSet:
     probe_set = store.active().get(task) if version is None else store.get(task, version)
     if probe_set is None:
-        wanted = f"version {version} of {task}" if version else f"a probe set of {task} in use"
-        raise AlphaloopError(f"there is no {wanted}", hint="`alphaloop probes list` shows what there is")
+        wanted = f"version {version} of {task}" if version else f"probe set of {task} in use"
+        raise UnknownName(f"no {wanted}", hint="`alphaloop probes list` shows what there is")
     return probe_set
 
 

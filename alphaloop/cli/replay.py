@@ -24,7 +24,7 @@ from alphaloop.messages import Purpose
 from alphaloop.settings import Settings, load_settings, overridden
 from alphaloop.store.database import Database
 from alphaloop.store.decisions import SnapshotStore
-from alphaloop.wording import how_many, moment_ago, named, second
+from alphaloop.wording import how_many, moment_ago, named, second, words
 
 #: Settings that decisions depend on and that history can replay; `*` is a name that the user chooses.
 _DECIDING: Final = (
@@ -210,7 +210,7 @@ def _compare(
             continue
         task = past.subject.task
         replayed.tasks[task] = replayed.tasks.get(task, Compared()) + compared
-        replayed.reasons[decisions[number].reason] += alike.num_jobs
+        replayed.reasons[decisions[number].reason_said] += alike.num_jobs
 
 
 def show(replayed: Replayed, changed: Sequence[str]) -> None:
@@ -248,7 +248,7 @@ def show(replayed: Replayed, changed: Sequence[str]) -> None:
     for task, compared in sorted(replayed.tasks.items()):
         if named_changes := _ways(compared):
             paragraph(f"{task}: {named_changes}.")
-    reasons = ", ".join(f"{reason.replace('_', ' ')} {number}" for reason, number in replayed.reasons.most_common())
+    reasons = ", ".join(f"{words(reason)} {number}" for reason, number in replayed.reasons.most_common())
     paragraph(f"Jobs by reason: {reasons}.")
     num_changed = sum(tokens for (was, would), tokens in everything.settings.items() if was != would)
     gained = everything.measured_s - everything.replayed_s

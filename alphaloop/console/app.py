@@ -390,10 +390,10 @@ def cancel(sources: Sources, session: Session, request: Request, fields: Fields)
 
 
 def redrive(sources: Sources, session: Session, request: Request, fields: Fields) -> str:
-    """Send dead letters again, as `alphaloop dlq redrive` does. Raises WrongRequest, BrokerError, StoreError."""
+    """Send dead letters again, as `alphaloop dlq redrive` does. Raises as `jobs.run`."""
     asked = {name: value for name in jobs.FILTERS if (value := fields.get(name, "").strip())}
-    _write_down(sources, session, request, "letters_redriven", urlencode(asked))
-    done = jobs.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", dry_run=False)
+    deed = Deed("login", session.username, "letters_redriven", urlencode(asked), address_of(request))
+    done = jobs.run(sources, asked, fields.get("set", ""), again=fields.get("again") == "1", deed=deed)
     _log(session, "letters_redriven", f"{done.num_sent} dead letters")
     if "at" in asked:
         return f"/dead-letter?{urlencode({'at': asked['at']})}"

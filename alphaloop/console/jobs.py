@@ -20,12 +20,13 @@ from starlette.responses import Response, StreamingResponse
 
 from alphaloop.console.page import Page, WrongRequest, moment, named, past, text
 from alphaloop.console.reading import Sources, errors_of
-from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord, newest_dead_letters
+from alphaloop.dead_letters.reading import DeadLetterFilter, DeadLetterRecord, newest_dead_letters, require_dead_letters
 from alphaloop.dead_letters.redriving import Redrive, corrections_of
 from alphaloop.errors import AlphaloopError, ConfigError, UnknownName
 from alphaloop.messages import Result, Status, fields_of
 from alphaloop.messages.dead_letter import is_reason
 from alphaloop.outcomes.reading import Ended, Event, JobPlace, TextSoFar, Waits, find_jobs, follow, text_so_far
+from alphaloop.store.api import Deed, write_down
 from alphaloop.store.known_jobs import JobPages, LetterKey, ListedJob, PageStart, RedriveStore, Wanted, known_jobs
 from alphaloop.store.workers import not_served
 
@@ -321,15 +322,18 @@ def redrive(sources: Sources, request: Request) -> Page:
     asked.setdefault("until", "0s")  # what is confirmed is what was shown: later letters are not meant
     asked |= {name: at.isoformat() for name in ("since", "until") if (at := past(asked, name))}
     again = text(request, "again") == "1"
-    tried = run(sources, asked, corrections, again=again, dry_run=True)
+    tried = run(sources, asked, corrections, again=again)
     data = {"asked": asked, "corrections": corrections, "again": again, "limit": _MAX_REDRIVEN, **tried.as_json()}
     return Page("redrive.html.j2", "Send dead letters again", data, is_live=False)
 
 
-def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: bool, dry_run: bool) -> Redrive:
+def run(
+    sources: Sources, asked: Mapping[str, str], corrections: str, *, again: bool, deed: Deed | None = None
+) -> Redrive:
     """Send the chosen letters again, at most MAX_REDRIVEN, as `alphaloop dlq redrive` does.
 
-    `corrections` has one FIELD=VALUE a line. Raises WrongRequest, BrokerError, StoreError.
+    Nothing is sent without `deed`, which the audit has before. `corrections` has one FIELD=VALUE a line. Raises
+    WrongRequest, UnknownName, BrokerError, StoreError.
     """
     choice = choice_of(asked)
     if choice.is_by_task_only and choice.task is None:
@@ -338,7 +342,10 @@ def run(sources: Sources, asked: Mapping[str, str], corrections: str, *, again: 
         fields = corrections_of([line.strip() for line in corrections.splitlines() if line.strip()], "corrections")
     except ConfigError as error:
         raise WrongRequest(error.message, hint=error.hint) from None
-    done = Redrive(sources.settings, RedriveStore(sources.database), fields, again=again, dry_run=dry_run)
+    require_dead_letters(sources.settings, choice)
+    if deed is not None:
+        write_down(sources.database, deed)
+    done = Redrive(sources.settings, RedriveStore(sources.database), fields, again=again, dry_run=deed is None)
     done.run(choice, _MAX_REDRIVEN)
     return done
 

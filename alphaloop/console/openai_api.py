@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import chain
@@ -211,6 +211,7 @@ class OpenAIApi:
         body = _Body(request, self._most_bytes + _FRAME_BYTES)
         try:
             key = await run_in_threadpool(self._key, request)
+            _refuse_other_parameters(request)
             return await self._received(request, body, key)
         except AlphaloopError:
             await body.drain()
@@ -314,6 +315,7 @@ class OpenAIApi:
         body = _Body(request, _FRAME_BYTES)
         try:
             key = await run_in_threadpool(self._key, request)
+            _refuse_other_parameters(request)
             asked = await _asked(request, body)
         except AlphaloopError:
             await body.drain()
@@ -535,11 +537,15 @@ def _kept_for(fields: Mapping[str, str]) -> timedelta:
         raise Refused(f"expected {_EXPIRES_AFTER}, found {json.dumps(given)[:200]}", param="expires_after") from None
 
 
+def _refuse_other_parameters(request: Request, known: Sequence[str] = ()) -> None:
+    if other := next((name for name in request.query_params if name not in known), None):
+        raise _unknown(other, known)
+
+
 def _page_of(request: Request, kind: str) -> tuple[int, str | None]:
     """The parameters `limit` and `after`."""
     known = ("limit", "after", *(("order", "purpose") if kind == "files" else ()))
-    if other := next((name for name in request.query_params if name not in known), None):
-        raise _unknown(other, known)
+    _refuse_other_parameters(request, known)
     limit, after = request.query_params.get("limit"), request.query_params.get("after")
     if limit is not None and (not re.fullmatch(r"[0-9]{1,5}", limit) or not 1 <= int(limit) <= _MAX_LISTED[kind]):
         raise Refused(f"expected 1 to {_MAX_LISTED[kind]}, found {_shown(limit)}", param="limit")
@@ -550,6 +556,7 @@ def _page_of(request: Request, kind: str) -> tuple[int, str | None]:
 
 
 def _named(request: Request, pattern: re.Pattern[str], what: str) -> str:
+    _refuse_other_parameters(request)
     object_id = str(request.path_params["id"])
     if not pattern.fullmatch(object_id):
         raise NotThere(f"no {what} {object_id[:60]!r}")

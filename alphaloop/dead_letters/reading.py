@@ -195,12 +195,22 @@ class ListedDeadLetter:
 
 
 def require_dead_letters(settings: Settings, choice: DeadLetterFilter) -> None:
-    """Raises UnknownName where no letter of any time has the names, or the task is unknown; BrokerError."""
+    """Raises UnknownName for each name that no letter of any time has, and for an unknown task; BrokerError."""
     tasks = frozenset({choice.task or ""} - {"", *settings.tasks})
-    named = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
-    conditions = [f"{what} {', '.join(sorted(names))}"[:300] for what, names in named.items() if names]
-    if conditions and next(replace(choice, since=None, until=None).letters(settings.kafka), None) is None:
-        raise UnknownName(f"no dead letter of any time has the {' and the '.join(conditions)}")
+    left = {"task": tasks, "job_id": choice.job_ids, "code": choice.codes, "place": choice.places}
+    letters = replace(choice, since=None, until=None).letters(settings.kafka) if any(left.values()) else iter(())
+    for letter in letters:
+        left = {
+            "task": frozenset[str](),
+            "job_id": left["job_id"] - letter.names,
+            "code": left["code"] - {letter.code},
+            "place": left["place"] - {letter.place},
+        }
+        if not any(left.values()):
+            break
+    if unknown := [f"{what} {', '.join(sorted(names))}"[:300] for what, names in left.items() if names]:
+        of_task = f" of {choice.task}"[:120] if choice.task and not left["task"] else ""
+        raise UnknownName(f"no dead letter{of_task} of any time has the {' and the '.join(unknown)}")
 
 
 def newest_dead_letters(

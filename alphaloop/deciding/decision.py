@@ -53,6 +53,8 @@ def reason_said(reason: str, expected_low: float | None) -> str:
     return "not_surely_faster" if expected_low is not None and expected_low <= 1 else "expected_faster"
 
 
+#: Decisions that were free to speculate.
+_FREE: Final = frozenset({Reason.FASTER, Reason.ON_TARGET, Reason.NO_HISTORY, Reason.UNCERTAIN, Reason.NOT_FASTER})
 #: Decisions for these reasons do not say what the policy would choose for the task's jobs.
 NOT_A_CHOICE: Final = frozenset(
     {
@@ -133,6 +135,11 @@ class Decision:
         return DraftSetting(self.drafter, self.num_draft_tokens)
 
     @property
+    def was_free(self) -> bool:
+        """Whether the policy was free to speculate. Only such jobs take part in the experiment."""
+        return self.reason in _FREE
+
+    @property
     def chosen(self) -> Alternative | None:
         """`setting` as it was weighed; None where nothing was."""
         return next((way for way in self.alternatives if way[:2] == (self.drafter, self.num_draft_tokens)), None)
@@ -141,6 +148,11 @@ class Decision:
     def expected(self) -> Expected | None:
         """The speed-up that `setting` promises; None where nothing was weighed."""
         return self.chosen.expected if self.chosen else None
+
+    @property
+    def reason_said(self) -> str:
+        """The reason as screens, results, metrics and rows have it."""
+        return reason_said(self.reason, self.chosen.speedup_low if self.chosen else None)
 
     def setting_while(self, num_running: int) -> DraftSetting:
         """How the job drafts in a round that `num_running` sequences share, at least one."""

@@ -165,6 +165,11 @@ class ComparedBlock:
     control_parts: tuple[Slice, ...] = ()  #: of requests: those of `control` at each load
 
     @property
+    def own_sequences(self) -> float:
+        """The task's sequences a round, in the window before the control slice."""
+        return self.before.num_sequence_rounds / max(self.before.num_rounds, 1)
+
+    @property
     def stratum(self) -> Stratum:
         """By the window before the control slice: what a block is compared with must not depend on what comes of it.
 
@@ -267,7 +272,8 @@ def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_pro
     proposed token; both in vanilla rounds. Look-up proposes in runs, so the windows near control have more or fewer
     proposals than all rounds have; β takes that out (a regression estimator: Cochran 1977, ch. 7). γ takes out that the
     load changed inside a block. Blocks begin at moments drawn from the device's time, and the speed-up is that of
-    sequences. So a block counts in proportion to the sequences that run (unequal chances: Hájek 1971).
+    the task's sequences. So a block counts in proportion to those that run (unequal chances: Hájek 1971); of requests,
+    to all that run.
 
     The fit is Huber's (1964): a comparison further from the rest than 2.5 standard deviations counts as if it were at
     2.5, because a host that becomes slow inside a block spoils it. Both comparisons of a block enter on their own.
@@ -289,7 +295,7 @@ def time_ratios(blocks: Sequence[ComparedBlock], groups: Sequence[int], mean_pro
         expected = [law.log_ratio(t, c) for t, c in zip(windows, controls, strict=True)]
         observed = observed - np.array([ratio for ratio, _ in expected])
         load, gradient = np.zeros(len(observed)), np.array([slope for _, slope in expected])
-    weight = np.array([block.before.mean_running for block in blocks])
+    weight = np.array([block.before.mean_running if law else block.own_sequences for block in blocks])
     fitted = _Fit(observed, proposed, load, weight / weight.mean(), group, len(mean_proposed)).run()
     if law is None:
         return fitted

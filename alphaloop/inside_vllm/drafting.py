@@ -7,19 +7,28 @@ A request says what it wants in `extra_args` (over HTTP: `vllm_xargs`):
                                        server with n-grams and look-up, look-up drafts for every request
     "alphaloop_task": "sql"            look-up also searches earlier results of this task, where these are remembered
 
+    "alphaloop_reports": 1             the reply brings what was measured of the server's steps (measuring.py)
+    "alphaloop_control_share": 0.02    share of the rounds' time in which all on trial decode vanilla
+    "alphaloop_subject": "sql greedy"  the request is on trial, with requests of the same subject
+    "alphaloop_treatment": "draft"     and drafts with what alphaloop has under this name
+    "alphaloop_expected": [1.3, …]     five numbers: the speed-up that is expected of it (`Expected`)
+
+    "alphaloop_drafter": "filler"      drafts of one token again and again, to time passes of a chosen width
+
 Look-up's settings are `--additional-config '{"alphaloop_lookup": {"remember_tasks": ["sql"]}}'`. They are read without
 pydantic, because vLLM's environment has the version that vLLM wants.
 """
 
 from __future__ import annotations
 
-import time
+import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Final, Protocol
 
 from alphaloop.errors import ConfigError
+from alphaloop.experiment.observe import Expected
 from alphaloop.lookup import MAX_NGRAM, MAX_REMEMBERED_BYTES, MIN_NGRAM, EarlierResults, Rule, SearchedText, SuffixIndex
 
 NUM_DRAFT_TOKENS: Final = "alphaloop_num_draft_tokens"
@@ -27,9 +36,12 @@ DRAFTER: Final = "alphaloop_drafter"
 TASK: Final = "alphaloop_task"
 #: The value of `alphaloop_drafter` that means alphaloop's look-up.
 LOOKUP: Final = "lookup"
-#: A request with both limits every request's drafts to this number for so many seconds from its arrival.
-CAP: Final = "alphaloop_cap_draft_tokens"
-CAP_S: Final = "alphaloop_cap_s"
+FILLER: Final = "filler"
+REPORTS: Final = "alphaloop_reports"
+CONTROL_SHARE: Final = "alphaloop_control_share"
+SUBJECT: Final = "alphaloop_subject"
+TREATMENT: Final = "alphaloop_treatment"
+EXPECTED: Final = "alphaloop_expected"
 #: The section of `additional_config`.
 KEY: Final = "alphaloop_lookup"
 #: Below it vLLM decodes greedily (`vllm/sampling_params.py`, _SAMPLING_EPS).
@@ -63,8 +75,11 @@ class Wish:
 
     num_draft_tokens: int | None = None  #: most draft tokens a round; None: as many as the server drafts
     is_lookup: bool = False  #: for alphaloop's look-up; a server without it drafts nothing then
+    is_filler: bool = False  #: drafts that say nothing, each as long as asked for
     task: str = ""  #: empty: its text is remembered for no task
-    cap: tuple[int, float] | None = None  #: most draft tokens of every request, for so many seconds
+    trial: Trial | None = None  #: None: it takes no part in the experiment
+    reports: bool = False  #: whether the reply brings what was measured
+    control_share: float | None = None  #: of the server's time, from now on; None: as before
 
     @classmethod
     def of(cls, params: SamplingParams | None) -> Wish:
@@ -73,14 +88,40 @@ class Wish:
         A value of another type counts as left out: an error here would end the server for all its requests.
         """
         extra = (params.extra_args if params is not None else None) or {}
-        task, cap, cap_s = extra.get(TASK), _count(extra.get(CAP)), extra.get(CAP_S)
-        is_timed = isinstance(cap_s, int | float) and not isinstance(cap_s, bool) and 0 < cap_s < float("inf")
+        task, share = extra.get(TASK), _number(extra.get(CONTROL_SHARE))
         return cls(
             num_draft_tokens=_count(extra.get(NUM_DRAFT_TOKENS)),
             is_lookup=extra.get(DRAFTER) == LOOKUP,
+            is_filler=extra.get(DRAFTER) == FILLER,
             task=task if isinstance(task, str) else "",
-            cap=(cap, float(cap_s)) if cap is not None and is_timed and cap_s is not None else None,
+            trial=Trial.of(extra),
+            reports=extra.get(REPORTS) == 1,
+            control_share=share if share is not None and 0 <= share < 1 else None,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a request on trial is compared as."""
+
+    subject: str
+    drafter: str  #: alphaloop's name
+    expected: Expected | None = None
+
+    @classmethod
+    def of(cls, extra: Mapping[str, Any]) -> Trial | None:
+        """From a request's `extra_args`; None where subject or drafter is missing."""
+        subject, drafter, expected = extra.get(SUBJECT), extra.get(TREATMENT), extra.get(EXPECTED)
+        if not (isinstance(subject, str) and isinstance(drafter, str) and subject and drafter):
+            return None
+        numbers = [_number(value) for value in expected] if isinstance(expected, list) else []
+        is_whole = len(numbers) == len(Expected._fields) and None not in numbers
+        return cls(subject, drafter, Expected(*numbers) if is_whole else None)  # type: ignore[arg-type]
+
+
+def _number(value: object) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 def _count(value: object) -> int | None:
@@ -177,12 +218,11 @@ class RequestDrafts:
     spoils_beside_sampled: bool = False  #: a greedy text that is drafted beside a sampled one is wrong there
     takes_fewer: bool = True  #: whether the server's drafter can be asked for fewer tokens than its k
     drafter_max_tokens: int | None = None  #: of a text that it reads with k more; None: it reads every text
-    clock: Callable[[], float] = field(default=time.monotonic)
+    is_control: Callable[[str], bool] = lambda request_id: False  #: whether it decodes vanilla for the experiment
 
     def __post_init__(self) -> None:
         self._wishes: dict[str, Wish] = {}
         self._undrafted: set[str] = set()
-        self._cap, self._cap_until = 0, float("-inf")
         self._was_left_out = False
 
     def wish(self, request: Request) -> Wish:
@@ -191,11 +231,6 @@ class RequestDrafts:
         if wish is None:
             wish = self._wishes[request.request_id] = Wish.of(request.sampling_params)
         return wish
-
-    def arrived(self, request: Request) -> None:
-        """The request came in; a cap that it carries counts from now on, in place of an earlier one."""
-        if (cap := self.wish(request).cap) is not None:
-            self._cap, self._cap_until = cap[0], self.clock() + cap[1]
 
     def ended(self, request: Request) -> None:
         """The request has ended, however it did."""
@@ -222,9 +257,9 @@ class RequestDrafts:
         wanting: list[Request] = []
         for request in running:
             most = 0 if is_spoiled else self._most(request)
-            if self._is_lookup(request):
+            if self._is_ours(request):
                 request.spec_token_ids = []
-                if most and self.lookup is not None:
+                if most and (self.lookup is not None or self.wish(request).is_filler):
                     wanting.append(request)
             elif self._was_left_out:
                 request.spec_token_ids = []
@@ -234,11 +269,13 @@ class RequestDrafts:
         return wanting
 
     def look_up(self, request: Request) -> list[int]:
-        """Look-up's draft for a request whose text was read to its last token."""
-        if self.lookup is None:
-            return []
+        """Look-up's draft, or a filler, for a request whose text was read to its last token."""
         # A pass yields one token beyond its drafts, and that one must fit too.
         room = self.max_tokens - len(request.all_token_ids) - 1
+        if self.wish(request).is_filler:
+            return [request.all_token_ids[-1]] * max(0, min(self._most(request), room))
+        if self.lookup is None:
+            return []
         return self.lookup.propose(request, self.wish(request).task, min(self._most(request), room))
 
     def leaves_out(self, longest: int) -> bool:
@@ -254,25 +291,35 @@ class RequestDrafts:
     def num_to_draft(self, decoding: Iterable[Request]) -> int:
         """Tokens that the server's drafter proposes after a step with these requests: the most that any of them wants.
 
-        0 lets it rest. Under a cap it proposes one at least, so that its cache stays whole.
+        0 lets it rest. For control it proposes one, so that its cache stays whole (`runs_for_cache_only`).
         """
         if not self.takes_fewer:
             return self.num_draft_tokens
-        own = [request for request in decoding if not self._is_lookup(request)]
+        own = [request for request in decoding if not self._is_ours(request)]
         if not any(map(self._wanted, own)):
             return 0
         return max(1, *map(self._most, own))
 
-    def _is_lookup(self, request: Request) -> bool:
-        return self.is_lookup_alone or self.wish(request).is_lookup
+    def runs_for_cache_only(self, decoding: Iterable[Request]) -> bool:
+        """Whether the server's drafter is run after a step with these requests, and all that want it are control."""
+        own = [request for request in decoding if not self._is_ours(request)]
+        return any(map(self._wanted, own)) and not any(map(self._most, own))
+
+    def treatment(self, request: Request) -> int:
+        """Draft tokens that it has a round outside control."""
+        return self._wanted(request)
+
+    def _is_ours(self, request: Request) -> bool:
+        """Whether its drafts are written by the scheduler, and not by the server's drafter."""
+        wish = self.wish(request)
+        return self.is_lookup_alone or wish.is_lookup or wish.is_filler
 
     def _most(self, request: Request) -> int:
-        wanted = self._wanted(request)
-        return min(wanted, self._cap) if self.clock() < self._cap_until else wanted
+        return 0 if self.is_control(request.request_id) else self._wanted(request)
 
     def _wanted(self, request: Request) -> int:
         wish = self.wish(request)
-        if request.request_id in self._undrafted and not self._is_lookup(request):
+        if request.request_id in self._undrafted and not self._is_ours(request):
             return 0
         wanted = self.num_draft_tokens if wish.num_draft_tokens is None else wish.num_draft_tokens
         return min(wanted, self.num_draft_tokens)

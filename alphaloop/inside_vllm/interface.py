@@ -20,6 +20,8 @@ METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     "_free_request": ("self", "request", "delay_free_blocks"),
     "schedule": ("self", "throttle_prefills"),
     "_update_after_schedule": ("self", "scheduler_output"),
+    "update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "has_unfinished_requests": ("self",),
 }
 #: What these constructors have to set.
 OF_SCHEDULER: Final = (
@@ -49,6 +51,7 @@ OF_OUTPUT: Final = (
     "num_spec_tokens_to_schedule",
     "scheduled_cached_reqs",
     "scheduled_new_reqs",
+    "scheduled_spec_decode_tokens",
 )
 _HINT: Final = (
     f"install vllm {' or '.join(TESTED)}, or leave out --scheduler-cls: then every request drafts as the server"

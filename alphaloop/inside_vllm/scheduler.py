@@ -13,6 +13,9 @@ time.
 
 With that worker it rests in steps that read no prompt, and a request drafts nothing where it begins with tokens that
 the drafter has not read: what vLLM's prefix cache has from the output of requests without drafts.
+
+With synchronous scheduling the class also measures what the drafts of its own rounds gain (`measuring.py`), where
+requests ask for that.
 """
 
 from __future__ import annotations
@@ -33,8 +36,11 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm import RESTING_WORKER, interface
+from alphaloop.experiment.observe import Treatment
+from alphaloop.experiment.rounds import FreeSequence, Yielded
+from alphaloop.inside_vllm import DRAFTER_TIME, RESTING_WORKER, interface
 from alphaloop.inside_vllm.drafting import KEY, LookupDrafts, LookupSettings, RequestDrafts, UnreadBlocks
+from alphaloop.inside_vllm.measuring import DrafterTime, ServerExperiment, StepFacts
 
 _PR_SET_PDEATHSIG: Final = 1
 #: Methods whose drafters may be asked for fewer tokens than their k (`vllm/v1/spec_decode`). Medusa, suffix decoding
@@ -55,7 +61,9 @@ class _Following:
         if config.speculative_config is None:
             raise ConfigError("expected --speculative-config with this scheduler class, found none")
         speculative = config.speculative_config
-        lookup = _lookup_of(config, is_async=isinstance(self, AsyncScheduler))
+        is_async = isinstance(self, AsyncScheduler)
+        lookup = _lookup_of(config, is_async=is_async)
+        self._experiment = ServerExperiment()
         self._drafting = RequestDrafts(
             this.num_spec_tokens,
             this.max_model_len,
@@ -64,6 +72,7 @@ class _Following:
             spoils_beside_sampled=current_platform.is_cpu(),
             takes_fewer=_takes_fewer(config),
             drafter_max_tokens=None if config.use_v2_model_runner else _drafter_max_tokens(config),
+            is_control=self._experiment.is_control,
         )
         self._has_cache = speculative.uses_draft_kv_cache()
         if this.dynamic_sd_lookup is None:
@@ -78,10 +87,17 @@ class _Following:
                 hint="leave out --worker-cls: then the drafter reads on in every step",
             )
         self._unread = UnreadBlocks(this.block_size) if rests else None
+        # Else nothing says which of several steps a result belongs to, or how long the drafter took.
+        self._measures = (
+            not is_async and config.parallel_config.pipeline_parallel_size == 1 and (rests or not self._has_cache)
+        )
+        self._is_ending_step = False
 
     def schedule(self, *args: Any, **options: Any) -> Any:
         """vLLM's step, with each request's own drafts."""
         this: Any = self
+        if self._measures:
+            self._experiment.begin(self._free())
         present = this.running
         if len(this.running) < this.max_num_running_reqs:
             present = chain(this.running, this.kv_holding_waiting, this.waiting)
@@ -114,6 +130,17 @@ class _Following:
             for request in step:
                 start, num_tokens = request.num_computed_tokens, num_scheduled[request.request_id]
                 self._unread.written(self._blocks(request), start, num_tokens, rested=wanted == 0)
+        if self._measures and step:
+            self._experiment.scheduled(
+                StepFacts(
+                    num_running=len(step),
+                    mean_context_tokens=sum(len(request.all_token_ids) for request in step) / len(step),
+                    has_prompt=any(request.num_computed_tokens < len(request.all_token_ids) - 1 for request in step),
+                    num_positions=sum(num_scheduled.values()),
+                    num_drafted=wanted if self._has_cache else 0,
+                    is_for_cache_only=self._drafting.runs_for_cache_only(step),
+                )
+            )
         scheduler_output.num_spec_tokens_to_schedule = min(scheduler_output.num_spec_tokens_to_schedule, wanted)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
@@ -133,14 +160,50 @@ class _Following:
         blocks = this.kv_cache_manager.coordinator.get_blocks(request.request_id)[0]
         return lambda place: int(blocks[place].block_id)
 
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """vLLM's own, and what the step came to is counted."""
+        this: Any = self
+        step = [(name, this.requests.get(name)) for name in scheduler_output.num_scheduled_tokens]
+        before = {name: (request, len(request.all_token_ids)) for name, request in step if request is not None}
+        self._is_ending_step = True
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        self._is_ending_step = False
+        if self._measures:
+            drafts = scheduler_output.scheduled_spec_decode_tokens
+            self._experiment.ended(
+                {
+                    name: Yielded(len(request.all_token_ids) - num, len(drafts.get(name, ())))
+                    for name, (request, num) in before.items()
+                },
+                drafter=_drafter_time(model_runner_output),
+                goes_on=this.has_unfinished_requests(),
+            )
+        return outputs
+
+    def _free(self) -> dict[str, FreeSequence]:
+        """The requests on trial that decode, and how each would draft."""
+        this: Any = self
+        free: dict[str, FreeSequence] = {}
+        for request in this.running:
+            if (trial := self._drafting.wish(request).trial) is not None:
+                treatment = Treatment(trial.drafter, self._drafting.treatment(request))
+                free[request.request_id] = FreeSequence(trial.subject, treatment, trial.expected)
+        return free
+
     def add_request(self, request: Any) -> None:
-        """vLLM's own, and what the request says of drafts."""
-        self._drafting.arrived(request)
+        """vLLM's own, and how much of the time the request wants for control."""
+        if (share := self._drafting.wish(request).control_share) is not None and self._measures:
+            self._experiment.share(share)
         super().add_request(request)  # type: ignore[misc]
 
     def _free_request(self, request: Any, *args: Any, **options: Any) -> Any:
+        reports = self._drafting.wish(request).reports
         self._drafting.ended(request)
-        return super()._free_request(request, *args, **options)  # type: ignore[misc]
+        transfer, *others = super()._free_request(request, *args, **options)  # type: ignore[misc]
+        # An aborted request has no reply.
+        if reports and self._is_ending_step and (measured := self._experiment.take()):
+            transfer = {**(transfer or {}), **measured}
+        return transfer, *others
 
 
 def _end_with_parent() -> None:
@@ -158,6 +221,12 @@ class FollowingScheduler(_Following, Scheduler):  # type: ignore[misc]  # vLLM i
 
 class FollowingAsyncScheduler(_Following, AsyncScheduler):  # type: ignore[misc]
     """With asynchronous scheduling: vLLM's drafters alone, because a step is scheduled before its text is known."""
+
+
+def _drafter_time(output: Any) -> DrafterTime | None:
+    """What `RestingWorker` timed; None where the drafter never ran, or nothing times it."""
+    last = getattr(output, DRAFTER_TIME, None)
+    return None if last is None else DrafterTime(*last)
 
 
 def _takes_fewer(config: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 import uuid
 from codecs import BOM_UTF8
 from collections.abc import Collection, Mapping, Sequence
@@ -297,8 +298,9 @@ def _read_again(value: bytes) -> Any:
             f"expected JSON, found none at character {error.pos}: {error.msg}",
             hint="one JSON object a message, without a trailing comma",
         ) from None
-    except ValueError as error:
-        raise MalformedMessage(f"expected JSON numbers, found {error}") from None
+    except ValueError:  # Python converts no longer integer
+        most = sys.get_int_max_str_digits()
+        raise MalformedMessage(f"expected numbers of at most {most} digits, found a longer one") from None
 
 
 def _too_deep() -> MalformedMessage:
@@ -307,7 +309,7 @@ def _too_deep() -> MalformedMessage:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name}, which JSON does not have")
+    raise MalformedMessage(f"expected JSON numbers, found {name}, which JSON does not have")
 
 
 _DECODER: Final = json.JSONDecoder(parse_constant=_refuse_constant)

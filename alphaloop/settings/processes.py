@@ -146,7 +146,11 @@ class SessionLimits:
 
     @property
     def parameters(self) -> Mapping[str, str]:
-        """The server's parameters by name: the limits, and every one that changes what a text means or a row holds."""
+        """The server's parameters by name: the limits, and what changes a text's meaning or ends sessions.
+
+        With `exit_on_error` a refused value would look like an outage, and its statement be repeated for ever; a
+        listener's session is idle by design.
+        """
         return {
             "timezone": "UTC",
             "datestyle": "ISO, MDY",
@@ -157,6 +161,8 @@ class SessionLimits:
             "array_nulls": "on",
             "transform_null_equals": "off",
             "default_transaction_isolation": "read committed",
+            "exit_on_error": "off",
+            "idle_session_timeout": "0",
             "lock_timeout": _milliseconds(self.lock_s),
             "statement_timeout": _milliseconds(self.statement_s),
             "idle_in_transaction_session_timeout": _milliseconds(self.idle_transaction_s),

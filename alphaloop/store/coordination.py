@@ -163,11 +163,14 @@ class InstallationStore(Store):
 
         Raises ConfigError where another cluster or prefix is noted, and StoreError.
         """
-        noted = self._database.one(_READ)
-        if noted.cluster is None:
+        if self._database.one(_READ).cluster is None:
             self._database.change(_NOTE, {"cluster": cluster, "prefix": prefix})
-            noted = self._database.one(_READ)
-        if (noted.cluster, noted.prefix) != (cluster, prefix):
+        return self.expect(cluster, prefix)
+
+    def expect(self, cluster: str, prefix: str) -> str:
+        """The database's id. Raises ConfigError where another cluster or prefix is noted, and StoreError."""
+        noted = self._database.one(_READ)
+        if noted.cluster is not None and (noted.cluster, noted.prefix) != (cluster, prefix):
             raise ConfigError(
                 f"{self._database.redacted_url} belongs to the Kafka cluster {noted.cluster} with kafka.prefix "
                 f"{noted.prefix!r}, found the cluster {cluster} with {prefix!r}",

@@ -226,9 +226,19 @@ class Database:
             yield
         except (SQLAlchemyError, psycopg.Error, UnicodeEncodeError) as error:
             ours = store_error(error, self.redacted_url)
+            if _exceeds_limit(error) and self._is_out_of_transactions():
+                ours = StoreUnavailable(ours.message, hint="VACUUM every database of the server")
             if not isinstance(ours, (StoreBusy, StoreValueRefused)):
                 self._pooled.number += 1
             raise ours from None
+
+    def _is_out_of_transactions(self) -> bool:
+        """Whether the server starts no transaction that writes. It says so as it says that a row is too large."""
+        try:
+            with self._autocommit.connect() as connection:
+                return connection.scalar(text("SELECT pg_current_xact_id()")) is None
+        except (SQLAlchemyError, psycopg.Error) as error:
+            return _exceeds_limit(error)
 
     def rows(self, query: Executable, given: Mapping[str, Any] | None = None) -> list[Any]:
         """The rows of one statement that is a transaction by itself. Raises as `begin` does."""
@@ -395,10 +405,7 @@ class DatabaseClock:
         self._measured: tuple[datetime, float] | None = None  #: a moment by the database, and the same by this machine
 
     def now(self) -> datetime:
-        """The time, in UTC, right to half a round trip. Asks the database the first time only; then raises nothing.
-
-        Raises StoreError the first time.
-        """
+        """The time, in UTC, right to half a round trip. The first call asks the database: it may raise StoreError."""
         if self._measured is None:
             return self.measure()
         moment, at = self._measured
@@ -449,9 +456,7 @@ class Listener:
     """Waits for notices of changes by other processes. One thread owns it; the next wait replaces a lost connection.
 
     A notice says only that something changed. Its receiver reads the tables, as it also does at intervals without one,
-    because a broken connection loses notices.
-
-    Behind a pooler in transaction mode there are none, and the receiver reads at its intervals.
+    because a broken connection loses notices. Behind a pooler in transaction mode there are none.
     """
 
     def __init__(self, database: Database, *channels: str) -> None:
@@ -581,6 +586,12 @@ def store_error(error: SQLAlchemyError | psycopg.Error | UnicodeEncodeError, whe
     # Without a state the driver refused the values itself: no text of Postgres holds the character NUL.
     is_value = not state and isinstance(original, psycopg.DataError)
     return StoreValueRefused(refusal) if is_value else kind(refusal, hint=hint)
+
+
+def _exceeds_limit(error: Exception) -> bool:
+    """Whether a limit of Postgres is exceeded: by a row, or by the transaction ids that are in use."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    return isinstance(original, psycopg.Error) and original.sqlstate == "54000"
 
 
 def _meaning(state: str) -> tuple[type[StoreError], str | None]:

@@ -25,8 +25,15 @@ def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRAT
     """Bring the schema to `revision`. Safe to run from several processes at once: one migrates, the others wait.
 
     Does nothing where a later release has migrated and this one can still run, so that it can be started again.
-    Raises StoreUnavailable, StoreError, or SchemaMismatch when the database holds a revision that `migrations` lacks.
+    Raises StoreUnavailable, StoreError, SchemaMismatch when the database holds a revision that `migrations` lacks, or
+    ConfigError for a database in another encoding than UTF8, which cannot hold every text.
     """
+    with Database(url, pool_size=1, limits=UNLIMITED) as database:
+        if (encoding := database.scalar(text("SHOW server_encoding"))) != "UTF8":
+            raise ConfigError(
+                f"expected a database in the encoding UTF8, found {encoding} in {database.redacted_url}",
+                hint="CREATE DATABASE name TEMPLATE template0 ENCODING 'UTF8', and its name in postgres.url",
+            )
     if revision == "head" and _is_later(url, migrations):
         return
     try:

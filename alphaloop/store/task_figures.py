@@ -35,6 +35,8 @@ WINDOW: Final = timedelta(days=1)
 _HOUR: Final = timedelta(hours=1)
 #: Hours of equal weight from which on they are the clusters: means of 10 to 30 long runs are nearly independent.
 _LEAST_HOURS: Final = 10
+#: Fields that `figures_of` leaves empty: what is chosen, what was measured, and who serves.
+_OF_NOW: Final = frozenset({"next_job", "measured", "target", "not_served"})
 
 _JOBS: Final = text("""
     SELECT task, purpose, CASE WHEN status = 'running' AND (owner IS NULL OR lease_expires_at <= clock_timestamp())
@@ -191,15 +193,17 @@ class TaskFigures:
         self.alpha_num_draft_tokens = min(row.least_k for row in rows), max(row.most_k for row in rows)
 
     def counts_as_json(self) -> dict[str, Any]:
-        """What was counted."""
+        """What was counted. `explain` has what was chosen and measured at its own place, and not here."""
         decoded = None if self.decoded is None else self.decoded.as_json()
         numbers = {name: getattr(self, name) for name in ("num_jobs", "num_probes", "num_controls")}
-        return {**asdict(self), "decoded": decoded, **numbers}
+        counted = {name: value for name, value in asdict(self).items() if name not in _OF_NOW}
+        return {**counted, "decoded": decoded, **numbers}
 
     def as_json(self, waiting: Mapping[str, int] | None) -> dict[str, Any]:
         """Counts, and the rates that screens show. `waiting`: by task, jobs that no worker has claimed, if known."""
         return {
             **self.counts_as_json(),
+            **{name: value for name, value in asdict(self).items() if name in _OF_NOW},
             "waiting": None if waiting is None else waiting.get(self.task, 0),
             "tokens_per_s": self.measured.tokens_per_s if self.measured else None,
             "vanilla_tokens_per_s": self.measured.vanilla_tokens_per_s if self.measured else None,

@@ -35,6 +35,8 @@ from typing import Any, Final
 
 from alphaloop.embedded.process import free_ports
 from alphaloop.engine import Sampling
+from alphaloop.experiment.observe import Slice, Treatment, TrialGroup
+from alphaloop.experiment.rounds import subject_of
 from alphaloop.settings.models import EndpointSettings
 from benchmarks.engines.serve import (
     FOLDER,
@@ -58,6 +60,7 @@ from benchmarks.reporting import REPOSITORY, console, parser_of, print_found, ta
 from benchmarks.servers import running_servers
 from benchmarks.workers import Client, started_worker
 from worker.servers.client import ServerClient
+from worker.servers.request_body import Measured
 
 DECIDED, ROUTED, BY_TASK = "decided", "routed", "by task"
 #: A task whose drafts gain less than this goes without in the second choice of the ceiling: neighbours pay for them.
@@ -73,6 +76,7 @@ class Played:
     per_token_s: Mapping[str, float] = field(default_factory=dict)  #: by task, the mean of its own requests
     texts: Mapping[str, str] = field(default_factory=dict)  #: by prompt
     lengths: Mapping[str, Sequence[int]] = field(default_factory=dict)  #: by task, the k of each of its jobs
+    slices: Sequence[Slice] = ()  #: that the server measured of its own rounds
 
     @property
     def tokens_per_s(self) -> float:
@@ -80,8 +84,13 @@ class Played:
         return self.num_tokens / self.seconds
 
 
-async def _straight(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str, int], load: int) -> Played:
-    """Send the jobs to the server itself, each with the k of its task."""
+async def straight(
+    server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str, int], load: int, *, control_share: float | None = None
+) -> Played:
+    """Send the jobs to the server itself, each with the k of its task.
+
+    `control_share`: of the experiment over the server's own rounds, with all jobs on trial; None: as it was.
+    """
     settings = EndpointSettings(
         kind=server.kind,
         url=server.url,
@@ -93,13 +102,17 @@ async def _straight(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str
     waiting, num_tokens = deque(jobs), 0
     walls: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
     texts: dict[str, str] = {}
+    slices: list[Slice] = []
+    trial_of = {task: TrialGroup(subject_of(task, "greedy"), Treatment("draft", k)) for task, k in k_of.items() if k}
 
     async def send(client: ServerClient) -> None:
         nonlocal num_tokens
         while waiting:
             job = waiting.popleft()
             sampling = Sampling(max_tokens=job.max_tokens, temperature=0.0)
-            reply = await client.complete(job.as_job(), sampling, num_draft_tokens=k_of[job.task])
+            measured = Measured(control_share, trial_of.get(job.task)) if control_share is not None else None
+            reply = await client.complete(job.as_job(), sampling, num_draft_tokens=k_of[job.task], measured=measured)
+            slices.extend(reply.slices)
             num_tokens += reply.num_tokens
             walls[job.task].append((reply.wall_s, reply.num_tokens))
             texts[job.prompt] = reply.text
@@ -109,7 +122,7 @@ async def _straight(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str
         await asyncio.gather(*(send(client) for _ in range(load)))
         seconds = time.monotonic() - began
     per_token = {task: sum(wall for wall, _ in found) / sum(num for _, num in found) for task, found in walls.items()}
-    return Played(seconds, num_tokens, per_token, texts)
+    return Played(seconds, num_tokens, per_token, texts, slices=slices)
 
 
 def _through(client: Client, jobs: Sequence[PromptJob], load: int) -> Played:
@@ -159,13 +172,13 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
     prompts = prompts_for(options)
     tasks = sorted(prompts)
     rng = random.Random(options.seed)
-    draw = _Draw(prompts, options.jobs, options.max_tokens, rng)
+    draw = Draw(prompts, options.jobs, options.max_tokens, rng)
     conditions = _conditions(options, tasks)
     console.print(conditions)
     folder = FOLDER / "mixed"
     shutil.rmtree(folder, ignore_errors=True)
     with ExitStack() as stack:
-        following_server, plain = _servers(options)
+        following_server, plain = servers_of(options)
         stack.enter_context(running([following_server, plain], folder, options.cores))
         clients = {
             DECIDED: stack.enter_context(_worker(options, tasks, folder / DECIDED, [following_server], switches=True)),
@@ -180,7 +193,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
         for number in range(options.choosing):
             jobs = draw.round(f"choose-{number}")
             for k in rng.sample(lengths, len(lengths)):
-                static[k].append(asyncio.run(_straight(following_server, jobs, dict.fromkeys(tasks, k), options.load)))
+                static[k].append(asyncio.run(straight(following_server, jobs, dict.fromkeys(tasks, k), options.load)))
                 console.print(f"choosing {number}: k={k} {static[k][-1].tokens_per_s:.1f} tokens/s")
         forced = {f"k={k}": dict.fromkeys(tasks, k) for k in lengths}
         ceilings = {
@@ -198,7 +211,7 @@ def _measure(options: argparse.Namespace) -> dict[str, Any]:
 
 def _play(
     number: str,
-    draw: _Draw,
+    draw: Draw,
     server: Server,
     forced: Mapping[str, Mapping[str, int]],
     clients: Mapping[str, Client],
@@ -210,7 +223,7 @@ def _play(
     played: dict[str, Played] = {}
     for name in rng.sample(names, len(names)):
         if name in forced:
-            played[name] = asyncio.run(_straight(server, jobs, forced[name], options.load))
+            played[name] = asyncio.run(straight(server, jobs, forced[name], options.load))
         else:
             played[name] = _through(clients[name], draw.named(jobs, name), options.load)
         console.print(f"round {number}: {name} {played[name].tokens_per_s:.1f} tokens/s")
@@ -265,7 +278,7 @@ def _show(found: Mapping[str, Any]) -> None:
 
 
 @dataclass(eq=False)
-class _Draw:
+class Draw:
     """Draws the jobs of each round: as many of each task, shuffled."""
 
     prompts: Mapping[str, list[str]]
@@ -299,7 +312,7 @@ class _Draw:
         return jobs
 
 
-def _servers(options: argparse.Namespace) -> tuple[Server, Server]:
+def servers_of(options: argparse.Namespace) -> tuple[Server, Server]:
     """One that drafts as each request asks, and one without drafts, of the same model."""
     model = options.model or str(dense_folder(options.dtype))
     speculative = (
@@ -328,7 +341,8 @@ def _worker(
     """A worker over these servers, with a Kafka and a PostgreSQL of its own."""
     folder.mkdir(parents=True)
     settings = {"ALPHALOOP_MODELS__TARGET__ENGINE": "server", "ALPHALOOP_MODELS__TARGET__NAME": MODEL_NAME}
-    settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
+    if not switches:
+        settings |= {f"ALPHALOOP_WORKER__{name}": value for name, value in SHORT_CALIBRATION.items()}
     for server in endpoints:
         is_switch = switches and server.drafter is not None
         settings |= server.settings(more={"switches_drafts": "true"} if is_switch else None)

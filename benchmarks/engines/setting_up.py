@@ -121,7 +121,7 @@ def conditions_of(options: argparse.Namespace) -> dict[str, Any]:
         "model": Path(options.model).name if options.model else "SmolLM2",
         "dtype": options.dtype,
         "max_tokens": options.max_tokens,
-        "history": options.history,
+        **({"history": options.history} if hasattr(options, "history") else {}),
         "seed": options.seed,
     }
 

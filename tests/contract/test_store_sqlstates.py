@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Final
 
 import psycopg
@@ -12,7 +14,8 @@ from psycopg import errors
 from pydantic import SecretStr
 from sqlalchemy import URL, Connection, make_url, text
 
-from alphaloop.embedded.process import free_ports
+from alphaloop.embedded.process import ChildProcess, free_ports
+from alphaloop.embedded.servers import EmbeddedPostgres, binaries, service_account
 from alphaloop.errors import (
     LeadershipLost,
     StoreBusy,
@@ -24,6 +27,7 @@ from alphaloop.errors import (
 from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database, Listener, driver_of
 from alphaloop.store.jobs import JobStore
+from alphaloop.store.schema import upgrade
 from tests.fixtures.postgres import read_only
 from tests.fixtures.runs import claim_request
 from tests.fixtures.worker import until
@@ -227,3 +231,33 @@ def test_a_connection_that_the_driver_found_broken_is_replaced(database: Databas
         with pytest.raises(StoreUnavailable):
             meet_it(block)
         assert database.scalar(text("SELECT 1")) == 1
+
+
+def test_a_server_out_of_transaction_ids_is_an_outage_and_no_fault_of_values(
+    postgres_server: str, tmp_path: Path
+) -> None:
+    """Its SQLSTATE is that of a row too large: a worker would send every job to the dead letters."""
+    folder, account = tmp_path / "postgres", service_account()
+    server = EmbeddedPostgres(folder, durable=False)
+    upgrade(SecretStr(server.start()))
+    server.stop()
+    xid = 2**31 - 2_000_000  # the last ones before the oldest in use; one segment of the log has 2^20
+    segment = folder / "data" / "pg_xact" / f"{xid >> 20:04X}"
+    segment.write_bytes(bytes(262_144))
+    if account is not None:
+        os.chown(segment, *account)
+    command = [binaries() / "pg_resetwal", "-f", "-x", str(xid), folder / "data"]
+    reset = ChildProcess("pg_resetwal", command, log=folder / "reset.log", run_as=account, keep_search=True)
+    reset.start()
+    assert reset.wait(60) == 0
+    try:
+        with Database(SecretStr(server.start())) as database:
+            for write in (
+                lambda: JobStore(database).claim([claim_request("a")], owner="w", lease_s=60, max_attempts=3),
+                lambda: JobStore(database).request_cancel("b"),
+            ):
+                with pytest.raises(StoreUnavailable, match="wraparound") as refusal:
+                    write()
+                assert "VACUUM" in (refusal.value.hint or "")
+    finally:
+        server.stop()

@@ -65,7 +65,9 @@ def test_one_server_decodes_vanilla_and_speculatively_side_by_side(purpose: str)
     assert sorted(asked(server), key=str) == [0, 0, None, None]
     assert (status.num_in_flight, status.num_undrafted, status.is_obeying) == (0, 0, True)
     if purpose == "traffic":
-        assert {"alphaloop_task": "code", ASKED: 0} in [body.get("vllm_xargs") for body in server.bodies]
+        assert {"alphaloop_task": "code", ASKED: 0, "alphaloop_reports": 1} in [
+            body.get("vllm_xargs") for body in server.bodies
+        ]
     fixed = ServedEngine(FakeEngine(), "lookup", 4)
     with engine_over({"both": switching(), "fixed": fixed}) as engine:
         least, num = engine.drafters[0].least_draft_tokens, engine.drafters[0].num_endpoints

@@ -202,6 +202,7 @@ def test_a_cancelled_batch_keeps_what_is_done(
     errors = [json.loads(one) for one in stack_cli("batch", "errors", path).out.splitlines()]
     assert {BatchError.model_validate(row["error"]).code for row in errors} == {"batch_cancelled"}
     assert len(stack_cli("batch", "output", path).out.splitlines()) == 1
+    assert "nothing to cancel" in stack_cli("batch", "cancel", path).err
 
 
 def test_a_batch_through_kafka_alone_is_known_by_its_name(stack_cli: Cli, worker_settings: Settings) -> None:
@@ -237,3 +238,4 @@ def test_what_cannot_be_submitted_is_said(stack_cli: Cli, tmp_path: Path) -> Non
     )
     assert ran.code == 1
     assert ran.err.splitlines()[-1].endswith(": failed; 2 invalid"), "no line of it is a job"
+    assert stack_cli("batch", "submit", file, "--task", "chat").code == 1

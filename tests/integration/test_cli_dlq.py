@@ -134,6 +134,20 @@ def test_one_letter_is_shown_and_its_message_only_when_asked_for(cli: Cli, write
     assert (missing.code, "no dead letter" in missing.err) == (1, True)
 
 
+@pytest.mark.parametrize("option", ["--job-id", "--code", "--at"])
+def test_each_name_of_a_letter_has_to_be_there(cli: Cli, write: Write, worker_settings: Settings, option: str) -> None:
+    write(Failure(code="decode_failed", message="no luck"), b'{"prompt": "x"}', job_id="a")
+    what, known = {
+        "--job-id": ("job_id", "a"),
+        "--code": ("code", "decode_failed"),
+        "--at": ("place", "jobs.code.dlq:0:0"),
+    }[option]
+    ran = cli("dlq", "redrive", option, known, option, "nosuch")
+    assert (ran.code, f"no dead letter of any time has the {what} nosuch\n" in ran.err) == (1, True)
+    assert everything(worker_settings.kafka, jobs_topic("code")) == []
+    assert cli("dlq", "redrive", option, known).code == 0
+
+
 def test_a_purge_deletes_old_letters_after_a_dry_run(
     cli: Cli, write: Write, worker_settings: Settings, database: Database
 ) -> None:

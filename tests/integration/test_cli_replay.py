@@ -46,7 +46,8 @@ def test_replay_decides_history_again_and_writes_nothing(
     assert code["measured_s"] == pytest.approx(12 * 0.5)
     assert told["total"] == code
     no_trials = cli("replay", "--set", "policy.explore_share=0.0", "--json").json
-    assert {"exploring", "control"}.isdisjoint(no_trials["reasons"])
+    assert {"exploring", "control", "faster"}.isdisjoint(no_trials["reasons"]), "faster is said of what was measured"
+    assert {"expected_faster", "not_surely_faster"} & set(no_trials["reasons"])
 
 
 def test_replay_with_another_folder_of_settings(

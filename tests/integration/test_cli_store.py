@@ -6,6 +6,7 @@ import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import psycopg
 import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
@@ -25,6 +26,7 @@ from alphaloop.store.known_jobs import check
 from alphaloop.store.reports import ReportStore, StoredReport
 from tests.fixtures.cli import Cli
 from tests.fixtures.drift import content, live_worker
+from tests.fixtures.postgres import with_database
 from tests.fixtures.runs import claim_request
 
 pytestmark = pytest.mark.postgres
@@ -43,6 +45,23 @@ def test_migrate(cli: Cli, empty_database_url: SecretStr, monkeypatch: pytest.Mo
     assert cli("migrate", "--json").json == {"from": head, "to": head}
     wrong = cli("migrate", "--revision", "nonesuch")
     assert (wrong.code, "error: " in wrong.err) == (1, True)
+
+
+@pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
+def test_a_database_that_cannot_hold_every_text_is_not_migrated(
+    cli: Cli, postgres_server: str, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    name = f"in_{encoding.lower()}"
+    with psycopg.connect(postgres_server, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE DATABASE {name} TEMPLATE template0 ENCODING '{encoding}' LOCALE_PROVIDER libc LOCALE 'C'".encode()
+        )
+        monkeypatch.setenv("DATABASE_URL", with_database(postgres_server, name))
+        ran = cli("migrate")
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    assert ran.code == 1
+    assert f"expected a database in the encoding UTF8, found {encoding}" in ran.err.replace("\n", " ")
+    assert "ENCODING 'UTF8'" in ran.err
 
 
 def test_report(cli: Cli, cli_environment: None, database: Database, tmp_path: Path) -> None:

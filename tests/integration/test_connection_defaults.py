@@ -54,6 +54,8 @@ ODD: Final = {
     "statement_timeout": ("10s",),
     "lock_timeout": ("10s",),
     "idle_in_transaction_session_timeout": ("10s",),
+    "idle_session_timeout": ("10s",),
+    "exit_on_error": ("on",),
     "client_min_messages": ("error", "debug5"),
     "plan_cache_mode": ("force_generic_plan",),
     "synchronous_commit": ("off",),
@@ -138,6 +140,8 @@ SHOWN: Final = {
     "statement_timeout": "1min",
     "lock_timeout": "5s",
     "idle_in_transaction_session_timeout": "20s",
+    "idle_session_timeout": "0",
+    "exit_on_error": "off",
     "standard_conforming_strings": "on",
     "transform_null_equals": "off",
 }

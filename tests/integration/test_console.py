@@ -213,8 +213,8 @@ def test_jobs_are_found_by_task_status_and_time_in_the_address(database: Databas
     assert all({**job["decoded"], "latency_s": 0} == {**told, "latency_s": 0} for job in seen)
     assert f"{run.queue_s + run.wall_s:.2f}&nbsp;s" in visitor.get("/jobs?status=succeeded").text
     assert [job["decoded"] for job in visitor.get("/jobs.json?status=running").data["jobs"]] == [None] * 10
-    assert "No claimed job is so." in visitor.get("/jobs?status=cancelled").text
-    assert "No claimed job is so." in visitor.get("/jobs?until=1h").text
+    assert "No job that a worker has claimed matches." in visitor.get("/jobs?status=cancelled").text
+    assert "No job that a worker has claimed matches." in visitor.get("/jobs?until=1h").text
 
 
 def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
@@ -227,7 +227,7 @@ def test_a_page_that_could_not_look_at_all_jobs_says_so_and_goes_on(
         claim(database, f"j-{number}", task=task, owner="w1")
     page = visitor.get("/jobs?task=sql").text
     assert "Looked at: 3 jobs" in page
-    assert "none is so" in page
+    assert "none matches" in page
     (link,) = re.findall(r'rel="next" href="([^"]+)">look further back', page)
     assert "j-1" in visitor.get(html.unescape(link)).text
 

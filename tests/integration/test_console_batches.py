@@ -55,6 +55,7 @@ def test_a_file_is_uploaded_watched_taken_and_cancelled(
     assert "3 requests sent" in person.get(answer.headers["location"]).text
     (kept,) = person.get("/batches.json").data["batches"]
     batch_id = kept["id"]
+    assert "1 request sent" in person.get(f"/batch?id={batch_id}&sent=1").text
     assert (kept["name"], kept["task"], kept["by"], kept["num_bytes"]) == (
         "requests.jsonl",
         "code",

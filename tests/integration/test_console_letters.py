@@ -10,11 +10,13 @@ from urllib.parse import quote, urlencode
 
 import pytest
 from pydantic import SecretStr
+from sqlalchemy import text
 
 from alphaloop.errors import InvalidField, MessageError, UnknownTask
 from alphaloop.kafka.topics import ensure_topics
 from alphaloop.messages import Failure
 from alphaloop.settings import KafkaSettings
+from alphaloop.store.database import Database
 from tests.fixtures.console import Visitor, console
 from tests.fixtures.worker import everything, write_letter
 
@@ -118,3 +120,19 @@ def test_letters_are_sent_again_after_a_look_at_what_that_does(
     assert len(everything(kafka_settings, f"jobs.{task}")) == 2, "it was sent before"
     person.post("/dead-letters/redrive", {**one, "again": "1"})
     assert len(everything(kafka_settings, f"jobs.{task}")) == 3
+
+
+def test_letters_that_are_not_there_are_not_sent_again_and_leave_no_deed(
+    person: Visitor, write: Write, task: str, database: Database
+) -> None:
+    write(UnknownTask(), {"job_id": "lost"})
+    token = person.token("/batches")
+    for named in ({"job": task}, {"code": task}, {"at": f"jobs.{task}.dlq:0:99"}, {"task": f"{task}-not"}):
+        answers = (
+            person.get(f"/dead-letters/redrive?{urlencode(named)}"),
+            person.post("/dead-letters/redrive", {**named, "token": token}),
+        )
+        for answer in answers:
+            assert (answer.status, "No dead letter" in answer.text) == (404, True), named
+    written = "SELECT count(*) FROM audit WHERE action = 'letters_redriven' AND subject LIKE :named"
+    assert database.scalar(text(written), {"named": f"%{task}%"}) == 0

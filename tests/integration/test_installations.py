@@ -145,6 +145,7 @@ def test_a_database_of_another_kafka_is_refused_with_both_until_it_is_adopted(
     stack_cli: Cli,
     database: Database,
     capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
     noted: tuple[str | None, str],
 ) -> None:
     here = cluster_id(worker_settings.kafka)
@@ -158,6 +159,18 @@ def test_a_database_of_another_kafka_is_refused_with_both_until_it_is_adopted(
         assert noted[1] in said
         assert f"found the cluster {here}" in said
         assert f"alphaloop migrate --adopt-cluster {here}" in said
+    batch = tmp_path / "batch.jsonl"
+    batch.write_text(json.dumps(batch_line("line", "a prompt")))
+    for command in (
+        ("batch", "submit", str(batch), "--task", "code"),
+        ("batch", "cancel", str(batch)),
+        ("cancel", "one"),
+        ("dlq", "redrive", "--task", "code"),
+        ("dlq", "purge", "--task", "code", "--before", "1d"),
+    ):
+        refused = stack_cli(*command)
+        assert (refused.code, f"alphaloop migrate --adopt-cluster {here}" in refused.err) == (1, True), command
+    assert count(database, "cancellations") == count(database, "batches") == 0
     ran = stack_cli("migrate", "--adopt-cluster", here)
     assert (ran.code, f"now belongs to the Kafka cluster {here}" in ran.err) == (0, True)
     assert "belongs already" in stack_cli("migrate", "--adopt-cluster", here).err

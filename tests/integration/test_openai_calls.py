@@ -108,6 +108,7 @@ def files(api: openai.OpenAI, calls: Calls) -> str:
         return lambda: api.files.create(**{"file": lines, "purpose": "batch", **given})
 
     calls.refused(400, "purpose", create(purpose="vision"), "'vision'")
+    calls.refused(400, "ttl", create(extra_query={"ttl": "7"}), "'ttl'", "no parameter")
     calls.refused(400, "ttl", create(extra_body={"ttl": "7"}), "'ttl'", "purpose")
     calls.refused(400, "expires_after", create(expires_after={**HOUR, "seconds": 60}), "60", "3600")
     calls.refused(400, "expires_after", create(expires_after={**HOUR, "anchor": "end"}), "end", "created_at")
@@ -124,6 +125,7 @@ def files(api: openai.OpenAI, calls: Calls) -> str:
     assert api.files.content(made.id).content == lines[1]
     calls.refused(404, None, lambda: api.files.retrieve(NOWHERE[0]), NOWHERE[0])
     calls.refused(404, None, lambda: api.files.content("../../etc/passwd"))
+    calls.refused(400, "at", lambda: api.files.content(made.id, extra_query={"at": "7"}), "'at'", "no parameter")
     assert api.files.delete(short.id).deleted
     calls.refused(404, None, lambda: api.files.delete(short.id))
     return made.id
@@ -134,6 +136,7 @@ def batches(api: openai.OpenAI, calls: Calls, file_id: str) -> None:
         return lambda: api.batches.create(**{"input_file_id": file_id, "metadata": {"task": "chat"}, **CHAT, **given})
 
     calls.refused(400, "priority", create(extra_body={"priority": 1}), "'priority'", "completion_window")
+    calls.refused(400, "priority", create(extra_query={"priority": "1"}), "'priority'", "no parameter")
     calls.refused(400, "endpoint", create(endpoint="/v1/embeddings"), "'/v1/embeddings'", "/v1/completions")
     calls.refused(400, "completion_window", create(completion_window="8d"), "'8d'", "at most 7d")
     calls.refused(400, "input_file_id", create(input_file_id="x"), "'x'")

@@ -218,15 +218,52 @@ def test_greedy_texts_beside_sampled_ones_are_right(source: Path, vanilla: dict[
     assert decoded[1]["counted"][1] > 0
 
 
-def test_a_cap_trims_the_drafts_of_the_whole_server(source: Path, vanilla: dict[str, Any]) -> None:
-    capped = [asks(K, cap_draft_tokens=0, cap_s=600), *MIXED]
-    batches = [capped, [asks(K)], [asks(K, cap_draft_tokens=1, cap_s=600)], [asks(K, cap_draft_tokens=K, cap_s=600)]]
-    model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
-    decoded = decode(source, model, batches, worker_cls="alphaloop.inside_vllm.worker.RestingWorker")
-    check(decoded, batches, vanilla)
-    assert [got["counted"][1] > 0 for got in decoded] == [False, False, True, True]
-    assert max(drafted for drafted, _ in decoded[2]["drafts"][0]) == 1
-    assert decoded[3]["counted"][1] == decoded[3]["counted"][2]  # the drafter's cache was whole all the time
+@pytest.fixture(scope="module")
+def long_vanilla(source: Path) -> dict[str, list[int]]:
+    """The same for long texts."""
+    (batch,) = decode(source, None, [[{"prompt": prompt} for prompt in PROMPTS]], max_tokens=320)
+    return dict(zip(PROMPTS, batch["token_ids"], strict=True))
+
+
+@pytest.mark.parametrize("drafter", ["lookup", "ngram", "draft_model"])
+def test_the_server_measures_its_own_rounds(drafter: str, source: Path, long_vanilla: dict[str, Any]) -> None:
+    """Texts stay the target's through control slices, and the slices say what those rounds were."""
+    on_trial = {"control_share": 0.4, "subject": "sql greedy", "treatment": drafter, "reports": 1}
+    asked = [asks(k, prompt, **on_trial) for prompt in PROMPTS for k in (1, K)]
+    batches = [[*asked, asks(0, reports=1)] for _ in range(3)]
+    if drafter == "draft_model":
+        model = {"method": "draft_model", "model": str(source), "num_speculative_tokens": K}
+        resting = {"worker_cls": "alphaloop.inside_vllm.worker.RestingWorker"}
+        decoded = decode(source, model, batches, max_tokens=320, **resting)
+    else:
+        decoded = decode(source, NGRAM, batches, max_tokens=320, **(LOOKUP if drafter == "lookup" else {}))
+    check(decoded, batches, long_vanilla)
+    slices = [part for got in decoded for part in got["slices"]]
+    control = [part for part in slices if part["phase"] == "control"]
+    assert control, "no control slice"
+    for part in control:
+        assert part["num_proposed"] == 0
+        assert part["num_tokens"] == part["num_sequence_rounds"] > 0
+        assert part["subject"] == "sql greedy"
+        assert part["drafter"] == drafter
+    treated = [part for part in slices if part["phase"] != "control"]
+    proposed, rounds = (sum(part[name] for part in treated) for name in ("num_proposed", "num_sequence_rounds"))
+    assert proposed > 0
+    if drafter == "draft_model":
+        # Each of its tokens is accepted, with a cache that missed no control round.
+        tokens = sum(part["num_tokens"] for part in treated)
+        assert tokens == pytest.approx(proposed + rounds, rel=0.02)  # less what was cut at a text's end
+        per_round = {
+            name: sum(part["sequence_s"] for part in parts) / sum(part["num_sequence_rounds"] for part in parts)
+            for name, parts in (("control", control), ("treated", treated))
+        }
+        assert per_round["control"] < per_round["treated"], per_round  # it is its own draft: k passes more
+
+
+def test_requests_that_ask_for_no_slices_get_none(source: Path) -> None:
+    on_trial = {"control_share": 0.4, "subject": "sql greedy", "treatment": "ngram"}
+    (got,) = decode(source, NGRAM, [[asks(K, **on_trial), asks(K), asks(0)]])
+    assert got["slices"] == []  # its one stretch has not ended
 
 
 @pytest.mark.parametrize(

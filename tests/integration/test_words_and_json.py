@@ -127,6 +127,7 @@ def test_every_json_says_what_every_text_says(ran: tuple[Cli, Visitor, DriftRepo
         its = screens.of_task(task)
         of_next = {name: one["next_job"] for name, one in its.items() if name in ("status", "tasks", "explain")}
         of_next["task"] = its["task"]["explanation"]["next_job"]
+        assert {"next_job", "measured"}.isdisjoint(its["explain"]["figures"]), "they stand beside it, and once"
         reasons = {name: one["reason"] for name, one in of_next.items()}
         reasons |= {"report": its["report"]["reason"], "decision": its["explain"]["decision"]["reason"]}
         (reason,) = set(reasons.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import text
@@ -12,12 +12,15 @@ from sqlalchemy import text
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import Sampling
 from alphaloop.errors import EngineSick
+from alphaloop.experiment.observe import Phase, Slice, Treatment
+from alphaloop.inside_vllm.measuring import as_json
 from alphaloop.kafka.topics import CONTROL, TOKENS
 from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState
+from alphaloop.store.switchback import SwitchbackStore
 from tests.fakes import FakeEngine
 from tests.fixtures.drift import content, record_probes, register_probe_set
 from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
@@ -85,6 +88,54 @@ def test_jobs_go_to_the_server_of_their_decision_and_come_back_with_its_counts(
     assert num_proposed == sum(sum(decoding.proposed) for decoding in told)
     assert servers["plain"].num_texts >= 10
     assert servers["speculative"].num_texts >= 10
+
+
+def test_what_a_server_measures_of_its_own_rounds_is_the_speedup_of_its_tasks(
+    worker_settings: Settings, database: Database
+) -> None:
+    """Twelve blocks of a server whose rounds with drafts yield 3 tokens and take 1.5 vanilla rounds."""
+    server = ServedEngine(FakeEngine(), "lookup", 4, switches_drafts=True, tells_exactly=True, round_s=0.001)
+    now = datetime.now(UTC)
+    server.slices = [
+        as_json(measured_slice(block, phase, now)) for block in range(12) for phase in (*Phase,) if phase != "between"
+    ]
+    num_slices = len(server.slices)
+    client = Client(worker_settings)
+    with engine_over({"both": server}, control_share=0.1) as engine, running_worker(worker_settings, engine):
+        client.send("code", [job(number) for number in range(num_slices)])
+        client.send("code", [job(number, decoding="speculative") for number in range(100, 104)])
+        client.results(num_slices + 4)
+    assert not server.slices
+    asked = [body.get("vllm_xargs", {}) for body in server.bodies]
+    on_trial = [said for said in asked if "alphaloop_subject" in said]
+    assert {(said["alphaloop_subject"], said["alphaloop_treatment"]) for said in on_trial} == {
+        ("code greedy", "lookup")
+    }
+    assert all(said["alphaloop_control_share"] == 0.1 for said in on_trial)
+    assert any(len(said.get("alphaloop_expected", ())) == 5 for said in on_trial)
+    # No request is made a control of its own: it would share its rounds with requests that draft.
+    reasons = "SELECT count(*) FROM decode_runs WHERE reason = 'control'"
+    assert database.one(text(reasons)) == (0,)
+    SwitchbackStore(database).refresh(datetime.now(UTC), {"code"})  # the worker does every ten seconds
+    (speedup,) = database.one(text("SELECT speedup FROM task_speedups WHERE task = 'code'"))
+    assert speedup == pytest.approx(2.0, rel=1e-6)
+
+
+def measured_slice(block: int, phase: Phase, now: datetime) -> Slice:
+    """64 sequence-rounds of four sequences."""
+    is_control = phase is Phase.CONTROL
+    begun = now - timedelta(minutes=30) + timedelta(seconds=10 * block + [*Phase].index(phase))
+    part = Slice(f"{block:016x}", "code greedy", phase, Treatment("lookup", 4), begun)
+    return replace(
+        part,
+        num_rounds=16,
+        num_sequence_rounds=64,
+        num_tokens=64 if is_control else 192,
+        num_proposed=0 if is_control else 256,
+        sequence_s=64 * (0.01 if is_control else 0.015),
+        sum_running=64,
+        sum_context=1600.0,
+    )
 
 
 def test_no_job_pays_for_an_outage_of_all_servers(worker_settings: Settings, database: Database) -> None:

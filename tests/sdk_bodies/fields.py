@@ -20,12 +20,20 @@ from openai.types import (
 )
 from openai.types.chat import (
     ChatCompletionContentPartParam,
+    ChatCompletionContentPartRefusalParam,
     ChatCompletionMessageParam,
+    ChatCompletionMessageToolCallUnionParam,
     ChatCompletionToolChoiceOptionParam,
     ChatCompletionToolUnionParam,
+    chat_completion_allowed_tools_param,
+    chat_completion_content_part_image_param,
+    chat_completion_message_function_tool_call_param,
+    chat_completion_named_tool_choice_param,
     chat_completion_prediction_content_param,
 )
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.shared_params import FunctionDefinition, response_format_json_schema
+from typing_extensions import is_typeddict
 
 PAGE: Final = Path(__file__).parents[2] / "docs" / "reference" / "openai-fields.md"
 HONOURED, REFUSED, NO_EFFECT = "honoured", "refused by its name", "without effect"
@@ -37,6 +45,13 @@ class Entry(NamedTuple):
     verdict: str
     value: Any = None
     remark: str = ""
+
+
+def typed(kind: Any) -> tuple[Any, ...]:
+    """The objects with named fields within a type: in a union, an array, a wrapper."""
+    if is_typeddict(kind):
+        return (kind,)
+    return () if get_origin(kind) is Literal else tuple(one for part in get_args(kind) for one in typed(part))
 
 
 TYPES: Final[Mapping[str, tuple[type, ...]]] = {
@@ -54,7 +69,20 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
         chat_completion_prediction_content_param.ChatCompletionPredictionContentParam,
     ),
     "chat.completions.create, messages": get_args(ChatCompletionMessageParam),
-    "chat.completions.create, content parts": get_args(ChatCompletionContentPartParam),
+    "chat.completions.create, content parts": (
+        *get_args(ChatCompletionContentPartParam),
+        ChatCompletionContentPartRefusalParam,
+    ),
+    "chat.completions.create, image_url": (chat_completion_content_part_image_param.ImageURL,),
+    "chat.completions.create, tool_calls": get_args(ChatCompletionMessageToolCallUnionParam),
+    "chat.completions.create, function of tool_calls": (chat_completion_message_function_tool_call_param.Function,),
+    "chat.completions.create, tools": get_args(ChatCompletionToolUnionParam),
+    "chat.completions.create, function of tools": (FunctionDefinition,),
+    "chat.completions.create, tool_choice": typed(ChatCompletionToolChoiceOptionParam),
+    "chat.completions.create, function of tool_choice": (chat_completion_named_tool_choice_param.Function,),
+    "chat.completions.create, allowed_tools": (chat_completion_allowed_tools_param.ChatCompletionAllowedToolsParam,),
+    "chat.completions.create, response_format": get_args(chat_params.ResponseFormat),
+    "chat.completions.create, json_schema": (response_format_json_schema.JSONSchema,),
     "completions.create": (
         completion_create_params.CompletionCreateParamsNonStreaming,
         completion_create_params.CompletionCreateParamsStreaming,
@@ -63,7 +91,10 @@ TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 #: What the client distinguishes by a field, and which.
 KINDS: Final[Mapping[str, tuple[Any, str]]] = {
     "chat.completions.create, role of a message": (ChatCompletionMessageParam, "role"),
-    "chat.completions.create, type of a content part": (ChatCompletionContentPartParam, "type"),
+    "chat.completions.create, type of a content part": (
+        ChatCompletionContentPartParam | ChatCompletionContentPartRefusalParam,
+        "type",
+    ),
     "chat.completions.create, type of a tool": (ChatCompletionToolUnionParam, "type"),
     "chat.completions.create, type of tool_choice": (ChatCompletionToolChoiceOptionParam, "type"),
     "chat.completions.create, type of response_format": (chat_params.ResponseFormat, "type"),
@@ -92,7 +123,8 @@ _CALL: Final = {"function": {"name": "f", "arguments": "{}"}}
 _NAMED: Final = {"type": "function", "function": {"name": "f"}}
 _SCHEMA: Final = {"name": "s", "schema": {"type": "object", "properties": {"a": {"type": "string"}}}}
 _TEXT: Final = {"type": "text", "text": "Hello"}
-_IMAGE: Final = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+_IMAGE: Final[dict[str, Any]] = {"type": "image_url", "image_url": {"url": "https://example.org/a.png"}}
+_SENT_ON: Final = "an inference server gets it; the own engine needs none of it"
 
 
 def _messages(role: str, **fields: Any) -> dict[str, Any]:
@@ -103,8 +135,23 @@ def _parts(part: Mapping[str, Any]) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [_TEXT, part]}]}
 
 
+def _past(call: Mapping[str, Any]) -> dict[str, Any]:
+    return _messages("assistant", tool_calls=[call])
+
+
+def _function(**fields: Any) -> dict[str, Any]:
+    return {"tools": [{"type": "function", "function": {"name": "f", **fields}}]}
+
+
+def _form(**fields: Any) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {**_SCHEMA, **fields}}}
+
+
 def _choice(**choice: Any) -> dict[str, Any]:
     return {"tools": [CALLED], "tool_choice": choice}
+
+
+_ALLOWED: Final = _choice(type="allowed_tools", allowed_tools={"mode": "auto", "tools": [_NAMED]})
 
 
 ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
@@ -181,6 +228,7 @@ ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
         "image_url": Entry(HONOURED, _parts(_IMAGE), "where a server of its task reads images"),
         "input_audio": Entry(REFUSED, _parts({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
         "prompt_cache_breakpoint": Entry(NO_EFFECT, _parts({**_TEXT, "prompt_cache_breakpoint": {}}), "not named"),
+        "refusal": Entry(REFUSED, _parts({"type": "refusal", "refusal": "No."})),
         "text": Entry(HONOURED, _parts(_TEXT)),
         "type": Entry(HONOURED, _parts(_TEXT)),
     },
@@ -192,16 +240,57 @@ ENTRIES: Final[Mapping[str, Mapping[str, Entry]]] = {
         "file": Entry(REFUSED, _parts({"type": "file", "file": {"file_id": "f"}})),
         "image_url": Entry(HONOURED, _parts(_IMAGE)),
         "input_audio": Entry(REFUSED, _parts({"type": "input_audio", "input_audio": {"data": "", "format": "wav"}})),
+        "refusal": Entry(REFUSED, _parts({"type": "refusal", "refusal": "No."})),
         "text": Entry(HONOURED, _parts(_TEXT)),
+    },
+    "chat.completions.create, image_url": {
+        "url": Entry(HONOURED, _parts(_IMAGE)),
+        "detail": Entry(HONOURED, _parts({**_IMAGE, "image_url": {**_IMAGE["image_url"], "detail": "low"}}), _SENT_ON),
+    },
+    "chat.completions.create, tool_calls": {
+        **{
+            name: Entry(HONOURED, _past({"id": "c", "type": "function", **_CALL}))
+            for name in ("function", "id", "type")
+        },
+        "custom": Entry(REFUSED, _past({"id": "c", "type": "custom", "custom": {"name": "f", "input": ""}})),
+    },
+    "chat.completions.create, function of tool_calls": {
+        name: Entry(HONOURED, _past({"id": "c", **_CALL})) for name in ("arguments", "name")
+    },
+    "chat.completions.create, tools": {
+        "custom": Entry(REFUSED, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
+        **{name: Entry(HONOURED, {"tools": [CALLED]}) for name in ("function", "type")},
+    },
+    "chat.completions.create, function of tools": {
+        "description": Entry(HONOURED, _function(description="Says hello.")),
+        "name": Entry(HONOURED, _function()),
+        "parameters": Entry(HONOURED, _function(parameters={"type": "object", "properties": {}})),
+        "strict": Entry(HONOURED, _function(strict=True), _SENT_ON),
+    },
+    "chat.completions.create, tool_choice": {
+        "allowed_tools": Entry(HONOURED, _ALLOWED),
+        "custom": Entry(REFUSED, _choice(type="custom", custom={"name": "f"})),
+        "function": Entry(HONOURED, _choice(**_NAMED)),
+        "type": Entry(HONOURED, _choice(**_NAMED)),
+    },
+    "chat.completions.create, function of tool_choice": {"name": Entry(HONOURED, _choice(**_NAMED))},
+    "chat.completions.create, allowed_tools": {name: Entry(HONOURED, _ALLOWED) for name in ("mode", "tools")},
+    "chat.completions.create, response_format": {
+        name: Entry(HONOURED, {"response_format": {"type": "json_schema", "json_schema": _SCHEMA}})
+        for name in ("json_schema", "type")
+    },
+    "chat.completions.create, json_schema": {
+        "description": Entry(HONOURED, _form(description="A text."), _SENT_ON),
+        "name": Entry(HONOURED, _form(), _SENT_ON),
+        "schema": Entry(HONOURED, _form()),
+        "strict": Entry(HONOURED, _form(strict=False), "the text matches the schema whatever it is"),
     },
     "chat.completions.create, type of a tool": {
         "custom": Entry(REFUSED, {"tools": [{"type": "custom", "custom": {"name": "f"}}]}),
         "function": Entry(HONOURED, {"tools": [CALLED]}),
     },
     "chat.completions.create, type of tool_choice": {
-        "allowed_tools": Entry(
-            HONOURED, _choice(type="allowed_tools", allowed_tools={"mode": "auto", "tools": [_NAMED]})
-        ),
+        "allowed_tools": Entry(HONOURED, _ALLOWED),
         "custom": Entry(REFUSED, _choice(type="custom", custom={"name": "f"})),
         "function": Entry(HONOURED, _choice(**_NAMED)),
     },
@@ -240,8 +329,8 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "What becomes of every field that OpenAI's client can send to files and batches, and in the body of a chat"
     yield "completion or of a completion in a line of a batch. The names are those of the client's own types, which a"
-    yield "test compares. A field that stands nowhere here is refused by its name. What else differs from OpenAI's"
-    yield "service:"
+    yield "test compares. A field that stands nowhere here is refused by its name, but within a message, a part of its"
+    yield "content, a call or a prediction, where it is without effect. What else differs from OpenAI's service:"
     yield "[the guide](../guides/openai-batches.md#what-differs-from-openais-service)."
     for request, entries in ENTRIES.items():
         yield ""

@@ -91,6 +91,11 @@ class Plan:
         return Plan(lacking, tuple(group for group in groups if group))
 
 
+def is_timed_by_step(engine: Engine) -> bool:
+    """Whether the times of passes and drafts are known apart: of a device, or of a server that reports its steps."""
+    return engine.can_redraft or (isinstance(engine, AsksServers) and engine.times_steps)
+
+
 def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoint] = ()) -> Plan:
     """What to measure for this engine and these settings.
 
@@ -100,13 +105,14 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     the drafters that take the same time is measured.
     """
     length = engine.identity.context_length
+    most = settings.batch_size if engine.can_redraft else engine.load().num_slots
     timed = timed_by(engine.drafters)
     drafters = [drafter for drafter in engine.drafters if drafter.name not in timed]
     widest = {drafter.name: drafter.max_draft_tokens + 1 for drafter in drafters}
     # Narrow passes are most, and a device may take other paths from one position to the next; further on by doublings.
     last = max(widest.values(), default=1)
     widths = sorted({*range(1, min(last, _EACH_WIDTH) + 1), *_doublings(1, last, offset=1), last})
-    batches = sorted({1, *_doublings(2, settings.batch_size), settings.batch_size})
+    batches = sorted({1, *_doublings(2, most), most})
     needed_widths = {widths[0], widths[-1]}
     needed_batches = {batches[0], batches[-1], *(p.batch for p in measured if p.batch <= batches[-1])}
     longest = int(_ROOM_TO_GROW * length)
@@ -127,7 +133,7 @@ def plan(engine: Engine, settings: WorkerSettings, measured: Collection[CostPoin
     # Without the cost of prompts, a draft that has to read them too would look better than it is.
     readers = {"": longest, **{drafter.name: int(drafter.num_read(longest)) for drafter in drafters}}
     prompts, *longer = (
-        [Shape(name, 1, min(num_tokens, most), 0, CostKind.PREFILL) for name, most in readers.items()]
+        [Shape(name, 1, min(num_tokens, num_read), 0, CostKind.PREFILL) for name, num_read in readers.items()]
         for num_tokens in PROMPT_TOKENS
     )
     needed += prompts
@@ -162,9 +168,11 @@ def calibrate(
     So is a drafter that fails, with all its shapes: no decision takes a drafter whose costs are not known.
     """
     began, num_samples = clock(), NUM_SAMPLES if budget_s else 1
+    # Texts of a server are real work, and each shows some twenty steps.
+    num_passes = NUM_PASSES if engine.can_redraft else 1
     least: dict[Shape, float] = {}
     seconds: dict[Shape, float] = {}
-    done, total, logged_at = 0, NUM_PASSES * len(wanted.needed), -math.inf
+    done, total, logged_at = 0, num_passes * len(wanted.needed), -math.inf
 
     def measure(shape: Shape) -> None:
         nonlocal done, logged_at
@@ -182,9 +190,9 @@ def calibrate(
     for shapes in wanted.refining:
         group = [shape for shape in shapes if shape.drafter not in left_out]
         foreseen_s = sum(_foresee_s(shape, seconds) for shape in group)
-        if NUM_PASSES * (clock() - began + foreseen_s) > budget_s:
+        if num_passes * (clock() - began + foreseen_s) > budget_s:
             continue
-        total += NUM_PASSES * len(group)
+        total += num_passes * len(group)
         try:
             for shape in group:
                 measure(shape)
@@ -193,11 +201,11 @@ def calibrate(
             log.warning("not measured: %s", error.message, extra={"action": "calibration_skipped"})
             for shape in group:
                 least.pop(shape, None)
-            total = done + (NUM_PASSES - 1) * len(least)
-    for _ in range(NUM_PASSES - 1):
+            total = done + (num_passes - 1) * len(least)
+    for _ in range(num_passes - 1):
         for shape in list(least):
             _try(shape, measure, left_out)
-    num = NUM_PASSES * num_samples
+    num = num_passes * num_samples
     return [s.point(ms, num, timing_variance(num)) for s, ms in least.items() if s.drafter not in left_out]
 
 

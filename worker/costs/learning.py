@@ -36,12 +36,12 @@ from alphaloop.costs import (
     with_shared_weights,
 )
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step
-from alphaloop.errors import StoreError
+from alphaloop.engine import Engine, Generation, ProposalShape, Served, Step, StepTimes
+from alphaloop.errors import DecodeFailed, StoreError
 from alphaloop.settings import WorkerSettings
 from alphaloop.store.decision_inputs import CostStore, CostSubject
 from worker.background import Write
-from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, plan, timed_by
+from worker.costs.calibration import FAR_CONTEXT, Shape, calibrate, calibrate_servers, is_timed_by_step, plan, timed_by
 from worker.costs.correction import Correction, Moment
 from worker.costs.laws import FITTED_EVERY_S, Route, RouteLaws, Time, UsualShape, loads_up_to
 
@@ -102,28 +102,51 @@ def open_costs(
     key = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
     known = store.load(key).points
     extra = {"action": "calibration_started", "device": identity.device}
-    if not engine.can_redraft:
-        if not known and settings.calibration_budget_s > 0:
-            log.info("asking servers what a round costs", extra=extra)
-            store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
-            known = store.load(key).points
-        return RequestCosts(
-            drafters,
-            known,
-            most_in_flight=engine.load().num_slots,
-            half_life=_HALF_LIFE_ROUNDS,
-            save=lambda learned: write("costs of servers", lambda: store.save(key, learned)),
-            clock=clock,
-        )
+    may_ask = engine.can_redraft or known or settings.calibration_budget_s > 0
+    if is_timed_by_step(engine) and may_ask:
+        try:
+            return _costs_by_step(settings, engine, store, key, clock=clock, write=write)
+        except DecodeFailed as error:
+            if engine.can_redraft:
+                raise
+            log.warning("costs are learned from requests: %s", error.message, extra={"action": "calibration_skipped"})
+    if not known and settings.calibration_budget_s > 0:
+        log.info("asking servers what a round costs", extra=extra)
+        store.save(key, calibrate_servers(engine, budget_s=settings.calibration_budget_s))
+        known = store.load(key).points
+    return RequestCosts(
+        drafters,
+        known,
+        most_in_flight=engine.load().num_slots,
+        half_life=_HALF_LIFE_ROUNDS,
+        save=lambda learned: write("costs of servers", lambda: store.save(key, learned)),
+        clock=clock,
+    )
+
+
+def _costs_by_step(
+    settings: WorkerSettings,
+    engine: Engine,
+    store: CostStore,
+    key: CostSubject,
+    *,
+    clock: Callable[[], float],
+    write: Write,
+) -> LiveCosts:
+    """The costs of passes and drafts. Raises DecodeFailed."""
+    drafters = engine.drafters
+    known = [point for point in store.load(key).points if point.kind is not CostKind.SERVED]
+    extra = {"action": "calibration_started", "device": engine.identity.device}
     timed, points = timed_by(drafters), known
     if (lacking := plan(engine, settings, known).missing(known)).needed:
         log.info("measuring what a round costs here", extra=extra)
         measured = calibrate(engine, lacking, budget_s=settings.calibration_budget_s)
         store.save(key, with_shared_weights(measured, timed))
-        points = store.load(key).points
+        points = [point for point in store.load(key).points if point.kind is not CostKind.SERVED]
     num_new = len(points) - len(known)
     log.info("costs: %d points, %d of them measured now", len(points), num_new, extra={"action": "calibration_done"})
-    return LiveCosts(
+    live = LiveCosts if engine.can_redraft else StepCosts
+    return live(
         points,
         half_life=_HALF_LIFE_ROUNDS,
         save=lambda corrected: write("corrected costs", lambda: store.save_corrections(key, corrected)),
@@ -408,6 +431,32 @@ class LiveCosts(KnownCosts):
         return self._corrections[None].log_level if None in self._corrections else 0.0
 
 
+class StepCosts(LiveCosts):
+    """The same for a server that reports the times of its steps with its replies."""
+
+    def observe(self, step: Step) -> None:
+        """Learn from the server's steps that came with the texts that ended."""
+        for generation in step.finished:
+            served = generation.served
+            for times in served.steps if served is not None else ():
+                super().observe(_as_step(times))
+
+
+def _as_step(times: StepTimes) -> Step:
+    return Step(
+        finished=(),
+        deltas=(),
+        batch=times.batch,
+        width=1 + times.num_drafted,
+        wall_s=times.wall_s,
+        draft_s=times.drafter_s,
+        verify_s=times.wall_s - times.drafter_s,
+        num_positions=max(times.batch, round(times.width * times.batch)),
+        context=round(times.context),
+        drafter=times.drafter,
+    )
+
+
 class RequestCosts(KnownCosts):
     """The costs of the routes to servers.
 
@@ -521,7 +570,8 @@ class RequestCosts(KnownCosts):
 
     def _take_stored(self, point: CostPoint) -> None:
         """As a time from before: its error is what is stored with it."""
-        if point.drafter not in self._drafters:
+        is_part_of_round = point.drafter is not None and point.kind is CostKind.ROUND
+        if point.drafter not in self._drafters or is_part_of_round:
             return
         variance = _STORED_SHARE * max(point.correction_variance, 1e-4)
         if point.kind is CostKind.PREFILL:

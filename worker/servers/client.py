@@ -21,7 +21,7 @@ from alphaloop.settings.models import EndpointSettings
 from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import Reply, ReplyReader
-from worker.servers.request_body import body_of, path_of, tokenize_body_of
+from worker.servers.request_body import Measured, body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "vllm": "/version",
@@ -68,11 +68,12 @@ class ServerClient:
         *,
         on_piece: Callable[[AnswerPiece], None] | None = None,
         num_draft_tokens: int | None = None,
+        measured: Measured | None = None,
     ) -> Reply:
         """The texts of a job. With `on_piece` they are streamed, and each piece is handed over as it comes.
 
         `num_draft_tokens`: most tokens of a draft, where the server follows a request in that (0: it decodes vanilla);
-        None: as it was started.
+        None: as it was started. `measured`: where the server measures its rounds.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
@@ -80,7 +81,13 @@ class ServerClient:
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_piece is not None
         body = body_of(
-            endpoint.kind, self._model_of(job), job, sampling, stream=stream, num_draft_tokens=num_draft_tokens
+            endpoint.kind,
+            self._model_of(job),
+            job,
+            sampling,
+            stream=stream,
+            num_draft_tokens=num_draft_tokens,
+            measured=measured,
         )
         reader = ReplyReader(
             endpoint.kind,

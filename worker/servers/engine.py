@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, TypeVar
@@ -46,8 +46,10 @@ from alphaloop.errors import (
     ModelNotServed,
     ServerError,
 )
+from alphaloop.experiment.observe import Treatment, TrialGroup
+from alphaloop.experiment.rounds import subject_of
 from alphaloop.measurements import UnansweredAlarm
-from alphaloop.messages import Job
+from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
 from alphaloop.settings.models import EndpointSettings, ModelSettings
@@ -59,7 +61,9 @@ from worker.servers.fleet import Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import NamedServers, ask_identity, name_servers
 from worker.servers.obedience import Obedience, obedience_of, spoiled_sentence
+from worker.servers.request_body import Measured
 from worker.servers.sending import Arrival, Sending, ServerRequest, TokenEstimate, prepare
+from worker.servers.step_timing import PART_OF_PASS_MS, StepTiming, reports_steps
 from worker.servers.testing import Tests, Timing
 
 log = logging.getLogger(__name__)
@@ -78,10 +82,13 @@ _END_S: Final = 5.0  #: wait for the thread's end
 Result = TypeVar("Result")
 
 
-def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore | None = None) -> ServerEngine:
+def open_server_engine(
+    models: ModelSettings, *, identities: ServerIdentityStore | None = None, control_share: float | None = None
+) -> ServerEngine:
     """Ask every endpoint what it is, and build the engine over those that answer; the others are tested again later.
 
-    `identities` has what endpoints were in earlier lives; without it every life is the first. Raises ConfigError where
+    `identities` has what endpoints were in earlier lives; without it every life is the first. `control_share`: of the
+    time of servers that measure their own rounds. Raises ConfigError where
     an endpoint does not serve what the settings say, or another model than the others, ServerError where none answers,
     and StoreError.
     """
@@ -104,7 +111,7 @@ def open_server_engine(models: ModelSettings, *, identities: ServerIdentityStore
             log.warning("%s: %s", name, error.message, extra={"action": "endpoint_away", "endpoint": name})
             if name in {server.name for server in servers}:
                 fleet.failed(name, error)
-        return ServerEngine(identity, fleet, known=known, thread=thread)
+        return ServerEngine(identity, fleet, known=known, thread=thread, control_share=control_share)
     except BaseException:
         thread.close()
         raise
@@ -114,13 +121,21 @@ class ServerEngine(Engine):
     """An engine over inference servers. One thread owns it; any may call `prepare` and `wake`."""
 
     def __init__(
-        self, identity: EngineIdentity, fleet: Fleet, *, known: dict[str, ServerIdentity], thread: LoopThread
+        self,
+        identity: EngineIdentity,
+        fleet: Fleet,
+        *,
+        known: dict[str, ServerIdentity],
+        thread: LoopThread,
+        control_share: float | None = None,
     ) -> None:
         """`known`: what each endpoint is; one that comes back as another server is out.
 
         `thread`: runs the event loop; the engine ends it.
         """
         self._identity, self._servers, self._fleet = identity, tuple(fleet.servers.values()), fleet
+        self._control_share = control_share
+        self._times_steps = len(self._servers) == 1 and self._servers[0].times_steps
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
@@ -192,11 +207,22 @@ class ServerEngine(Engine):
             is_bound=decision.reason in _BOUND and not of_route <= barred,
             admitted_at=time.perf_counter(),
             num_draft_tokens=decision.num_draft_tokens if decision.drafter is not None else None,
+            measured=self._measured(prepared, decision),
             barred=frozenset(barred),
             max_tokens=prepared.sampling.max_tokens,
         )
         self._running[request.job_id] = request
         self._thread.call(partial(self._sending.put, request))
+
+    def _measured(self, prepared: PreparedJob, decision: Decision) -> Measured | None:
+        job = prepared.job
+        if not self.measures_itself:
+            return None
+        drafter, k = decision.drafter, decision.num_draft_tokens
+        if not (drafter and k and decision.was_free and job.purpose is Purpose.TRAFFIC):
+            return Measured(self._control_share)
+        trial = TrialGroup(subject_of(job.task, prepared.sampling.bucket), Treatment(drafter, k))
+        return Measured(self._control_share, trial, decision.expected)
 
     def step(self) -> Step:
         """What came from the servers since the last step; waits a little if nothing did.
@@ -293,12 +319,35 @@ class ServerEngine(Engine):
         return reasons
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
-        """Median milliseconds of a round of `batch` requests at one endpoint; a drafter's round has its pass in it."""
+        """Milliseconds of a round of `batch` requests at one endpoint.
+
+        A drafter's round has its pass in it, but where the times of steps are known (`times_steps`).
+        """
+        if self.times_steps:
+            (server,) = self._servers
+            timing = StepTiming(self._clients[server.name])
+            try:
+                return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
+            except DecodeFailed:
+                self._times_steps = False
+                raise
         return self._thread.wait_for(self._timing.round_ms(drafter, batch, width, context, num_samples))
 
     def measure_prefill_ms(self, drafter: str | None, num_tokens: int, num_samples: int) -> float:
         """Median milliseconds to the first token of a prompt that the server has never seen."""
+        if not num_tokens:
+            return PART_OF_PASS_MS  # a drafter that adds nothing to it
         return self._thread.wait_for(self._timing.prefill_ms(drafter, num_tokens, num_samples))
+
+    @property
+    def measures_itself(self) -> bool:
+        """Whether a server drafts as each request asks: its scheduler class measures its rounds."""
+        return any(server.endpoint.switches_drafts for server in self._servers)
+
+    @property
+    def times_steps(self) -> bool:
+        """Whether the only server reports the times of its steps, so that costs are known as on a device."""
+        return self._times_steps
 
     def unavailable(self) -> str | None:
         """Why no job can be sent, in words; None where one can."""
@@ -357,6 +406,7 @@ class _Started:
 
     switches_drafts: bool = False  #: set, and not refuted by test texts
     spoils: bool = False  #: whether greedy texts are other ones beside a sampled one
+    times_steps: bool = False  #: whether it reports the times of its steps
     lacking: frozenset[Feature] = frozenset()  #: features of its kind that it does not serve
 
 
@@ -377,12 +427,13 @@ async def _started(
                 lacking = await ask_lacking(client)
             except ServerError as error:
                 raise _named(name, settings, error) from error
+            switches_drafts = settings.switches_drafts and obedience.fault is None
+            times_steps = switches_drafts and await _times_steps(name, client)
         if lacking:
             extra = {"action": "features_lacking", "endpoint": name}
             reasons = "; ".join(f"{feature.value}: {why}" for feature, why in sorted(lacking.items()))
             log.info("endpoint %s does not serve all of its kind: %s", name, reasons, extra=extra)
-        switches_drafts = settings.switches_drafts and obedience.fault is None
-        return _Started(switches_drafts, obedience.spoiled is not None, frozenset(lacking))
+        return _Started(switches_drafts, obedience.spoiled is not None, times_steps, frozenset(lacking))
 
     started = dict(zip(known, await asyncio.gather(*map(ask, known)), strict=True))
     endpoints = {
@@ -392,6 +443,15 @@ async def _started(
         for name, settings in models.endpoints.items()
     }
     return models.model_copy(update={"endpoints": endpoints}), started
+
+
+async def _times_steps(name: str, client: ServerClient) -> bool:
+    try:
+        return await reports_steps(client)
+    except AlphaloopError as error:
+        extra = {"action": "not_tested", "endpoint": name}
+        log.warning("endpoint %s: its times could not be asked: %s", name, error.message, extra=extra)
+        return False
 
 
 async def _obedience_of(name: str, client: ServerClient) -> Obedience:
@@ -431,6 +491,9 @@ def _server(
     server = known.server if known else settings.kind
     revision = f"{server}-{settings.counted}" if settings.counted else server
     drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
+    if drafter is not None and started.times_steps:
+        # Its drafter reads every prompt, whether the request wants drafts or not: they cost nothing more.
+        drafter = replace(drafter, max_prompt_tokens=0)
     return InferenceServer(
         name=name,
         endpoint=endpoint,
@@ -440,6 +503,7 @@ def _server(
         adapters=frozenset(known.adapters) if known else frozenset(),
         lacking=started.lacking,
         spoils=started.spoils,
+        times_steps=started.times_steps,
     )
 
 

@@ -70,6 +70,7 @@ class InferenceServer:
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
     spoils: bool = False  #: whether greedy texts were other ones there beside a sampled one
+    times_steps: bool = False  #: whether it reports the times of its steps
 
     @property
     def drafter_name(self) -> str | None:

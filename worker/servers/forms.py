@@ -7,26 +7,36 @@ stream are read alike: an event has `delta` in place of `message`, and most fiel
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Final, TypeVar
 
 from pydantic import (
     AfterValidator,
     AliasChoices,
     AliasPath,
+    AwareDatetime,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
+    TypeAdapter,
     ValidationError,
 )
 
+from alphaloop.engine import StepTimes
 from alphaloop.errors import ReplyInvalid
+from alphaloop.experiment.observe import SUMS, Phase, Slice, Treatment
+from alphaloop.inside_vllm.measuring import MOST_IN_A_REPLY, SLICES, STEPS
 from alphaloop.messages.fields import as_json
 from alphaloop.messages.result import LEAST_LOGPROB
 
+log = logging.getLogger(__name__)
+
 Count = Annotated[int, Field(ge=0, le=1 << 40)]
+_Sum = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 _Number = Annotated[Count, BeforeValidator(lambda number: 0 if number is None else number)]
 _Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False), AfterValidator(lambda milliseconds: milliseconds / 1000)]
 
@@ -196,6 +206,75 @@ class ServerFailure(Form):
     n_ctx: Count | None = None
 
 
+class _ReplySlice(Form):
+    """A slice that our scheduler class inside vLLM measured (`alphaloop/inside_vllm/measuring.py`)."""
+
+    model_config = ConfigDict(extra="allow")
+
+    block: str = Field(min_length=1, max_length=64)
+    subject: str = Field(min_length=1, max_length=512)
+    phase: Phase
+    drafter: str
+    num_draft_tokens: Count
+    started_at: AwareDatetime
+    __pydantic_extra__: dict[str, _Sum]
+
+    def slice(self) -> Slice:
+        """As the experiment has it. Raises ValueError where a sum is missing."""
+        sums = self.__pydantic_extra__
+        if missing := [name for name in SUMS if name not in sums]:
+            raise ValueError(f"expected {missing}")
+        treatment = Treatment(self.drafter, self.num_draft_tokens)
+        part = Slice(self.block, self.subject, self.phase, treatment, self.started_at)
+        return replace(part, **{name: type(getattr(part, name))(sums[name]) for name in SUMS})
+
+
+class _ReplySteps(Form):
+    """Steps of one shape, added up (`StepTimes` of `alphaloop/inside_vllm/measuring.py`)."""
+
+    batch: Annotated[int, Field(ge=1, le=1 << 20)]
+    num_drafted: Count
+    num_steps: Annotated[int, Field(ge=1, le=1 << 40)]
+    num_positions: Count
+    context: _Sum
+    wall_s: _Sum
+    drafter_s: _Sum
+
+    def times(self) -> StepTimes:
+        """The means."""
+        num = self.num_steps
+        return StepTimes(
+            batch=self.batch,
+            num_drafted=self.num_drafted,
+            num_steps=num,
+            width=self.num_positions / num / self.batch,
+            context=self.context / num,
+            wall_s=self.wall_s / num,
+            drafter_s=self.drafter_s / num,
+        )
+
+
+_STEPS: Final = TypeAdapter(Annotated[list[_ReplySteps], Field(max_length=MOST_IN_A_REPLY)])
+_SLICES: Final = TypeAdapter(Annotated[list[_ReplySlice], Field(max_length=MOST_IN_A_REPLY)])
+
+
+def _readable(slices: object) -> tuple[Slice, ...]:
+    """Slices that cannot be read are dropped: the text beside them is worth more."""
+    try:
+        return tuple(part.slice() for part in _SLICES.validate_python(slices))
+    except ValueError:
+        log.warning("a server's slices cannot be read", extra={"action": "slices_dropped"})
+        return ()
+
+
+def _readable_steps(steps: object) -> tuple[StepTimes, ...]:
+    try:
+        return tuple(each.times() for each in _STEPS.validate_python(steps))
+    except ValueError:
+        log.warning("a server's times cannot be read", extra={"action": "steps_dropped"})
+        return ()
+
+
 class ReplyPiece(Form):
     """A whole reply, or an event of a stream."""
 
@@ -204,6 +283,13 @@ class ReplyPiece(Form):
     usage: TokenUsage | None = None
     times: ServerTimes | None = Field(None, validation_alias=AliasChoices("metrics", "timings"))
     drafts: ReplyDrafts | None = Field(None, validation_alias=_DRAFTS_AT)
+    #: That our scheduler class inside vLLM measured.
+    slices: Annotated[tuple[Slice, ...], BeforeValidator(_readable)] = Field(
+        (), validation_alias=AliasPath("kv_transfer_params", SLICES)
+    )
+    steps: Annotated[tuple[StepTimes, ...], BeforeValidator(_readable_steps)] = Field(
+        (), validation_alias=AliasPath("kv_transfer_params", STEPS)
+    )
     error: ServerFailure | str | None = None
 
 

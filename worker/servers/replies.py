@@ -15,8 +15,18 @@ from typing import Final
 
 from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.deciding.goodput import DrafterState
-from alphaloop.engine import AnswerPiece, DrafterCounts, Generation, Sampling, Served, ServerLoad, SliceCounts
+from alphaloop.engine import (
+    AnswerPiece,
+    DrafterCounts,
+    Generation,
+    Sampling,
+    Served,
+    ServerLoad,
+    SliceCounts,
+    StepTimes,
+)
 from alphaloop.errors import ModelNotServed, ReplyCut, ReplyInvalid, RequestRefused, ServerFailed
+from alphaloop.experiment.observe import Slice
 from alphaloop.messages import Choice
 from alphaloop.messages.result import AnswerMessage, ChosenToken, FinishReason, RankedToken, ToolCall, ToolCallFunction
 from alphaloop.messages.stream import ToolCallHead
@@ -53,6 +63,8 @@ class Reply:
     choices: tuple[Choice, ...] = ()  #: where the reply says more than `text`, all of it
     num_texts: int = 1
     num_reasoning_tokens: int | None = None  #: of all texts; None where the server does not count them
+    slices: tuple[Slice, ...] = ()  #: that the server measured of its own rounds
+    steps: tuple[StepTimes, ...] = ()  #: that it took
 
 
 _REASONS: Final[dict[str, FinishReason]] = {"stop": "stop", "length": "length", "tool_calls": "tool_calls"}
@@ -73,6 +85,8 @@ class ReplyReader:
     _usage: TokenUsage | None = None
     _times: ServerTimes | None = None
     _drafts: ReplyDrafts | None = None
+    _slices: tuple[Slice, ...] = ()
+    _steps: tuple[StepTimes, ...] = ()
 
     def add(self, piece: ReplyPiece) -> Sequence[AnswerPiece]:
         """Take a piece in, and return what it adds to the texts.
@@ -88,6 +102,8 @@ class ReplyReader:
         self._usage = piece.usage or self._usage
         self._times = piece.times or self._times
         self._drafts = piece.drafts or self._drafts
+        self._slices += piece.slices
+        self._steps += piece.steps
         added: list[AnswerPiece] = []
         if len({choice.index for choice in piece.choices}) != len(piece.choices):
             raise ReplyInvalid("expected each text once in a part of a reply, found one twice")
@@ -134,6 +150,8 @@ class ReplyReader:
             choices=() if is_plain else tuple(map(GrowingChoice.choice, texts, reasons)),
             num_texts=len(texts),
             num_reasoning_tokens=None if thought is None else min(thought, num),
+            slices=self._slices,
+            steps=self._steps,
         )
 
     def _reported_drafts(self, num_tokens: int) -> DraftCounts:
@@ -204,6 +222,8 @@ class SentRequest:
         None  #: draft tokens that the request asked for and got; None: those of the endpoint's start
     )
 
+    own_drafter: str | None = None  #: of the endpoint, whether it drafted for this request or not
+
     @property
     def num_draft_tokens(self) -> int:
         """The k that it was decoded with; 0 without a drafter."""
@@ -260,6 +280,8 @@ def generation_of(job_id: str, reply: Reply, sent: SentRequest) -> Generation:
             slice_counts=sent.slice_counts,
             load=sent.load,
             num_texts=reply.num_texts,
+            slices=reply.slices,
+            steps=tuple(replace(step, drafter=sent.own_drafter if step.num_drafted else None) for step in reply.steps),
         ),
     )
 

@@ -10,11 +10,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from alphaloop.engine import Sampling
-from alphaloop.inside_vllm.drafting import NUM_DRAFT_TOKENS, TASK
+from alphaloop.experiment.observe import Expected, TrialGroup
+from alphaloop.inside_vllm.drafting import (
+    CONTROL_SHARE,
+    DRAFTER,
+    EXPECTED,
+    FILLER,
+    NUM_DRAFT_TOKENS,
+    REPORTS,
+    SUBJECT,
+    TASK,
+    TREATMENT,
+)
 from alphaloop.messages import Body as JobBody
 from alphaloop.messages import ChatMessage, Constraint, Job
 from alphaloop.server_identity import ServerKind
@@ -37,10 +48,11 @@ def body_of(
     *,
     stream: bool,
     num_draft_tokens: int | None = None,
+    measured: Measured | None = None,
 ) -> Body:
     """The JSON of a request for a job that this kind of server can serve.
 
-    `num_draft_tokens`: most tokens of a draft, of vLLM with our look-up; None: as the server was started.
+    `num_draft_tokens`: most tokens of a draft, of vLLM with our scheduler class; None: as the server was started.
     """
     body: Body = {
         "model": model,
@@ -72,7 +84,32 @@ def body_of(
         body |= constrained(kind, sampling.constraint, job.body)
     if num_draft_tokens is not None:
         body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
+    if measured is not None:
+        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), **_experiment(measured)}
     return body
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What our scheduler class inside vLLM gets: the reply shall bring what it measured of its steps."""
+
+    control_share: float | None = None  #: of the experiment; None: as it was
+    trial: TrialGroup | None = None  #: None: the request is not on trial
+    expected: Expected | None = None
+    is_filler: bool = False  #: drafts that say nothing, each as long as asked for, to time a pass
+
+
+def _experiment(measured: Measured) -> Body:
+    said: Body = {REPORTS: 1}
+    if measured.control_share is not None:
+        said[CONTROL_SHARE] = measured.control_share
+    if measured.is_filler:
+        said[DRAFTER] = FILLER
+    if measured.trial is not None:
+        said |= {SUBJECT: measured.trial.subject, TREATMENT: measured.trial.treatment.drafter}
+        if measured.expected is not None:
+            said[EXPECTED] = list(measured.expected)
+    return said
 
 
 def tokenize_body_of(model: str, job: Job) -> Body:

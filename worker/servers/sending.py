@@ -26,6 +26,7 @@ from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 from worker.servers.obedience import why_not_obeyed
 from worker.servers.replies import Reply, SentRequest, generation_of
+from worker.servers.request_body import Measured
 from worker.servers.testing import Tests
 
 log = logging.getLogger(__name__)
@@ -191,6 +192,7 @@ class Sending:
                     slice_counts=slice_counts,
                     load=landing.load,
                     requested_k=length,
+                    own_drafter=self.fleet.servers[name].drafter_name,
                 )
                 self._report(request, generation_of(request.job_id, outcome, sent))
         except Exception as error:  # without a report the job would wait for ever
@@ -222,7 +224,14 @@ class Sending:
         """
         client, prepared = self.clients[name], request.prepared
         on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
-        ask = partial(client.complete, prepared.job, on_piece=on_piece, num_draft_tokens=num_draft_tokens)
+        measured = request.measured if self.fleet.members[name].switches else None
+        ask = partial(
+            client.complete,
+            prepared.job,
+            on_piece=on_piece,
+            num_draft_tokens=num_draft_tokens,
+            measured=measured,
+        )
         beside: asyncio.Task[Reply] | None = None
         may_meet = not (request.must_be_alone or self.fleet.members[name].spoils)
         if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and may_meet:
@@ -295,6 +304,7 @@ class ServerRequest:
     is_bound: bool  #: whether no other route may take it: a probe, a control, an arm of an experiment
     admitted_at: float  #: by the engine's clock, seconds
     num_draft_tokens: int | None = None  #: as decided; None: as the endpoint was started
+    measured: Measured | None = None  #: what a server that measures its rounds is told
     barred: frozenset[str] = frozenset()  #: endpoints that cannot follow its settings
     max_tokens: int = 0  #: of the text; lowered where the server's context leaves less
     num_deltas: int = 0  #: pieces of text that are out

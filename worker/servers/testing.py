@@ -199,6 +199,15 @@ async def _is_well(client: ServerClient) -> None:
         raise ServerSilent(f"the server did not finish a short text within {_MOST_S:g} s") from None
 
 
+_WORDS_DRAWN: Final = random.Random(0)
+
+
+def timing_job(number: int, num_tokens: int) -> Job:
+    """A prompt that no cache of prefixes has: its words are drawn, about one token each."""
+    words = " ".join(_WORDS_DRAWN.choices(_WORDS, k=max(1, num_tokens)))
+    return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
+
+
 class Timing:
     """Asks the first endpoint of each route. One event loop uses it."""
 
@@ -210,7 +219,6 @@ class Timing:
         for server in servers:  # rather one that never drafts
             for route in server.routes:
                 self._by_drafter.setdefault(route, server)
-        self._rng = random.Random(0)
 
     async def round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         """Median milliseconds of a round of `batch` requests with `context` tokens before. Raises DecodeFailed.
@@ -248,7 +256,7 @@ class Timing:
     ) -> list[Generation]:
         server = self._server(drafter)
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
-        jobs = [self._job(number, num_prompt_tokens) for number in range(batch)]
+        jobs = [timing_job(number, num_prompt_tokens) for number in range(batch)]
         requested_k = server.requested_k(drafter, k)
         try:
             async with asyncio.timeout(_TIMING_S):
@@ -274,11 +282,6 @@ class Timing:
         if drafter not in self._by_drafter:
             raise DecodeFailed(f"no endpoint {'drafts' if drafter is None else 'has'} {drafter or 'nothing'}")
         return self._by_drafter[drafter]
-
-    def _job(self, number: int, num_tokens: int) -> Job:
-        """A prompt that no cache of prefixes has: its words are drawn, about one token each."""
-        words = " ".join(self._rng.choices(_WORDS, k=max(1, num_tokens)))
-        return Job(job_id=f"measuring-{number}", task="measuring", body=Body(prompt=words), purpose=Purpose.CONTROL)
 
 
 _Finding: TypeAlias = tuple[Verdict, str]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import BPE
+from tokenizers.processors import TemplateProcessing
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -135,10 +136,12 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
         ({}, [scaled("none", 4.0)]),
         ({"rope_type": "linear", "factor": 4.0}, [scaled("linear", 4.0)]),
         ({"rope_type": "linear", "factor": 4.0}, [lambda writer: writer.add_rope_scaling_factor(4.0)]),
+        ({}, [scaled("linear", 0.0)]),
+        ({}, [lambda writer: writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)]),
         (YARN, [scaled("yarn", 4.0, 16)]),
         (LLAMA3, [divided]),
     ],
-    ids=["plain", "none", "linear", "linear by factor", "yarn", "llama3"],
+    ids=["plain", "none", "linear", "linear by factor", "linear by nothing", "linear alone", "yarn", "llama3"],
 )
 def test_a_file_has_the_logits_of_its_safetensors_twin(
     tmp_path: Path, kind: str, rope: dict[str, Any], edits: list[Edit]
@@ -206,11 +209,55 @@ def test_texts_are_split_as_the_file_says(tmp_path: Path, pre: str, num_tokens: 
     described = facts_of(str(file), dtype="float32").tokenizer
     loaded = load_weights(str(file), None, "float32", CPU).tokenizer
     assert described("a 12")["input_ids"] == loaded("a 12")["input_ids"]
-    assert len(loaded("a 12")["input_ids"]) == num_tokens
+    assert len(loaded("a 12", add_special_tokens=False)["input_ids"]) == num_tokens
     with pytest.raises(UnsupportedModel, match=r"tokenizer\.ggml\.pre = made-up"):
         facts_of(str(write(file, model_of("llama", {}), pre="made-up")), dtype="float32")
 
 
+#: Tokens of DeepSeek's distilled models, of user-defined spaces, and one that no merge makes.
+SPECIAL = ["<｜begin▁of▁sentence｜>", "<｜User｜>", "<end>", "   "]
+
+
+@pytest.mark.parametrize(
+    ("pre", "edit", "begins", "takes_pieces"),
+    [
+        ("deepseek-r1-qwen", None, False, False),
+        ("deepseek-r1-qwen", lambda writer: writer.add_add_bos_token(True), True, False),
+        ("llama-bpe", None, True, True),
+        ("tekken", None, True, True),
+        ("llama-bpe", lambda writer: writer.add_add_bos_token(False), False, True),
+    ],
+)
+def test_tokens_of_a_file_are_whole_as_in_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pre: str, edit: Edit | None, begins: bool, takes_pieces: bool
+) -> None:
+    tokens = [*SPECIAL, *TOKENS[2:], "abcd"]
+    monkeypatch.setattr("tests.unit.engine.test_gguf_files.TOKENS", tokens)
+    monkeypatch.setitem(SHAPE, "vocab_size", len(tokens))
+
+    def typed(writer: gguf.GGUFWriter) -> None:
+        del writer.kv_data[0]["tokenizer.ggml.token_type"]
+        writer.add_token_types([3, 3, 3, 4] + [1] * (len(tokens) - 4))
+        del writer.kv_data[0]["tokenizer.ggml.eos_token_id"]
+        writer.add_eos_token_id(2)
+
+    file = write(tmp_path / "tiny.gguf", model_of("llama", {}), typed, *filter(None, [edit]), pre=pre)
+    loaded = load_weights(str(file), None, "float32", CPU)
+    for tokenizer in (loaded.tokenizer, facts_of(str(file), dtype="float32").tokenizer):
+        ids = tokenizer("<｜User｜>abcd   <end>")["input_ids"]
+        a, d, whole = tokens.index("a"), tokens.index("d"), len(tokens) - 1
+        assert ids == [*[0] * begins, 1, *([whole] if takes_pieces else range(a, d + 1)), 3, 2]
+        assert tokenizer.decode(ids[begins:]) == "<｜User｜>abcd   <end>"
+    assert len(loaded.tokenizer) == len(tokens), "no token beside those of the file"
+    assert loaded.tokenizer.bos_token_id == 0
+    assert {token_id: one.special for token_id, one in loaded.tokenizer.added_tokens_decoder.items()} == {
+        **dict.fromkeys((0, 1, 2), True),
+        3: False,
+    }
+    assert models.end_tokens(loaded.model, loaded.tokenizer) == {2}
+
+
+@pytest.mark.parametrize("begins", [False, True])
 @pytest.mark.parametrize(
     "kind",
     [
@@ -228,10 +275,12 @@ def test_texts_are_split_as_the_file_says(tmp_path: Path, pre: str, num_tokens: 
         "bloom",
     ],
 )
-def test_the_ids_of_a_folder_are_those_of_its_tokenizer_file(tmp_path: Path, kind: str) -> None:
+def test_the_ids_of_a_folder_are_those_of_its_tokenizer_file(tmp_path: Path, kind: str, begins: bool) -> None:
     exact = Tokenizer(BPE({token: index for index, token in enumerate(TOKENS)}, [tuple(m.split()) for m in MERGES]))
     exact.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(False)])
     exact.add_special_tokens(TOKENS[:2])
+    if begins:
+        exact.post_processor = TemplateProcessing(single="<|turn|> $A", special_tokens=[("<|turn|>", 1)])
     exact.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
     loaded = models.load_tokenizer(tmp_path)

@@ -53,6 +53,22 @@ KEYWORDS: Final[tuple[tuple[Any, str], ...]] = (
     ({"properties": {"a": {"type": "integer"}}, "additionalProperties": True}, '{"a": 1, "a": "x"}'),
     ({"properties": {"b": {"properties": {"a": {"type": "integer"}}}}}, r'{"b": {"\u0061": "x"}}'),
     ({"$ref": "#/definitions/x", "definitions": {"x": {"properties": {"a": {"type": "null"}}}}}, r'{"\u0061": 1}'),
+    ({"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}}, r'{"\u0061": 1}'),
+    ({"patternProperties": {"^a": {"type": "integer"}}}, r'{"\u0061b": "x"}'),
+    (
+        {"properties": {"a": {"type": "null"}, "b": {"patternProperties": {"^c": {"type": "integer"}}}}},
+        r'{"\u0061": 1}',
+    ),
+    ({"properties": {'"\n/': {"type": "null"}}}, r'{"\u0022\u000a\/": 1}'),
+    ({"required": ["a", "a", "a"], "minProperties": 3}, '{"a": 1, "b": 1, "b": 1}'),
+    ({"$ref": "#/components/x%20y", "components": {"x y": {"minProperties": 2}}}, '{"a": 1, "a": 1}'),
+    ({"const": {"a": ["a\u0001"]}}, '{"a": ["a"]}'),
+    ({"enum": ["a\x7f"]}, '"a"'),
+    ({"type": "string", "pattern": r"^a\x01$"}, '"a"'),
+    ({"type": "string", "pattern": "^a\u0001$"}, '"a"'),
+    ({"type": "string", "pattern": r"^a[\v]$"}, '"a"'),
+    ({"type": "string", "pattern": r"^a[\x00-\x1fb]$"}, '"a"'),
+    ({"patternProperties": {r"^a\x01$": {}}, "additionalProperties": False}, '{"a": 1}'),
     ({"properties": {"a": {}}, "required": ["z"]}, '{"a": 1}'),
     ({"required": ["a"], "additionalProperties": False, "properties": {"a": {}}}, '{"a": 1, "b": 1}'),
     ({"patternProperties": {"^a": {"type": "integer"}}}, '{"ab": "x"}'),
@@ -120,6 +136,8 @@ WRITTEN: Final = (
     {"type": "array", "items": {"$ref": "#/$defs/x"}, "$defs": {"x": {"properties": {"a": {"const": 1}}}}},
     {"anyOf": [{"properties": {"a": {"type": "null"}}, "type": "object"}, {"type": "array", "maxItems": 2}]},
     {"properties": {"a": {}}, "patternProperties": {"^b": {"type": "null"}}, "additionalProperties": False},
+    {"properties": {"a": {"type": "null"}}, "patternProperties": {"^b": {"type": "null"}}},
+    {"properties": {"a": {"type": "null"}}, "additionalProperties": {"type": "integer"}, "required": ["b"]},
 )  # fmt: skip
 
 

@@ -417,6 +417,61 @@ def test_control_tokens_in_tools_and_calls_are_text(template: str, place: str) -
         assert json.dumps(typed)[1:-1] in tokenizer.decode(token_ids)
 
 
+#: A template's own signs around what names a call, and the message's fields that bring it.
+NAMING: Final = {
+    "message.name": {"role": "user", "content": "a", "name": "TYPED"},
+    "message.tool_calls[0].function.name": {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "TYPED", "arguments": "{}"}}],
+    },
+    "message.tool_calls[0].id": {
+        "role": "assistant",
+        "tool_calls": [{"id": "TYPED", "type": "function", "function": {"name": "a", "arguments": "{}"}}],
+    },
+    "(message.tool_calls[0].function.arguments | list)[0]": {
+        "role": "assistant",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "a", "arguments": '{"TYPED": 1}'}}],
+    },
+    "message.tool_call_id": {"role": "tool", "content": "a", "tool_call_id": "TYPED"},
+}
+
+
+@pytest.mark.parametrize("name", NAMING)
+def test_no_name_completes_a_control_token_of_its_template(name: str) -> None:
+    template = TEMPLATE.replace("{{ message['content'] }}", f"{{{{ {name} }}}}<{{{{ {name} }}}}><|{{{{ {name} }}}}")
+    assert template != TEMPLATE
+    tokenizer = tokenizer_with(template)
+
+    def asked(typed: str) -> tuple[int, ...]:
+        return prepared(tokenizer, messages=json.loads(json.dumps([NAMING[name]]).replace("TYPED", typed))).token_ids
+
+    plain = control_tokens(tokenizer, asked("plain"))
+    assert control_tokens(tokenizer, asked("get-weather_1.2")) == plain
+    assert control_tokens(tokenizer, asked("<|im_end|>")) == plain
+    for typed in ("|im_end|", "im_end|>", "answer"):
+        with pytest.raises(InvalidField, match="without the strings of the target's control tokens"):
+            asked(typed)
+
+
+@pytest.mark.parametrize("name", ["word_ends", "word_pieces"])
+def test_words_that_a_tokenizer_does_not_know_are_no_control_tokens(name: str) -> None:
+    """Its token for them is special, and a field of a call may be such a word."""
+    tokenizer = TOKENIZERS[name]()
+    tokenizer.chat_template = (
+        "{% for m in messages %}<s>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{{ c.function.name }}({{ c.function.arguments | tojson }}){% endfor %}</s>{% endfor %}"
+    )
+
+    def asked(typed: str) -> list[str]:
+        call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": json.dumps({typed: "qxz"})}}
+        token_ids = prepared(
+            tokenizer, messages=[{"role": "assistant", "content": typed, "tool_calls": [call]}]
+        ).token_ids
+        return [token for token in control_tokens(tokenizer, token_ids) if token != "<unk>"]
+
+    assert asked("plain") == asked("<|x|></s><s>") == asked("function qxz <unk>") == ["<s>", "</s>"]
+
+
 def test_a_word_is_barred_in_every_spelling() -> None:
     tokenizer = tokenizer_with(QWEN)
     spellings = bad_word_tokens(tokenizer, ("the", " the", "value"))

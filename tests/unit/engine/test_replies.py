@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 
 from alphaloop.engine import AnswerPiece, Sampling
 from alphaloop.messages import Constraint, Job, Origin, parse_job
+from engine import replies
 from engine.prompts import prepare_job
 from engine.replies import AnswerReader, reader_of, reply_form
 from tests.fixtures.chat_templates import CLOCK, LLAMA, MISTRAL, OPENED, QWEN, WEATHER, tokenizer_with
@@ -171,6 +172,21 @@ def test_content_comes_as_soon_as_it_can_be_no_tag() -> None:
     thinking = reader(OPENED)
     assert [(one.part, one.text) for one in thinking.take("\nHm </th", is_last=False)] == [("reasoning", "Hm")]
     assert [(one.part, one.text) for one in thinking.take("e", is_last=False)] == [("reasoning", " </the")]
+
+
+def test_a_tag_that_stands_in_an_argument_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that writes the tag for ever holds nobody up: each look reads the call from its beginning."""
+    looks: list[str] = []
+    is_open = replies._is_open_text
+    monkeypatch.setattr(replies, "_is_open_text", lambda written: looks.append(written) or is_open(written))
+    made = reader(QWEN, **TOOLS)
+    tags = ["</tool_call>"] * 50
+    for text in ('<tool_call>{"name": "clock", "arguments": {"a": "', *tags, "</tool", '_call>"}}</tool_call>'):
+        made.take(text, is_last=False)
+    assert len(looks) == 52
+    assert [json.loads(call.function.arguments) for call in made.calls] == [{"a": "</tool_call>" * 51}]
+    made.take("<tool_call>" + OTHER + "</tool_call>", is_last=True)
+    assert made.calls[1].function.name == "clock"
 
 
 @pytest.mark.parametrize(

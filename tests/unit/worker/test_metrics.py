@@ -96,6 +96,8 @@ class Servers:
             endpoints=self.fleet.statuses,
             unavailable=self.fleet.unavailable,
             suspects=self.fleet.suspects,
+            measures_itself=False,
+            times_steps=False,
             load=lambda: Load(3, 8, frozenset({"a", "b"}), frozenset({"a"})),
         )
         self.registry.register(EndpointMetrics(engine))  # type: ignore[arg-type]

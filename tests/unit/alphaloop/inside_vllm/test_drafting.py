@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alphaloop.errors import ConfigError
-from alphaloop.inside_vllm.drafting import LookupDrafts, LookupSettings, Request, RequestDrafts, UnreadBlocks, Wish
+from alphaloop.experiment.observe import Expected
+from alphaloop.inside_vllm.drafting import (
+    LookupDrafts,
+    LookupSettings,
+    Request,
+    RequestDrafts,
+    Trial,
+    UnreadBlocks,
+    Wish,
+)
 from alphaloop.settings.models import LookupDrafterSettings
 from engine.drafters.lookup import LookupDrafter
 
@@ -136,19 +145,19 @@ def test_on_a_platform_that_spoils_them_greedy_texts_have_no_drafts_beside_sampl
     assert cut(drafting(), [greedy, sampled]) == {"greedy": 4, "sampled": 4}
 
 
-def test_a_cap_holds_for_all_requests_until_its_time_is_over() -> None:
-    seconds = [0.0]
-    subject = drafting(clock=lambda: seconds[0])
-    drafted, vanilla = request("a", num_draft_tokens=4), request("v", num_draft_tokens=0)
-    subject.arrived(request("cap", cap_draft_tokens=0, cap_s=10))
-    assert cut(subject, [drafted, vanilla]) == {"a": 0, "v": 0}
-    assert subject.num_to_draft([drafted, vanilla]) == 1  # the drafter still reads
-    assert subject.num_to_draft([vanilla]) == 0
-    subject.arrived(request("other", cap_draft_tokens=2, cap_s=5))
-    seconds[0] = 4.9
-    assert cut(subject, [drafted]) == {"a": 2}
-    seconds[0] = 5.0
-    assert cut(subject, [drafted]) == {"a": 4}
+def test_control_drafts_nothing_and_the_drafter_reads_on() -> None:
+    control = {"a"}
+    subject = drafting(is_control=control.__contains__)
+    on_trial, forced, vanilla = request("a"), request("f", num_draft_tokens=2), request("v", num_draft_tokens=0)
+    assert cut(subject, [on_trial, forced, vanilla]) == {"a": 0, "f": 2, "v": 0}
+    assert subject.num_to_draft([on_trial, vanilla]) == 1
+    assert subject.runs_for_cache_only([on_trial, vanilla])
+    assert subject.num_to_draft([on_trial, forced]) == 2
+    assert not subject.runs_for_cache_only([on_trial, forced])
+    assert not subject.runs_for_cache_only([vanilla])
+    assert subject.treatment(on_trial) == 4
+    control.clear()
+    assert cut(subject, [on_trial]) == {"a": 4}
 
 
 def ours(text: Sequence[int], k: int) -> list[int]:
@@ -206,12 +215,22 @@ def test_what_a_request_says_is_read_without_ever_failing() -> None:
     said = {"alphaloop_task": "sql", "alphaloop_num_draft_tokens": 0, "alphaloop_drafter": "lookup"}
     assert Wish.of(Params(said)) == Wish(0, is_lookup=True, task="sql")
     assert Wish.of(Params({"alphaloop_num_draft_tokens": -3})).num_draft_tokens == 0
-    assert Wish.of(Params({"alphaloop_cap_draft_tokens": 1, "alphaloop_cap_s": 2})).cap == (1, 2.0)
+    trial = {"alphaloop_subject": "sql greedy", "alphaloop_treatment": "draft", "alphaloop_control_share": 0.1}
+    expected = Expected(1.3, 1.1, 1.5, 1.25, 0.1)
+    assert Wish.of(Params({**trial, "alphaloop_expected": list(expected)})) == Wish(
+        trial=Trial("sql greedy", "draft", expected), control_share=0.1
+    )
     for wrong in ([1], True, "7", 1.5, None, {}):
         nonsense = {"alphaloop_num_draft_tokens": wrong, "alphaloop_task": [wrong], "alphaloop_drafter": wrong}
-        assert Wish.of(Params({**nonsense, "alphaloop_cap_draft_tokens": wrong, "alphaloop_cap_s": 1})) == Wish()
-    for wrong in ("1", True, 0, -1, float("inf"), float("nan"), None):
-        assert Wish.of(Params({"alphaloop_cap_draft_tokens": 1, "alphaloop_cap_s": wrong})).cap is None
+        nonsense |= {"alphaloop_subject": wrong, "alphaloop_treatment": "draft", "alphaloop_expected": wrong}
+        if wrong != "7":
+            assert Wish.of(Params(nonsense)) == Wish()
+        assert Wish.of(Params({**trial, "alphaloop_expected": [1.0, 1.0, 1.0, 1.0, wrong]})).trial in (
+            Trial("sql greedy", "draft"),
+            Trial("sql greedy", "draft", Expected(1.0, 1.0, 1.0, 1.0, 1.5)),
+        )
+    for wrong in ("1", True, 1.0, -0.1, float("inf"), float("nan"), None):
+        assert Wish.of(Params({"alphaloop_control_share": wrong})).control_share is None
 
 
 def test_the_settings_are_those_of_the_workers_look_up() -> None:

@@ -29,6 +29,10 @@ class Scheduler:
 
     def _free_request(self, request: Any, delay_free_blocks: bool = False) -> Any: ...
 
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any: ...
+
+    def has_unfinished_requests(self) -> bool: ...
+
 
 class Request:
     """vLLM's."""
@@ -46,6 +50,7 @@ class SchedulerOutput:
     scheduled_new_reqs: list[Any]
     scheduled_cached_reqs: Any
     num_scheduled_tokens: dict[str, int]
+    scheduled_spec_decode_tokens: dict[str, list[int]]
     num_spec_tokens_to_schedule: int = 0
 
 
@@ -76,6 +81,7 @@ class WithoutLength:
     scheduled_new_reqs: list[Any]
     scheduled_cached_reqs: Any
     num_scheduled_tokens: dict[str, int]
+    scheduled_spec_decode_tokens: dict[str, list[int]]
 
 
 def test_a_version_that_no_test_ran_with_is_refused() -> None:
@@ -105,7 +111,7 @@ def test_a_version_that_no_test_ran_with_is_refused() -> None:
         (
             (Scheduler, Request, WithoutLength),
             "expected num_spec_tokens_to_schedule at WithoutLength in vLLM 0.32.0, "
-            "found scheduled_new_reqs, scheduled_cached_reqs, num_scheduled_tokens",
+            "found scheduled_new_reqs, scheduled_cached_reqs, num_scheduled_tokens, scheduled_spec_decode_tokens",
         ),
     ],
 )

@@ -410,7 +410,7 @@ NGRAM = DrafterState("ngram", "r1", 4, least_draft_tokens=4, num_vanilla_endpoin
 class Servers(TimedEngine):
     """One vanilla server and one with look-up, of eight requests each."""
 
-    can_redraft = False
+    can_redraft = measures_itself = times_steps = False
 
     def __init__(self, refuses: tuple[Shape, ...] = (), drafter: DrafterState = NGRAM) -> None:
         super().__init__(drafters=(drafter,), num_slots=16)

@@ -70,7 +70,7 @@ class Servers:
             self.events.append(arrival)
 
     async def complete(
-        self, job: Job, sampling: Sampling, *, on_piece: Callable[[AnswerPiece], None], num_draft_tokens: int | None
+        self, job: Job, sampling: Sampling, *, on_piece: Callable[[AnswerPiece], None], **asked: object
     ) -> None:
         self.clock.pass_s(1.0)
         on_piece(AnswerPiece("amber "))
