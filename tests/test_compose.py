@@ -28,7 +28,7 @@ from sqlalchemy import make_url
 from alphaloop.cli.children import LogFollower, field_of
 from alphaloop.embedded.servers import EmbeddedPostgres, binaries
 from alphaloop.settings import ConsoleSettings, load_settings
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.store import schema as schema_of
 from tests.fixtures.cli import Cli
 from tests.fixtures.postgres import as_member

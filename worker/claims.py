@@ -197,6 +197,11 @@ def cancelled() -> Failure:
     return Failure(code="cancelled", message="cancelled on request")
 
 
+def expired(claimed: ClaimedJob) -> Failure:
+    """The failure in the result of a job that had not ended by its deadline."""
+    return Failure(code="expired", message=f"not ended by its deadline, {claimed.ready.job.deadline}")
+
+
 def _request(ready: ReadyJob) -> ClaimRequest:
     job = ready.job
     return ClaimRequest(

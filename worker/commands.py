@@ -65,7 +65,7 @@ from alphaloop.files import readable_again, reading
 from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.settings import Settings, load_settings
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import CostStore, CostSubject, DraftRegistry, DraftStatus
 from worker.assembly import open_engine

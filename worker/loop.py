@@ -28,7 +28,7 @@ from alphaloop.messages import Failure, Mode, Status
 from worker import recording
 from worker.admission import Line
 from worker.background import Threads
-from worker.claims import ClaimedJob, Claiming, cancelled
+from worker.claims import ClaimedJob, Claiming, cancelled, expired
 from worker.dead_letters import Forwarder, JobRetries
 from worker.deciding.decider import Deciding
 from worker.feed import JobFeed
@@ -399,7 +399,7 @@ class Worker:
 
     def _end_unwanted(self, unwanted: Sequence[ClaimedJob], overdue: Sequence[ClaimedJob]) -> None:
         self._end([self._undecoded(job, Status.CANCELLED, cancelled()) for job in unwanted])
-        self._end([self._undecoded(job, Status.EXPIRED, recording.expired(job)) for job in overdue])
+        self._end([self._undecoded(job, Status.EXPIRED, expired(job)) for job in overdue])
 
     def _succeeded(self, job: RunningJob, generation: Generation, now: datetime) -> EndedJob:
         identity, together = self.engine.identity, job.decided_together

@@ -26,7 +26,7 @@ from pydantic_core import to_jsonable_python
 from alphaloop.acceptance import PREFILL, EvidenceKey, prompt_bucket
 from alphaloop.deciding.decision import Decision, Reason
 from alphaloop.engine import DrafterCounts, EngineIdentity, Generation, Served, ShadowCounts, tolerance_of
-from alphaloop.errors import AlphaloopError, StoreValueRefused, package_missing
+from alphaloop.errors import StoreValueRefused, package_missing
 from alphaloop.kafka.topics import RESULTS
 from alphaloop.messages import Failure, Mode, Purpose, Result, Status
 from alphaloop.messages.result import choices_to_write, encode_fields
@@ -353,16 +353,6 @@ def _details_of(generation: Generation) -> dict[str, Any]:
 def ended(claimed: ClaimedJob, status: Status, failure: Failure, *, now: datetime) -> EndedJob:
     """A job that was not decoded to its end, with its outcome."""
     return EndedJob(claimed, _outcome(claimed, status.value, {"error": failure.model_dump(exclude_none=True)}, now=now))
-
-
-def expired(claimed: ClaimedJob) -> Failure:
-    """The failure in the result of a job that had not ended by its deadline."""
-    return Failure(code="expired", message=f"not ended by its deadline, {claimed.ready.job.deadline}")
-
-
-def failure_of(error: AlphaloopError) -> Failure:
-    """The failure in a result because of an error."""
-    return Failure(code=error.code, message=error.message, hint=error.hint)
 
 
 def _outcome(

@@ -34,7 +34,6 @@ from alphaloop.engine import Engine, FailedRequest, Generation, PreparedJob, Sam
 from alphaloop.errors import DecodeFailed, EngineSick, reason_of
 from alphaloop.liveness import beat
 from alphaloop.messages import Body, Failure, Job, Mode, Purpose
-from worker import recording
 from worker.admission import LaneKey, Line
 from worker.claims import ClaimedJob, Claims, LeaseKeeper
 from worker.dead_letters import JobRetries
@@ -389,7 +388,7 @@ class Blame:
         for job, error in failed:
             if not self._is_job_to_blame(job.job_id, job.setting):
                 self.running.run_alone_later([job.claimed])
-            elif not self._is_tried_again(job, failure := recording.failure_of(error)):
+            elif not self._is_tried_again(job, failure := Failure.of(error)):
                 blamed.append((job, failure))
         return blamed
 
@@ -397,7 +396,7 @@ class Blame:
         """The jobs that failed for good on a server; the others wait in Kafka for their next try."""
         blamed = []
         for job, failed in refused:
-            failure = recording.failure_of(failed.error)
+            failure = Failure.of(failed.error)
             if failed.is_final or not self._is_tried_again(job, failure):
                 blamed.append((job, failure))
         return blamed

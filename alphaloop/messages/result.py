@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
+from alphaloop.errors import AlphaloopError
 from alphaloop.messages.job import ContentReference, Purpose
 
 
@@ -188,6 +189,11 @@ class Failure(_Part):
     message: str
     field: str | None = None
     hint: str | None = None
+
+    @classmethod
+    def of(cls, error: AlphaloopError) -> Self:
+        """Because of an error."""
+        return cls(code=error.code, message=error.message, hint=error.hint)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message

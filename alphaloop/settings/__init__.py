@@ -3,6 +3,7 @@
 # ruff: noqa: I001 - each name once, as itself: it is exported
 from __future__ import annotations
 
+from alphaloop.settings.endpoints import EndpointSettings as EndpointSettings
 from alphaloop.settings.load import (
     Settings as Settings,
     TasksFile as TasksFile,
@@ -10,10 +11,7 @@ from alphaloop.settings.load import (
     load_settings as load_settings,
     overridden as overridden,
 )
-from alphaloop.settings.models import (
-    EndpointSettings as EndpointSettings,
-    ModelSettings as ModelSettings,
-)
+from alphaloop.settings.models import ModelSettings as ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings as ClaimCheckSettings,
     ConsoleSettings as ConsoleSettings,

@@ -8,14 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from typing import Annotated, Any, Final, Literal, Self
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Discriminator, Field, SecretStr, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from alphaloop.deciding.goodput import LOOKUP_OFFERED, LOOKUP_THROUGH, DrafterState
 from alphaloop.messages.job import TaskName
-from alphaloop.server_identity import ServerKind
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.settings.section import Section, Share
 from alphaloop.settings.vllm import VllmDrafter, VllmSettings
 
@@ -37,107 +36,6 @@ def _refuse_unknown(name: str) -> str:
 
 
 DeviceName = Annotated[str, AfterValidator(_refuse_unknown)]
-
-
-EXAMPLE: Final = "http://localhost:8000/v1"
-
-
-def refuse_address(url: str) -> str:
-    """The address as it is. Raises ValueError, which never quotes it, because it may hold a password."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError:
-        raise ValueError("expected the address of a server, found none that can be read") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ValueError(f"expected http:// or https:// and a host, as in {EXAMPLE}")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("expected no name or password in the address: the key has a setting of its own")
-    if parts.query or parts.fragment:
-        raise ValueError(f"expected nothing after the path, as in {EXAMPLE}")
-    return url
-
-
-def _sendable(secret: SecretStr) -> SecretStr:
-    """The key as it is. Raises ValueError for one that no HTTP header can hold."""
-    key = secret.get_secret_value()
-    if not (key.isascii() and key.isprintable() and key and key.strip() == key):
-        raise ValueError("expected printable ASCII without spaces around it, found something else")
-    return secret
-
-
-class EndpointSettings(Section):
-    """An inference server: jobs are sent there where `models.target.engine` is "server"."""
-
-    kind: ServerKind  #: what the server is; openai for any other with OpenAI's interface
-    url: Annotated[str, AfterValidator(refuse_address)]  #: as OpenAI's clients take it; without a path /v1 is added
-    model: str | None = Field(None, min_length=1)  #: unset: the server's only one
-    api_key: Annotated[SecretStr, AfterValidator(_sendable)] | None = None  #: best from the environment
-    drafter: TaskName | None = None  #: a name for what drafts there; unset: nothing does. Replicas have the same
-    num_draft_tokens: int | None = Field(None, ge=1, le=64)  #: k with which the server was started; with a drafter only
-    varies_drafts: bool = (
-        False  #: SGLang's --speculative-adaptive, TensorRT-LLM's draft_len_schedule: k changes, up to num_draft_tokens
-    )
-    metrics_url: Annotated[str, AfterValidator(refuse_address)] | None = (
-        None  #: the page for Prometheus of vLLM or llama.cpp, as in http://host:8000/metrics: evidence is its counters
-    )
-    switches_drafts: bool = (
-        False  #: vLLM with alphaloop's scheduler class drafts as each request asks: at most its number, or none
-    )
-    max_requests: int = Field(16, ge=1, le=1024)  #: most requests at once
-    answer_s: float = Field(600.0, gt=0)  #: from a request to the first byte of its reply: a queue lies between
-
-    @property
-    def api(self) -> str:
-        """The address before /completions."""
-        stripped = self.url.rstrip("/")
-        return stripped if urlsplit(stripped).path else f"{stripped}/v1"
-
-    @property
-    def root(self) -> str:
-        """The address before /version, /props and other paths outside of OpenAI's form."""
-        return self.api.removesuffix("/v1")
-
-    @property
-    def counted(self) -> Literal["", "counters", "reached", "sums"]:
-        """How its drafts are counted, where that is not round by round: evidence of another kind has another name.
-
-        By the server's counters; by the positions that rounds reached, because their k is not known; by sums of each
-        request, whose spread over the positions is estimated.
-        """
-        if self.metrics_url is not None:
-            return "counters"
-        if self.varies_drafts:
-            return "reached"
-        return "sums" if self.kind == "llama_cpp" else ""
-
-    @property
-    def has_own_metrics(self) -> bool:
-        """Whether the page of metrics, if there is one, is the server's own and may see its key."""
-        return self.metrics_url is None or urlsplit(self.metrics_url)[:2] == urlsplit(self.url)[:2]
-
-    @model_validator(mode="after")
-    def _drafts_with_a_k(self) -> Self:
-        if (self.drafter is None) != (self.num_draft_tokens is None):
-            raise ValueError("expected drafter and num_draft_tokens together: a server drafts with the k of its start")
-        if self.metrics_url is not None and self.drafter is None:
-            raise ValueError("expected metrics_url with a drafter only: there is nothing to count where nothing drafts")
-        if self.switches_drafts and (self.kind != "vllm" or self.drafter is None):
-            raise ValueError(
-                'expected switches_drafts only with kind = "vllm" and a drafter: elsewhere all requests draft alike'
-            )
-        if self.varies_drafts and (self.kind not in ("sglang", "tensorrt_llm") or self.drafter is None):
-            raise ValueError(
-                'expected varies_drafts only with kind = "sglang" or "tensorrt_llm" and a drafter: no other server '
-                "changes k by itself"
-            )
-        if self.varies_drafts and self.metrics_url is not None:
-            raise ValueError("expected varies_drafts without metrics_url: counters are read for one k")
-        if self.switches_drafts and self.metrics_url is not None:
-            raise ValueError(
-                "expected switches_drafts without metrics_url: counters mix requests with drafts and without"
-            )
-        return self
 
 
 Dtype = Literal["bfloat16", "float16", "float32", "float64"]
@@ -531,10 +429,6 @@ class ModelSettings(Section):
                 f"{', '.join(self.endpoints)}: the worker starts its server itself; with servers of yours it is server"
             )
         self.target.check_in_vllm()
-        if len(self.drafters) > 1:
-            raise ValueError(
-                f"expected one [models.drafters.NAME] at most with target.engine vllm, found {', '.join(self.drafters)}"
-            )
         endpoint = EndpointSettings(
             kind="vllm",
             url=f"http://{STARTED}",
@@ -546,14 +440,36 @@ class ModelSettings(Section):
         return self
 
     def _drafts_of_server(self) -> dict[str, Any]:
-        """The part of its endpoint that depends on its drafter. Raises ValueError for one that vLLM does not have."""
+        """The part of its endpoint that depends on its drafters. Raises ValueError where vLLM does not have them."""
         for name, drafter in self.drafters.items():
             try:
-                config = drafter.in_vllm().speculative_config
+                drafter.in_vllm()
             except ValueError as error:
                 raise ValueError(f"models.drafters.{name}: {error}") from None
-            return {"drafter": name, "num_draft_tokens": config["num_speculative_tokens"], "switches_drafts": True}
-        return {}
+        if (started := self.drafting_in_vllm) is None:
+            return {}
+        # A server's own drafter comes first: look-up drafts where a request asks for it.
+        names = sorted(self.drafters, key=lambda name: self.drafters[name].in_vllm().lookup is not None)
+        both = {"lookup_drafter": names[1]} if len(names) > 1 else {}
+        return {"drafter": names[0], "num_draft_tokens": started.num_draft_tokens, "switches_drafts": True} | both
+
+    @property
+    def drafting_in_vllm(self) -> VllmDrafter | None:
+        """How a vLLM of the worker's own is started to draft; None where nothing drafts.
+
+        Raises ValueError for drafters that one vLLM cannot have together.
+        """
+        drafters = [drafter.in_vllm() for drafter in self.drafters.values()]
+        lookups = [drafter for drafter in drafters if drafter.lookup is not None]
+        others = [drafter for drafter in drafters if drafter.lookup is None]
+        if len(lookups) > 1 or len(others) > 1:
+            raise ValueError(
+                "expected at most one [models.drafters.NAME] beside one of method lookup with target.engine vllm, "
+                f"found {', '.join(self.drafters)}"
+            )
+        if lookups and others:
+            return others[0].beside(lookups[0])
+        return next(iter(drafters), None)
 
     @model_validator(mode="after")
     def _replicas_agree(self) -> Self:
@@ -564,8 +480,8 @@ class ModelSettings(Section):
                 "expected use_generation_config only with target.engine own, because the worker has no files of a "
                 "server's model; set temperature, top_p … in [tasks.NAME]"
             )
-        for drafter in {endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None}:
-            replicas = {name: endpoint for name, endpoint in self.endpoints.items() if endpoint.drafter == drafter}
+        for drafter in {name: None for endpoint in self.endpoints.values() for name in endpoint.drafters}:
+            replicas = {name: endpoint for name, endpoint in self.endpoints.items() if drafter in endpoint.drafters}
             for field in ("metrics_url", "varies_drafts"):
                 counted = {bool(getattr(endpoint, field)): name for name, endpoint in replicas.items()}
                 if len(counted) > 1:
@@ -593,9 +509,7 @@ class ModelSettings(Section):
         """The names of everything that drafts: at the endpoints where jobs go to servers, in the worker otherwise."""
         if self.target.engine == "own":
             return tuple(self.drafters)
-        return tuple(
-            dict.fromkeys(endpoint.drafter for endpoint in self.endpoints.values() if endpoint.drafter is not None)
-        )
+        return tuple({name: None for endpoint in self.endpoints.values() for name in endpoint.drafters})
 
     def with_sources(self, names: Iterable[str]) -> frozenset[str]:
         """These drafters in the worker, and those that a hybrid of them asks."""
@@ -616,13 +530,17 @@ class ModelSettings(Section):
         """One of them as decisions take it. Raises KeyError for a name that is not one of them."""
         if self.target.engine == "own":
             return self.drafters[name].state(name, revision, is_stale=is_stale)
-        drafting = [endpoint for endpoint in self.endpoints.values() if endpoint.drafter == name]
+        drafting = [endpoint for endpoint in self.endpoints.values() if name in endpoint.drafters]
         vanilla = [
             endpoint for endpoint in self.endpoints.values() if endpoint.drafter is None or endpoint.switches_drafts
         ]
-        k = {endpoint.drafter: endpoint.num_draft_tokens for endpoint in drafting}[name] or 1
+        if not drafting:
+            raise KeyError(name)
+        k = drafting[0].num_draft_tokens or 1
         # A drafter has the lengths that all its endpoints can follow.
         obey_requests = all(endpoint.switches_drafts for endpoint in drafting)
+        if self.target.engine == "vllm" and obey_requests:
+            k = min(k, self.drafters[name].max_draft_tokens)  # the server's k is that of the longer drafter
         return DrafterState(
             name,
             revision,

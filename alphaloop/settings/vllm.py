@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from pydantic import Field, field_validator
@@ -53,6 +55,7 @@ _SHORT: Final[Mapping[str, str]] = {
     "-tp": "--tensor-parallel-size",
     "-sc": "--speculative-config",
 }
+_FINGERPRINT_CHARS: Final = 8
 _OPTION: Final = re.compile(r"-{1,2}[A-Za-z]")
 
 
@@ -89,10 +92,28 @@ def option_of(argument: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VllmDrafter:
-    """How vLLM is started with a drafter."""
+    """How vLLM is started with a drafter, or with two: look-up beside one of its own."""
 
     speculative_config: Mapping[str, Any]
     #: alphaloop's look-up takes the place of the server's own drafter, with these settings; None: it does not.
     lookup: Mapping[str, Any] | None = None
     searches_memory: bool = False  #: whether look-up also searches earlier results of tasks that share theirs
-    has_cache: bool = False  #: whether it reads texts into a cache of its own
+    has_cache: bool = False  #: whether it reads texts into a cache of its own; it may draft fewer tokens than its k
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The k of the start."""
+        return int(self.speculative_config["num_speculative_tokens"])
+
+    @property
+    def fingerprint(self) -> str:
+        """Another one where it proposes other tokens: all that it is, without its k."""
+        config = {name: value for name, value in self.speculative_config.items() if name != "num_speculative_tokens"}
+        said = json.dumps([config, self.lookup and dict(self.lookup), self.searches_memory], sort_keys=True)
+        return hashlib.sha256(said.encode()).hexdigest()[:_FINGERPRINT_CHARS]
+
+    def beside(self, lookup: VllmDrafter) -> VllmDrafter:
+        """Both in one server, whose k is the longer one's where its own drafter may draft fewer."""
+        k = max(self.num_draft_tokens, lookup.num_draft_tokens) if self.has_cache else self.num_draft_tokens
+        config = {**self.speculative_config, "num_speculative_tokens": k}
+        return replace(lookup, speculative_config=config, has_cache=self.has_cache)

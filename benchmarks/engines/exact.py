@@ -25,7 +25,7 @@ import torch
 
 from alphaloop.embedded.process import free_ports
 from alphaloop.engine import Sampling
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from benchmarks.engines.serve import (
     FOLDER,
     MODEL_NAME,
@@ -50,6 +50,7 @@ from engine.models import load_weights
 from worker.servers.client import ServerClient
 from worker.servers.counters import Counters
 from worker.servers.replies import Reply
+from worker.servers.request_body import AskedDrafts
 
 LOAD = 8
 
@@ -89,8 +90,8 @@ async def decode(server: Server, jobs: Sequence[PromptJob], k_of: Mapping[str, i
         while waiting:
             job = waiting.pop()
             sampling = Sampling(max_tokens=job.max_tokens, temperature=0.0)
-            k = k_of[job.job_id] if server.drafter else None
-            replies[job.job_id] = await client.complete(job.as_job(), sampling, num_draft_tokens=k)
+            asked = AskedDrafts(k_of[job.job_id]) if server.drafter else None
+            replies[job.job_id] = await client.complete(job.as_job(), sampling, asked=asked)
 
     async with ServerClient(settings) as client:
         before = await _counters(client) if server.drafter else None

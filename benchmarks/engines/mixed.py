@@ -37,7 +37,7 @@ from alphaloop.embedded.process import free_ports
 from alphaloop.engine import Sampling
 from alphaloop.experiment.observe import Slice, Treatment, TrialGroup
 from alphaloop.experiment.rounds import subject_of
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from benchmarks.engines.serve import (
     FOLDER,
     MODEL_NAME,
@@ -60,7 +60,7 @@ from benchmarks.reporting import REPOSITORY, console, parser_of, print_found, ta
 from benchmarks.servers import running_servers
 from benchmarks.workers import Client, started_worker
 from worker.servers.client import ServerClient
-from worker.servers.request_body import Measured
+from worker.servers.request_body import AskedDrafts, Measured
 
 DECIDED, ROUTED, BY_TASK = "decided", "routed", "by task"
 #: A task whose drafts gain less than this goes without in the second choice of the ceiling: neighbours pay for them.
@@ -111,7 +111,7 @@ async def straight(
             job = waiting.popleft()
             sampling = Sampling(max_tokens=job.max_tokens, temperature=0.0)
             measured = Measured(control_share, trial_of.get(job.task)) if control_share is not None else None
-            reply = await client.complete(job.as_job(), sampling, num_draft_tokens=k_of[job.task], measured=measured)
+            reply = await client.complete(job.as_job(), sampling, asked=AskedDrafts(k_of[job.task]), measured=measured)
             slices.extend(reply.slices)
             num_tokens += reply.num_tokens
             walls[job.task].append((reply.wall_s, reply.num_tokens))

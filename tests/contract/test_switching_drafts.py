@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from alphaloop.deciding.decision import Decision, Reason
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Generation, Sampling, Served
 from alphaloop.messages import Mode, Purpose
 from tests.fakes import FakeEngine
@@ -89,6 +90,58 @@ def test_each_request_has_the_k_of_its_decision(purpose: str) -> None:
         (drafted,) = generation.drafted
         assert drafted.num_draft_tokens == len(generation.counts.proposed) == k
         assert generation.is_counted
+
+
+def with_two_drafters(**shown: object) -> ServedEngine:
+    """A server with a draft model and look-up, k = 4, which accepts what look-up drafts less often."""
+    drafters = (DrafterState("small", "fake-1", 8), DrafterState("lookup", "fake-1", 8))
+    engine = FakeEngine(num_slots=6, drafters=drafters)
+    return ServedEngine(engine, "small", 4, switches_drafts=True, lookup_drafter="lookup", **shown)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("purpose", ["traffic", "probe"])
+def test_one_server_drafts_with_look_up_or_its_own_drafter_as_each_decision_says(purpose: str) -> None:
+    server = with_two_drafters()
+    with engine_over({"both": server}) as engine:
+        assert {drafter.name: drafter.max_draft_tokens for drafter in engine.drafters} == {"small": 4, "lookup": 4}
+        server.bodies.clear()
+        wanted = [("lookup", 2), (None, 0), ("small", 3), ("lookup", 4), ("small", 4)]
+        for number, (drafter, k) in enumerate(wanted):
+            admit(engine, number, drafter, Reason.PROBE, purpose, k=k)
+        found = finish(engine)
+    assert sorted(((one.drafter, one.num_draft_tokens) for one in served(found)), key=str) == sorted(wanted, key=str)
+    for generation in found.values():
+        assert generation.served is not None
+        assert generation.is_counted
+        decoded_with = generation.served.drafter, generation.served.num_draft_tokens
+        counted = [(each.drafter, each.num_draft_tokens) for each in generation.drafted]
+        assert counted == ([decoded_with] if decoded_with[0] else [])
+    said = [body.get("vllm_xargs", {}) for body in server.bodies if body["temperature"] == 0]
+    assert [(each.get("alphaloop_drafter"), each.get(ASKED)) for each in said] == [
+        ("lookup", 2),
+        (None, 0),
+        (None, 3),
+        ("lookup", 4),
+        (None, None),
+    ]
+
+
+def test_a_server_without_the_look_up_of_its_settings_is_found_before_any_job(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.ERROR), engine_over({"both": with_two_drafters(has_lookup=False)}) as engine:
+        assert [drafter.name for drafter in engine.drafters] == ["small"]
+    assert "it drafted nothing for a text that repeats itself and asked for look-up" in caplog.text
+
+
+@pytest.mark.parametrize("purpose", ["traffic", "probe"])
+def test_look_up_that_is_not_given_any_more_is_recorded_as_what_drafted(purpose: str) -> None:
+    server = with_two_drafters()
+    with engine_over({"both": server}) as engine:
+        server.obeys = False
+        admit(engine, 0, "lookup", Reason.FASTER, purpose, k=2)
+        admit(engine, 1, "lookup", Reason.FASTER, purpose, k=2)
+        found = finish(engine)
+        assert not engine.endpoints()[0].is_obeying
+    assert [(one.drafter, one.num_draft_tokens) for one in served(found)] == [("small", 4)] * 2
 
 
 def test_requests_in_flight_when_the_choice_ends_are_recorded_as_what_decoded_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from alphaloop.commands import CheckServerOrder, ServerCheck
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.server_identity import ServerKind
 from tests.fakes import FakeEngine
 from tests.fixtures import server_replies
@@ -268,6 +269,28 @@ def test_it_shows_whether_a_server_drafts_as_asked_and_what_a_sampled_neighbour_
         findings = found(CarriedOut(order("both")))
     for verdict, expected in ((findings["switch"], switch), (findings["neighbour"], neighbour)):
         assert (verdict[0], verdict[1].startswith(expected[1])) == (expected[0], True), verdict
+
+
+@pytest.mark.parametrize("has_lookup", [True, False])
+def test_it_proves_both_drafters_of_a_server(configs: Callable[..., None], has_lookup: bool) -> None:
+    drafters = (DrafterState("small", "fake-1", 8), DrafterState("lookup", "fake-1", 8))
+    engine = FakeEngine(num_slots=8, drafters=drafters)
+    served = ServedEngine(
+        engine, "small", 4, switches_drafts=True, lookup_drafter="lookup", has_lookup=has_lookup, round_s=0.002
+    )
+    with listening_beside(served) as server:
+        drafts = {"drafter": "small", "num_draft_tokens": 4, "switches_drafts": True, "lookup_drafter": "lookup"}
+        configs("both", kind="vllm", url=server.url, **drafts)
+        findings = found(CarriedOut(order("both")))
+    if has_lookup:
+        followed = "requests for 0, 1, 2, 4, 1 (look-up), 4 (look-up) draft tokens in one batch got no more"
+        assert findings["switch"] == ("ok", f"{followed}, and the same text")
+        assert findings["look-up"][0] == "ok"
+        assert findings["look-up"][1].endswith("drafted tokens accepted of a request that asked for look-up")
+    else:
+        assert findings["switch"][0] == "warning"
+        assert "--additional-config '{\"alphaloop_lookup\": {}}'" in findings["switch"][1]
+        assert "look-up" not in findings
 
 
 def test_what_is_no_endpoint_is_named(configs: Callable[..., None]) -> None:

@@ -389,7 +389,7 @@ class Fetching:
         except ContentStoreUnavailable:
             return None
         except (ContentError, InvalidField) as error:
-            return Failure(code=error.code, message=error.message, hint=error.hint)
+            return Failure.of(error)
 
 
 def covers(pattern: str, folded: str) -> bool:

@@ -17,11 +17,11 @@ from alphaloop.engine import AnswerPiece, Sampling
 from alphaloop.errors import ConfigError, RequestRefused, ServerSilent
 from alphaloop.messages import Job
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.forms import ModelCard, ModelList, ReplyPiece, Tokenized, Version, read_form
 from worker.servers.http import Content, HttpSession, events, of_piece
 from worker.servers.replies import Reply, ReplyReader
-from worker.servers.request_body import Measured, body_of, path_of, tokenize_body_of
+from worker.servers.request_body import AskedDrafts, Measured, body_of, path_of, tokenize_body_of
 
 _VERSION_PATHS: Final[Mapping[ServerKind, str]] = {
     "vllm": "/version",
@@ -67,34 +67,26 @@ class ServerClient:
         sampling: Sampling,
         *,
         on_piece: Callable[[AnswerPiece], None] | None = None,
-        num_draft_tokens: int | None = None,
+        asked: AskedDrafts | None = None,
         measured: Measured | None = None,
     ) -> Reply:
         """The texts of a job. With `on_piece` they are streamed, and each piece is handed over as it comes.
 
-        `num_draft_tokens`: most tokens of a draft, where the server follows a request in that (0: it decodes vanilla);
-        None: as it was started. `measured`: where the server measures its rounds.
+        `asked`: its drafts, where the server follows a request in that; None: as it was started. `measured`: where the
+        server measures its steps.
 
         Raises PromptTooLong, InvalidField, or a ServerError.
         """
         endpoint = self.endpoint
         url = f"{endpoint.api}{path_of(job)}"
         stream = on_piece is not None
-        body = body_of(
-            endpoint.kind,
-            self._model_of(job),
-            job,
-            sampling,
-            stream=stream,
-            num_draft_tokens=num_draft_tokens,
-            measured=measured,
-        )
+        body = body_of(endpoint.kind, self._model_of(job), job, sampling, stream=stream, asked=asked, measured=measured)
         reader = ReplyReader(
             endpoint.kind,
             body["model"],
             sampling,
             self.context_length,
-            endpoint.num_draft_tokens if num_draft_tokens is None else num_draft_tokens,
+            endpoint.num_draft_tokens if asked is None else asked.num_draft_tokens,
             endpoint.varies_drafts,
         )
         began = time.perf_counter()

@@ -27,7 +27,7 @@ from alphaloop.acceptance import AcceptanceCounts, InconsistentCounts, prompt_bu
 from alphaloop.engine import PreparedJob, SliceCounts
 from alphaloop.errors import AlphaloopError, ReplyInvalid, ServerUnavailable, ServerUnreachable
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.draft_counts import proposed_by_position
 from worker.servers.fleet import Fleet

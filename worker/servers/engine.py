@@ -52,7 +52,8 @@ from alphaloop.measurements import UnansweredAlarm
 from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
-from alphaloop.settings.models import EndpointSettings, ModelSettings
+from alphaloop.settings.endpoints import EndpointSettings
+from alphaloop.settings.models import ModelSettings
 from alphaloop.store.workers import ServerIdentityStore
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch
@@ -312,7 +313,7 @@ class ServerEngine(Engine):
             if revisions.get(alarm.subject.drafter) == alarm.subject.draft_revision
         }
         for drafter in self.drafters:
-            theirs = [server for server in self._servers if server.drafter_name == drafter.name]
+            theirs = [server for server in self._servers if drafter.name in {own.name for own in server.drafters}]
             refusals = [refusal_of(job.job.body, job.features, [server.served]) for server in theirs for job in jobs]
             if refusals and all(refusals):
                 reasons[drafter.name] = next(refusal.message for refusal in refusals if refusal)
@@ -325,6 +326,8 @@ class ServerEngine(Engine):
         """
         if self.times_steps:
             (server,) = self._servers
+            if drafter is not None and drafter != server.drafter_name:
+                return PART_OF_PASS_MS  # look-up, whose drafts the scheduler writes
             timing = StepTiming(self._clients[server.name])
             try:
                 return self._thread.wait_for(timing.round_ms(drafter, batch, width, context))
@@ -490,14 +493,22 @@ def _server(
     length = (known.context_length if known else None) or identity.context_length
     server = known.server if known else settings.kind
     revision = f"{server}-{settings.counted}" if settings.counted else server
-    drafter = models.drafter_state(settings.drafter, revision) if settings.drafter else None
-    if drafter is not None and started.times_steps:
-        # Its drafter reads every prompt, whether the request wants drafts or not: they cost nothing more.
-        drafter = replace(drafter, max_prompt_tokens=0)
+
+    def drafting(drafter: str | None) -> DrafterState | None:
+        if drafter is None:
+            return None
+        own = revision
+        if models.target.engine == "vllm":  # its settings are known, and what it proposes follows from them
+            own = f"{revision}-{models.drafters[drafter].in_vllm().fingerprint}"
+        state = models.drafter_state(drafter, own)
+        # The server's drafter reads every prompt, whether a request wants drafts or not: they cost nothing more.
+        return replace(state, max_prompt_tokens=0) if started.times_steps else state
+
     return InferenceServer(
         name=name,
         endpoint=endpoint,
-        drafter=drafter,
+        drafter=drafting(settings.drafter),
+        lookup=drafting(settings.lookup_drafter if settings.switches_drafts else None),
         max_requests=settings.max_requests,
         context_length=length,
         adapters=frozenset(known.adapters) if known else frozenset(),

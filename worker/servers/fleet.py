@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import Final, Literal
 
@@ -421,10 +421,10 @@ class Fleet:
         """What drafts, each once; of one length where any of its endpoints does not draft as requests ask."""
         drafters: dict[str, DrafterState] = {}
         for member in self.members.values():
-            if (drafter := member.server.drafter) is not None:
+            for drafter in member.server.drafters:
                 drafters.setdefault(drafter.name, drafter)
-                if not member.switches:
-                    drafters[drafter.name] = replace(drafter, least_draft_tokens=drafter.max_draft_tokens)
+            if not member.switches and (as_started := member.server.as_started) is not None:
+                drafters[as_started.name] = as_started
         return tuple(drafters.values())
 
     def began(
@@ -438,16 +438,16 @@ class Fleet:
     ) -> Flight:
         """A request goes to the endpoint now. The flight is handed back to `ended`, however the request ends.
 
-        `drafter` is its route, `num_draft_tokens` the k of its decision, if any. The flight says which k the request
-        has to ask the endpoint for.
+        `drafter` is its route, `num_draft_tokens` the k of its decision, if any. The flight says which drafts the
+        request has to ask the endpoint for.
         """
         member = self.members[name]
         if alone:
             member.has_suspect = True
-        k = member.server.requested_k(drafter, num_draft_tokens) if member.switches else None
+        asked = member.server.asked(drafter, num_draft_tokens) if member.switches else None
         self._last_began_s = self._clock()
         member.began()
-        return member.places.add(name, self._load_sums(), is_alone=alone, num_draft_tokens=k, is_sampled=is_sampled)
+        return member.places.add(name, self._load_sums(), is_alone=alone, asked=asked, is_sampled=is_sampled)
 
     def ended(self, flight: Flight) -> Landing:
         """A request ended or was given up: how many were in flight while it was."""

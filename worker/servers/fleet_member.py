@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, Literal
 
@@ -36,8 +36,9 @@ from alphaloop.errors import (
     reason_of,
 )
 from alphaloop.messages.capabilities import EngineFeatures, Feature, served_by
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.load import Places
+from worker.servers.request_body import AskedDrafts
 
 _State = Literal["up", "doubted", "down", "retired"]
 
@@ -64,18 +65,32 @@ class InferenceServer:
 
     name: str
     endpoint: EndpointSettings
-    drafter: DrafterState | None  #: what drafts there
+    drafter: DrafterState | None  #: what drafts there, unless a request asks for something else
     max_requests: int  #: at once, at least 1
     context_length: int
     adapters: frozenset[str] = frozenset()  #: of its model, that jobs may ask for
     lacking: frozenset[Feature] = frozenset()  #: of what its kind serves, what it does not as it was started
     spoils: bool = False  #: whether greedy texts were other ones there beside a sampled one
     times_steps: bool = False  #: whether it reports the times of its steps
+    lookup: DrafterState | None = None  #: alphaloop's look-up, where it drafts beside `drafter` for requests that ask
 
     @property
     def drafter_name(self) -> str | None:
-        """The route."""
+        """The route of a request that asks for nothing."""
         return self.drafter.name if self.drafter else None
+
+    @property
+    def drafters(self) -> tuple[DrafterState, ...]:
+        """All that drafts there."""
+        return tuple(drafter for drafter in (self.drafter, self.lookup) if drafter is not None)
+
+    @property
+    def as_started(self) -> DrafterState | None:
+        """What drafts for a request that asks for nothing, with the k of the server's start."""
+        if self.drafter is None:
+            return None
+        k = self.endpoint.num_draft_tokens or self.drafter.max_draft_tokens
+        return replace(self.drafter, max_draft_tokens=k, least_draft_tokens=k)
 
     @property
     def served(self) -> EngineFeatures:
@@ -88,16 +103,34 @@ class InferenceServer:
     @property
     def routes(self) -> tuple[str | None, ...]:
         """Drafters that a request may have there; None: vanilla. Where each may ask for its k, it may ask for none."""
-        return (self.drafter_name, None) if self.endpoint.switches_drafts else (self.drafter_name,)
+        if not self.endpoint.switches_drafts:
+            return (self.drafter_name,)
+        return (*(drafter.name for drafter in self.drafters), None)
 
-    def requested_k(self, drafter: str | None, num_draft_tokens: int | None) -> int | None:
-        """Draft tokens that a request of this route has to ask for here; None: it asks for no number."""
+    def asked(self, drafter: str | None, num_draft_tokens: int | None) -> AskedDrafts | None:
+        """The drafts that a request of this route has to ask for here; None: it asks for none, so as it was started.
+
+        A request of another endpoint's route has this server's own drafter.
+        """
         if (own := self.drafter) is None or not self.endpoint.switches_drafts:
             return None
         if drafter is None:
-            return 0
-        is_shorter = num_draft_tokens is not None and num_draft_tokens < own.max_draft_tokens
-        return num_draft_tokens if drafter == own.name and is_shorter else None
+            return AskedDrafts(0)
+        wanted = self.lookup if self.lookup is not None and drafter == self.lookup.name else own
+        k = wanted.max_draft_tokens
+        if drafter == wanted.name and num_draft_tokens is not None:
+            k = min(k, num_draft_tokens)
+        if wanted is own and k == self.endpoint.num_draft_tokens:
+            return None
+        return AskedDrafts(k, is_lookup=wanted is not own)
+
+    def drafting(self, asked: AskedDrafts | None) -> DrafterState | None:
+        """What drafts for a request that asked for this, and got it; None: nothing."""
+        if asked is None:
+            return self.as_started
+        if not asked.num_draft_tokens:
+            return None
+        return self.lookup if asked.is_lookup else self.drafter
 
 
 class Member:

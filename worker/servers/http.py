@@ -38,7 +38,7 @@ from alphaloop.errors import (
     ServerUnreachable,
 )
 from alphaloop.server_identity import ServerKind
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.forms import RefusalBody, ServerFailure
 from worker.servers.request_body import Body
 

@@ -19,7 +19,7 @@ from alphaloop.engine import Sampling
 from alphaloop.errors import ConfigError, ModelNotServed, RequestRefused
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.server_identity import Continuation, ServerIdentity, change_between, differs, distance
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.store.workers import ServerIdentityStore, ServerLife
 from worker.servers.client import ServerClient
 from worker.servers.forms import ModelCard

@@ -18,6 +18,7 @@ from random import Random
 from typing import Final, NamedTuple
 
 from alphaloop.engine import ServerLoad
+from worker.servers.request_body import AskedDrafts
 
 _DOUBLES_S: Final = 1.0
 _RECOVERS_S: Final = 60.0  #: even growth over the endpoint's whole range
@@ -41,13 +42,15 @@ class Flight:
     here: LoadSums  #: of the endpoint up to `began_s`
     everywhere: LoadSums  #: of all endpoints, this one included
     is_alone: bool
-    num_draft_tokens: int | None = None  #: that it asks the endpoint for; None: for nothing, so as it was started
+    asked: AskedDrafts | None = (
+        None  #: the drafts that it asks the endpoint for; None: for nothing, so as it was started
+    )
     is_sampled: bool = False
 
     @property
     def is_undrafted(self) -> bool:
         """Whether it asks an endpoint that drafts for a text without drafts."""
-        return self.num_draft_tokens == 0
+        return self.asked is not None and not self.asked.num_draft_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,10 @@ class Places:
         everywhere: LoadSums,
         *,
         is_alone: bool,
-        num_draft_tokens: int | None = None,
+        asked: AskedDrafts | None = None,
         is_sampled: bool = False,
     ) -> Flight:
-        """One request more; `num_draft_tokens` is what it asks for, if anything.
+        """One request more; `asked` is what it asks for, if anything.
 
         `everywhere`: of all endpoints, up to now.
         """
@@ -154,7 +157,7 @@ class Places:
             here,
             everywhere,
             is_alone,
-            num_draft_tokens=num_draft_tokens,
+            asked=asked,
             is_sampled=is_sampled,
         )
         self.num_in_flight += 1

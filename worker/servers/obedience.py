@@ -2,6 +2,7 @@
 
     the test texts, drafted as the server was started           are the reference
     one of them with k = 0, 1, half and full, in one batch       may a request ask for its number of draft tokens?
+    … and with look-up, where it drafts beside another drafter   may a request ask for look-up?
     all of them beside a sampled text                            has each the tokens of the reference?
 
 vLLM follows requests with alphaloop's scheduler class (docs/decisions/0053-a-scheduler-class-inside-vllm.md). Any other
@@ -20,10 +21,13 @@ from typing import Any, Final
 from alphaloop.engine import Sampling
 from alphaloop.errors import ServerError, ServerSilent
 from alphaloop.inside_vllm import SCHEDULER
+from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.messages import Body, Job, Purpose
 from worker.servers.client import ServerClient
 from worker.servers.counters import BETWEEN_READINGS_S, NUM_READINGS, Counters, load_url
+from worker.servers.draft_counts import DraftCounts
 from worker.servers.replies import Reply
+from worker.servers.request_body import AskedDrafts
 
 #: They repeat themselves, so that a drafter that looks texts up has something to draft.
 PROMPTS: Final = (
@@ -41,6 +45,10 @@ GREEDY: Final = Sampling(max_tokens=24, temperature=0.0)
 _SAMPLED: Final = Sampling(max_tokens=48, temperature=1.0, seed=0, ignore_eos=True)
 #: Greedy texts that have to differ: on one alone another batch may have rounded two near logits the other way.
 _NUM_SPOILED: Final = 2
+_NO_LOOKUP: Final = (
+    "it drafted nothing for a text that repeats itself and asked for look-up; start it with --additional-config "
+    f"'{{\"{KEY}\": {{}}}}'"
+)
 _MOST_S: Final = 120.0  #: a busy server has others to serve first
 
 
@@ -50,8 +58,9 @@ class Obedience:
 
     fault: str | None = None  #: why a request cannot ask for its number of draft tokens; None: it can, or was not asked
     spoiled: str | None = None  #: how greedy texts are other ones beside a sampled one; None: they are not
-    asked: tuple[int, ...] = ()  #: numbers of draft tokens that were asked for in one batch
-    differing: tuple[int, ...] = ()  #: of those, whose greedy text was not that of the request without drafts
+    asked: tuple[AskedDrafts, ...] = ()  #: for one text, in one batch
+    differing: tuple[AskedDrafts, ...] = ()  #: of those, whose greedy text was not that of the request without drafts
+    by_lookup: DraftCounts | None = None  #: of the text for which look-up was asked; None: no request asks for look-up
     miscounted: str | None = None  #: how the server's counters disagree with the replies to these
     num_drafted_beside: int = 0  #: draft tokens of the greedy texts beside the sampled one
 
@@ -78,15 +87,23 @@ async def obedience_of(client: ServerClient, *, may_switch: bool, reads_counters
 
 
 async def _follows(client: ServerClient, full: int, reads_counters: bool) -> Obedience:
-    """One text with no draft tokens, one, half as many as the server drafts, and as many, in one batch."""
-    asked = tuple(sorted({0, min(1, full), full // 2, full}))
+    """One text with no draft tokens, one, half as many as the server drafts, and as many, in one batch.
+
+    Where look-up drafts beside another drafter, also one by look-up and as many.
+    """
+    asked = [AskedDrafts(k) for k in sorted({0, min(1, full), full // 2, full})]
+    has_lookup = client.endpoint.lookup_drafter is not None
+    asked += [AskedDrafts(k, is_lookup=True) for k in sorted({min(1, full), full}) if has_lookup]
     before = await _counters(client) if reads_counters else None
-    replies = await _within(*(client.complete(_JOBS[0], GREEDY, num_draft_tokens=k) for k in asked))
-    faults = (why_not_obeyed(reply, k) for k, reply in zip(asked, replies, strict=True))
+    replies = await _within(*(client.complete(_JOBS[0], GREEDY, asked=each) for each in asked))
+    faults = [why_not_obeyed(reply, each.num_draft_tokens) for each, reply in zip(asked, replies, strict=True)]
+    if has_lookup and not replies[-1].drafts.num_proposed:
+        faults.append(_NO_LOOKUP)
     return Obedience(
         fault=next((reason for reason in faults if reason is not None), None),
-        asked=asked,
-        differing=tuple(k for k, reply in zip(asked, replies, strict=True) if not _is_same(reply, replies[0])),
+        asked=tuple(asked),
+        differing=tuple(each for each, reply in zip(asked, replies, strict=True) if not _is_same(reply, replies[0])),
+        by_lookup=replies[-1].drafts if has_lookup else None,
         miscounted=None if before is None else await _why_not_counted(client, replies, before),
     )
 

@@ -20,6 +20,7 @@ from alphaloop.inside_vllm.drafting import (
     DRAFTER,
     EXPECTED,
     FILLER,
+    LOOKUP,
     NUM_DRAFT_TOKENS,
     REPORTS,
     SUBJECT,
@@ -35,6 +36,17 @@ Body = dict[str, Any]
 _WHOLE_TEXT: Final = 1 << 20  #: tokens: more than any context of a model that llama.cpp runs; it takes no -1
 
 
+@dataclass(frozen=True, slots=True)
+class AskedDrafts:
+    """The drafts that a request asks a server for which follows requests in that."""
+
+    num_draft_tokens: int  #: most tokens of a draft; 0: it decodes vanilla
+    is_lookup: bool = False  #: by alphaloop's look-up, and not by the server's own drafter
+
+    def __str__(self) -> str:
+        return f"{self.num_draft_tokens} (look-up)" if self.is_lookup else str(self.num_draft_tokens)
+
+
 def path_of(job: Job) -> str:
     """Where the request goes: a prompt is continued as it stands, messages get the server's chat template."""
     return "/chat/completions" if job.body.messages is not None else "/completions"
@@ -47,12 +59,12 @@ def body_of(
     sampling: Sampling,
     *,
     stream: bool,
-    num_draft_tokens: int | None = None,
+    asked: AskedDrafts | None = None,
     measured: Measured | None = None,
 ) -> Body:
     """The JSON of a request for a job that this kind of server can serve.
 
-    `num_draft_tokens`: most tokens of a draft, of vLLM with our scheduler class; None: as the server was started.
+    `asked`: of vLLM with our scheduler class; None: its own drafter drafts, with the k of the server's start.
     """
     body: Body = {
         "model": model,
@@ -82,8 +94,9 @@ def body_of(
         body |= _logprobs(kind, num_logprobs, is_chat=job.body.messages is not None)
     if sampling.constraint is not None:
         body |= constrained(kind, sampling.constraint, job.body)
-    if num_draft_tokens is not None:
-        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: num_draft_tokens}
+    if asked is not None:
+        drafter = {DRAFTER: LOOKUP} if asked.is_lookup else {}
+        body["vllm_xargs"] = {**body.get("vllm_xargs", {}), NUM_DRAFT_TOKENS: asked.num_draft_tokens, **drafter}
     if measured is not None:
         body["vllm_xargs"] = {**body.get("vllm_xargs", {}), **_experiment(measured)}
     return body

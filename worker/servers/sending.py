@@ -26,7 +26,7 @@ from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
 from worker.servers.obedience import why_not_obeyed
 from worker.servers.replies import Reply, SentRequest, generation_of
-from worker.servers.request_body import Measured
+from worker.servers.request_body import AskedDrafts, Measured
 from worker.servers.testing import Tests
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class Sending:
             try:
                 if request.is_dropped:
                     raise asyncio.CancelledError
-                outcome = await self._ask(request, name, flight.num_draft_tokens)
+                outcome = await self._ask(request, name, flight.asked)
             except AlphaloopError as error:
                 outcome = error
             except Exception as error:
@@ -177,12 +177,11 @@ class Sending:
                 self.fleet.members[name].succeeded()
                 self.fleet.suspicion.forget(request.job_id)
                 self.tokens.learn(request.prepared.job, outcome.num_prompt_tokens)
-                length = self._length_of(flight, outcome)
-                drafter = None if length == 0 else self.fleet.servers[name].drafter
+                obeyed = self._obeyed(flight, outcome)
                 slice_counts = await self._counting.read(name, due) if due is not None else None
                 sent = SentRequest(
                     endpoint=name,
-                    drafter=drafter,
+                    drafter=self.fleet.servers[name].drafting(obeyed),
                     admitted_at=request.admitted_at,
                     sent_at=sent_at,
                     ended_at=ended_at,
@@ -191,7 +190,7 @@ class Sending:
                     is_counted_apart=self._counting.counts(name),
                     slice_counts=slice_counts,
                     load=landing.load,
-                    requested_k=length,
+                    requested_k=None if obeyed is None else obeyed.num_draft_tokens,
                     own_drafter=self.fleet.servers[name].drafter_name,
                 )
                 self._report(request, generation_of(request.job_id, outcome, sent))
@@ -204,20 +203,20 @@ class Sending:
             request.task, request.is_begun = None, False
             self._dispatch()
 
-    def _length_of(self, flight: Flight, reply: Reply) -> int | None:
-        """The k that was asked for and obeyed; None: that of the server's start.
+    def _obeyed(self, flight: Flight, reply: Reply) -> AskedDrafts | None:
+        """The drafts that were asked for and given; None: those of the server's start.
 
         An endpoint that did not obey is asked for none any more.
         """
-        name, k = flight.endpoint, flight.num_draft_tokens
-        reason = None if k is None else why_not_obeyed(reply, k)
+        name, asked = flight.endpoint, flight.asked
+        reason = None if asked is None else why_not_obeyed(reply, asked.num_draft_tokens)
         if reason is None:
-            return k
+            return asked
         self.fleet.switches(name, False)
         log.error("endpoint %s: %s", name, reason, extra={"action": "drafts_not_switched", "endpoint": name})
         return None
 
-    async def _ask(self, request: ServerRequest, name: str, num_draft_tokens: int | None) -> Reply:
+    async def _ask(self, request: ServerRequest, name: str, asked: AskedDrafts | None) -> Reply:
         """The reply. A prompt that leaves less than the job's limit in the context is asked for what it leaves.
 
         A share of the probes has a sampled neighbour, whose text is dropped; none where the two never meet.
@@ -225,18 +224,12 @@ class Sending:
         client, prepared = self.clients[name], request.prepared
         on_piece = partial(self._streamed, request) if client.must_stream or prepared.job.body.stream else None
         measured = request.measured if self.fleet.members[name].switches else None
-        ask = partial(
-            client.complete,
-            prepared.job,
-            on_piece=on_piece,
-            num_draft_tokens=num_draft_tokens,
-            measured=measured,
-        )
+        ask = partial(client.complete, prepared.job, on_piece=on_piece, asked=asked, measured=measured)
         beside: asyncio.Task[Reply] | None = None
         may_meet = not (request.must_be_alone or self.fleet.members[name].spoils)
         if prepared.job.purpose is Purpose.PROBE and is_beside_sampled(request.job_id) and may_meet:
             sampled = replace(prepared.sampling, temperature=1.0)
-            beside = asyncio.create_task(client.complete(prepared.job, sampled, num_draft_tokens=num_draft_tokens))
+            beside = asyncio.create_task(client.complete(prepared.job, sampled, asked=asked))
         try:
             return await ask(replace(prepared.sampling, max_tokens=request.max_tokens))
         except PromptTooLong:

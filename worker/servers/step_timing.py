@@ -16,7 +16,7 @@ from alphaloop.engine import Sampling, StepTimes
 from alphaloop.errors import AlphaloopError, DecodeFailed
 from worker.servers.client import ServerClient
 from worker.servers.obedience import GREEDY
-from worker.servers.request_body import Measured
+from worker.servers.request_body import AskedDrafts, Measured
 from worker.servers.testing import timing_job
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class StepTiming:
                 replies = await asyncio.gather(
                     *(
                         self._client.complete(
-                            timing_job(number, length), sampling, num_draft_tokens=k, measured=measured
+                            timing_job(number, length), sampling, asked=AskedDrafts(k), measured=measured
                         )
                         for number in range(batch)
                     )
@@ -81,5 +81,5 @@ def _has_width(step: StepTimes, width: int, *, is_pass: bool) -> bool:
 async def reports_steps(client: ServerClient) -> bool:
     """Whether the server reports the times of its steps, and drafts as requests for them say. Raises ServerError."""
     measured = Measured(is_filler=True)
-    reply = await client.complete(timing_job(0, 8), GREEDY, num_draft_tokens=2, measured=measured)
+    reply = await client.complete(timing_job(0, 8), GREEDY, asked=AskedDrafts(2), measured=measured)
     return any(round(step.width) == 3 for step in reply.steps)

@@ -24,7 +24,7 @@ from alphaloop.errors import AlphaloopError, DecodeFailed, ServerError, ServerFa
 from alphaloop.messages import Body, Job, Purpose
 from alphaloop.messages.capabilities import Feature, served_by
 from alphaloop.server_identity import ServerIdentity, ServerKind, change_between, differs
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from worker.servers.client import ServerClient
 from worker.servers.counters import ask_counters, ask_num_present
 from worker.servers.draft_counts import DraftCounts
@@ -34,6 +34,7 @@ from worker.servers.fleet_member import InferenceServer
 from worker.servers.identity import adapters_of, ask_identity, card_of
 from worker.servers.obedience import GREEDY, PROMPTS, Obedience, obedience_of, spoiled_sentence
 from worker.servers.replies import Reply, SentRequest, generation_of
+from worker.servers.request_body import AskedDrafts
 
 log = logging.getLogger(__name__)
 
@@ -257,25 +258,25 @@ class Timing:
         server = self._server(drafter)
         sampling = Sampling(max_tokens=num_tokens, temperature=0.0)
         jobs = [timing_job(number, num_prompt_tokens) for number in range(batch)]
-        requested_k = server.requested_k(drafter, k)
+        asked = server.asked(drafter, k)
         try:
             async with asyncio.timeout(_TIMING_S):
-                return await asyncio.gather(*(self._ask(server, job, sampling, requested_k, batch) for job in jobs))
+                return await asyncio.gather(*(self._ask(server, job, sampling, asked, batch) for job in jobs))
         except TimeoutError:
             raise DecodeFailed(f"{server.name}: {batch} texts took more than {_TIMING_S:g} s") from None
         except AlphaloopError as error:
             raise DecodeFailed(f"measuring {server.name} failed: {error.message}", hint=error.hint) from error
 
     async def _ask(
-        self, server: InferenceServer, job: Job, sampling: Sampling, requested_k: int | None, batch: int
+        self, server: InferenceServer, job: Job, sampling: Sampling, asked: AskedDrafts | None, batch: int
     ) -> Generation:
         client = self._clients[server.name]
         clock = asyncio.get_running_loop().time
         began = clock()
         on_piece = (lambda piece: None) if client.must_stream else None
-        reply = await client.complete(job, sampling, on_piece=on_piece, num_draft_tokens=requested_k)
-        drafter = None if requested_k == 0 else server.drafter
-        sent = SentRequest(server.name, drafter, began, began, clock(), float(batch), requested_k=requested_k)
+        reply = await client.complete(job, sampling, on_piece=on_piece, asked=asked)
+        k = None if asked is None else asked.num_draft_tokens
+        sent = SentRequest(server.name, server.drafting(asked), began, began, clock(), float(batch), requested_k=k)
         return generation_of(job.job_id, reply, sent)
 
     def _server(self, drafter: str | None) -> InferenceServer:
@@ -379,6 +380,9 @@ def _obedience(obedience: Obedience, *, is_asked: bool, is_set: bool) -> dict[st
     findings: dict[str, _Finding] = {}
     if is_asked:
         findings["switch"] = _switching(obedience, is_set=is_set)
+    if (by_lookup := obedience.by_lookup) is not None and by_lookup.num_proposed:
+        accepted = f"{by_lookup.num_accepted} of {by_lookup.num_proposed} drafted tokens accepted"
+        findings["look-up"] = ("ok", f"{accepted} of a request that asked for look-up")
     if obedience.spoiled is not None:
         sentence = f"{obedience.spoiled}; a worker sends greedy and sampled requests in turn, other clients may not"
         findings["neighbour"] = ("warning", sentence)

@@ -32,8 +32,9 @@ from alphaloop.files import FolderLock
 from alphaloop.inside_vllm import ASYNC_SCHEDULER, RESTING_WORKER, SCHEDULER
 from alphaloop.inside_vllm.drafting import KEY
 from alphaloop.settings import Settings
+from alphaloop.settings.endpoints import EndpointSettings
 from alphaloop.settings.load import ENV_PREFIX, PLAIN_ENV
-from alphaloop.settings.models import STARTED, EndpointSettings, ModelSettings
+from alphaloop.settings.models import STARTED, ModelSettings
 from alphaloop.settings.vllm import VllmDrafter
 
 log = logging.getLogger(__name__)
@@ -71,10 +72,10 @@ def command_of(models: ModelSettings, port: int, *, remember_tasks: Iterable[str
     }
     # No prompt stands in its log, nor a line for each of the worker's questions.
     flags = ["--enable-per-request-metrics", "--no-enable-log-requests", "--disable-uvicorn-access-log"]
-    for drafter in models.drafters.values():
-        options |= _drafting(drafter.in_vllm(), remember_tasks)
+    if (drafting := models.drafting_in_vllm) is not None:
+        options |= _drafting(drafting, remember_tasks)
         options["per-request-spec-decode-metrics"] = "detailed"
-        if drafter.in_vllm().lookup is not None:
+        if drafting.lookup is not None:
             flags.append("--no-async-scheduling")
     if vllm.lora_modules:
         flags += ["--enable-lora", "--lora-modules", *(f"{name}={path}" for name, path in vllm.lora_modules.items())]
@@ -134,7 +135,8 @@ class VllmProcess:
             "VLLM_API_KEY": self._key,
             "VLLM_NO_USAGE_STATS": "1",
         }
-        if any(drafter.in_vllm().lookup is not None for drafter in self._models.drafters.values()):
+        drafting = self._models.drafting_in_vllm
+        if drafting is not None and drafting.lookup is not None:
             environment["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return environment
 

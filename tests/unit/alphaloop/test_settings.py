@@ -325,6 +325,18 @@ _FIXED = {"drafter": "lookup", "num_draft_tokens": 4}
             {"one": _FIXED, "two": {**_FIXED, "num_draft_tokens": 8}},
             "expected one num_draft_tokens of the drafter lookup, found 4 at one and 8 at two",
         ),
+        ({"one": {**_FIXED, "lookup_drafter": "ours"}}, "expected lookup_drafter only with switches_drafts = true"),
+        (
+            {"one": {**_FIXED, "switches_drafts": True, "lookup_drafter": "lookup"}},
+            "and another name than the drafter's",
+        ),
+        (
+            {
+                "one": {**_FIXED, "drafter": "a", "switches_drafts": True, "lookup_drafter": "lookup"},
+                "two": {**_FIXED, "num_draft_tokens": 8},
+            },
+            "expected one num_draft_tokens of the drafter lookup, found 4 at one and 8 at two",
+        ),
         ({"one": {"metrics_url": "http://gpu/metrics"}}, "expected metrics_url with a drafter only"),
         (
             {"one": _FIXED, "two": {**_FIXED, "metrics_url": "http://gpu/metrics"}},
@@ -350,6 +362,17 @@ def test_an_endpoint_that_switches_drafts_is_one_of_either_route_and_has_every_l
     assert (drafter.num_endpoints, drafter.num_vanilla_endpoints) == (num_drafting, num_vanilla)
     assert (drafter.num_places, drafter.num_vanilla_places) == (16 * num_drafting, 16 * num_vanilla)
     assert (drafter.least_draft_tokens, drafter.max_draft_tokens) == (least_k, 4)
+
+
+def test_look_up_beside_a_drafter_is_a_drafter_of_its_own_there() -> None:
+    both = {**_FIXED, "drafter": "small", "switches_drafts": True, "lookup_drafter": "lookup"}
+    models = load_settings(overrides={"models": models_of(both=both, other={**both, "lookup_drafter": None})}).models
+    assert models.drafter_names == ("small", "lookup")
+    found = {name: models.drafter_state(name, "r1") for name in models.drafter_names}
+    assert {name: state.num_endpoints for name, state in found.items()} == {"small": 2, "lookup": 1}
+    assert {(state.least_draft_tokens, state.max_draft_tokens) for state in found.values()} == {(1, 4)}
+    with pytest.raises(KeyError):
+        models.drafter_state("ngram", "r1")
 
 
 @pytest.mark.parametrize("section", [None, *Settings.model_fields])

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import EndpointStatus
 from alphaloop.errors import (
     AlphaloopError,
@@ -29,6 +30,7 @@ from tests.fixtures.simulated import Clock, server_of
 from worker.servers.fleet import ASKS_AGAIN_S, Fleet
 from worker.servers.fleet_member import InferenceServer
 from worker.servers.load import Flight
+from worker.servers.request_body import AskedDrafts
 
 PLAIN = server_of("plain", None, 0, 4)
 PLAIN_2 = server_of("plain-2", None, 0, 4)
@@ -208,10 +210,41 @@ def test_a_request_asks_an_endpoint_that_switches_drafts_for_the_k_of_its_decisi
 ) -> None:
     fleet = fleet_of(clock, BOTH)
     assert fleet.statuses()[0].is_obeying
-    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens == asked
+    expected = None if asked is None else AskedDrafts(asked)
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).asked == expected
     fleet.switches("both", obeys=False)
     assert not fleet.statuses()[0].is_obeying
-    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).num_draft_tokens is None
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).asked is None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "k", "asked"),
+    [
+        (None, None, AskedDrafts(0)),
+        ("small", 3, AskedDrafts(3)),
+        ("small", None, AskedDrafts(4)),
+        ("lookup", 9, AskedDrafts(9, is_lookup=True)),
+        ("lookup", None, AskedDrafts(12, is_lookup=True)),
+        ("elsewhere", 7, AskedDrafts(4)),
+    ],
+)
+def test_a_request_asks_a_server_with_two_drafters_for_either_up_to_the_k_of_that_drafter(
+    clock: Clock, drafter: str | None, k: int | None, asked: AskedDrafts
+) -> None:
+    both = server_of("both", "small", 12, 4, switches_drafts=True, lookup=DrafterState("lookup", "r1", 12))
+    server = replace(both, drafter=DrafterState("small", "r1", 4))
+    fleet = fleet_of(clock, server)
+    choose = partial(fleet.choose, is_bound=True)
+    assert [choose(route) for route in ("small", "lookup", None)] == ["both"] * 3
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).asked == asked
+    assert {each.name: each.max_draft_tokens for each in fleet.drafters()} == {"small": 4, "lookup": 12}
+    assert server.drafting(asked) == {None: None, "lookup": server.lookup}.get(drafter, server.drafter)
+    fleet.switches("both", obeys=False)
+    assert fleet.began("both", drafter=drafter, num_draft_tokens=k).asked is None
+    as_started = server.drafting(None)
+    assert as_started is not None
+    assert (as_started.name, as_started.least_draft_tokens, as_started.max_draft_tokens) == ("small", 12, 12)
+    assert next(each for each in fleet.drafters() if each.name == "small") == as_started
 
 
 def test_greedy_and_sampled_requests_take_turns_at_an_endpoint_that_spoils_greedy_texts(clock: Clock) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import ServerLoad
 from alphaloop.errors import AlphaloopError, ReplyInvalid, RequestRefused, ServerSilent
-from alphaloop.settings.models import EndpointSettings
+from alphaloop.settings.endpoints import EndpointSettings
 from tests.fixtures.simulated import Clock
 from worker.servers.client import ServerClient
 from worker.servers.counters import LoadWatch

@@ -45,7 +45,11 @@ def models(drafters: dict[str, Any] | None = None, *, vllm: dict[str, Any] | Non
             {"drafters": {"a": {"method": "draft_model", "source": "/d", "max_prompt_tokens": 64, "device": "cpu"}}},
             "models.drafters.a: expected no max_prompt_tokens, device",
         ),
-        ({"drafters": {"a": {"method": "mtp"}, "b": {}}}, "expected one [models.drafters.NAME] at most"),
+        (
+            {"drafters": {"a": {"method": "mtp"}, "b": {"method": "eagle3", "source": "/e"}}},
+            "expected at most one [models.drafters.NAME] beside one of method lookup with target.engine vllm, found",
+        ),
+        ({"drafters": {"a": {}, "b": {}}}, "beside one of method lookup with target.engine vllm, found a, b"),
         ({"engine": "own", "drafters": {"a": {"method": "mtp"}}}, "leaves these heads out"),
     ],
 )
@@ -110,6 +114,51 @@ def test_a_drafter_is_given_in_vllms_words(drafter: Any, speculative: dict[str, 
     state = settings.drafter_state("a", "r")
     assert (state.least_draft_tokens, state.max_draft_tokens) == (1, speculative["num_speculative_tokens"])
     assert settings.endpoints[STARTED].switches_drafts
+
+
+@pytest.mark.parametrize(
+    ("beside", "k", "lookup_k"),
+    [
+        ({"method": "draft_model", "source": "/d"}, 12, 12),
+        ({"method": "draft_model", "source": "/d", "max_draft_tokens": 16}, 16, 12),
+        ({"method": "mtp"}, 12, 12),
+        ({"method": "heads", "source": "/h"}, 4, 4),  # Medusa drafts a token a head, never fewer
+    ],
+)
+def test_look_up_and_one_drafter_of_vllms_share_a_server(beside: dict[str, Any], k: int, lookup_k: int) -> None:
+    settings = models({"lookup": {}, "other": beside})
+    command = command_of(settings, 8001)
+    speculative = json.loads(command[command.index("--speculative-config") + 1])
+    alone = models({"other": beside})
+    assert speculative == {
+        **json.loads(command_of(alone, 8001)[command_of(alone, 8001).index("--speculative-config") + 1]),
+        "num_speculative_tokens": k,
+    }
+    assert command[command.index("--scheduler-cls") + 1].endswith(".FollowingScheduler")
+    assert json.loads(command[command.index("--additional-config") + 1]) == {
+        "alphaloop_lookup": {"min_probability": 0.1}
+    }
+    assert "--no-async-scheduling" in command
+    assert ("--worker-cls" in command) == (beside["method"] != "heads")
+    endpoint = settings.endpoints[STARTED]
+    assert (endpoint.drafter, endpoint.lookup_drafter, endpoint.num_draft_tokens) == ("other", "lookup", k)
+    assert settings.drafter_names == ("other", "lookup")
+    own = settings.drafters["other"].max_draft_tokens
+    lengths = {name: settings.drafter_state(name, "r").max_draft_tokens for name in settings.drafter_names}
+    assert lengths == {"other": own, "lookup": lookup_k}
+    assert settings.drafter_state("lookup", "r").least_draft_tokens == 1
+    left = settings.without({"lookup"})
+    assert (left.drafter_names, left.endpoints[STARTED].lookup_drafter) == (("other",), None)
+    assert "--additional-config" not in command_of(left, 8001)
+
+
+def test_another_draft_has_another_fingerprint_and_another_k_the_same() -> None:
+    def of(**settings: Any) -> str:
+        return models({"a": settings}).drafters["a"].in_vllm().fingerprint
+
+    small = {"method": "draft_model", "source": "/d"}
+    assert of(**small) == of(**small, max_draft_tokens=9)
+    assert len({of(**small), of(**{**small, "source": "/e"}), of(**small, revision="r"), of(), of(memory=True)}) == 5
 
 
 def test_settings_are_vllms_options_and_a_setting_left_out_is_no_option() -> None:
