@@ -32,6 +32,7 @@ class MeasureOrder(_Order):
 
     command: Literal["measure"] = "measure"
     prompts: Path
+    target: tuple[str, ...]  #: two models to compare; the configured one with its drafters where empty
     task: str | None
     max_tokens: int | None
     temperature: float | None

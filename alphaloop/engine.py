@@ -18,6 +18,7 @@ from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.observe import Slice
 from alphaloop.lookup import ViewOf
+from alphaloop.measurements import UnansweredAlarm
 from alphaloop.messages import Choice, Constraint, Job
 from alphaloop.messages.capabilities import Feature
 from alphaloop.messages.result import ChosenToken, FinishReason
@@ -155,6 +156,12 @@ class AsksServers(Protocol):
 
     def suspects(self) -> SuspectCounts:
         """Jobs that have to run alone at a server."""
+
+    def doubt(self, alarms: Sequence[UnansweredAlarm]) -> None:
+        """Use no drafter of `alarms` but for probes, until a later call leaves it out.
+
+        The servers of a new alarm are asked again who they are: one with other weights is sent nothing any more.
+        """
 
 
 @dataclass(frozen=True, slots=True)

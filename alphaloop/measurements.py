@@ -97,3 +97,16 @@ class DriftSubject:
     drafter: str
     draft_revision: str
     target_revision: str
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class UnansweredAlarm:
+    """A fall of a task's traffic that no probe has been decoded after."""
+
+    raised_at: datetime
+    subject: DriftSubject
+
+    @property
+    def what_waits(self) -> str:
+        """What its drafter does not serve until then, in words."""
+        return f"jobs until a probe of {self.subject.task} answers the alarm of {self.raised_at:%Y-%m-%d %H:%M} UTC"

@@ -17,7 +17,7 @@ from alphaloop.messages.result import AnswerMessage, ChosenToken, FinishReason, 
 from engine.models import Target
 from engine.replies import reader_of
 from engine.text import TextStream, token_bytes
-from engine.verification import TokenLogprob
+from engine.verdict import TokenLogprob
 
 
 class Scope(NamedTuple):

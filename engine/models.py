@@ -472,6 +472,15 @@ def find_weights(source: str, hub_revision: str | None = None) -> Weights:
         return Weights(path, _revision(path, [*files, *_deciding(path)]))
 
 
+def revision_here(source: str) -> str | None:
+    """The revision of a model on this machine; None for a hub name, whose weights would have to be fetched.
+
+    Raises ModelNotFound or UnsupportedModel.
+    """
+    is_here = source.startswith("package:") or Path(source).expanduser().exists()
+    return find_weights(source).revision if is_here else None
+
+
 def find_description(source: str, hub_revision: str | None = None) -> Path:
     """A folder or .gguf file with a model's config and tokenizer; the weights of a hub name are not fetched.
 

@@ -65,7 +65,8 @@ from engine.proposal import NOTHING, Ask, Drafter, Proposal
 from engine.scoring import Shadows, with_scores
 from engine.sequence import Sequence, sequences_of
 from engine.states import SAID, PassStates
-from engine.verification import DraftVerdict, verify
+from engine.verdict import DraftVerdict
+from engine.verification import verify
 
 log = logging.getLogger(__name__)
 

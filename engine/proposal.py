@@ -58,10 +58,25 @@ class DraftDistributions:
         padded = [[functional.pad(part, (0, columns - len(part))) for part in row] for row in known]
         return cls(torch.stack([p for p, _ in padded]), torch.stack([tokens for _, tokens in padded]))
 
+    @classmethod
+    def joined(cls, parts: Sequence[DraftDistributions]) -> DraftDistributions:
+        """The rows of all, one after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if all(part.token_ids is None for part in parts):
+            return cls(torch.cat([part.probabilities for part in parts]))
+        known = [
+            (part.probabilities, _every_column(part.probabilities) if part.token_ids is None else part.token_ids)
+            for part in parts
+        ]
+        columns = max(p.shape[1] for p, _ in known)
+        padded = [[functional.pad(of, (0, columns - of.shape[1])) for of in part] for part in known]
+        return cls(torch.cat([p for p, _ in padded]), torch.cat([ids for _, ids in padded]))
+
     def __len__(self) -> int:
         return len(self.probabilities)
 
-    def __getitem__(self, index: slice) -> DraftDistributions:
+    def __getitem__(self, index: slice | Tensor) -> DraftDistributions:
         return DraftDistributions(self.probabilities[index], None if self.token_ids is None else self.token_ids[index])
 
     @property
@@ -86,12 +101,12 @@ class DraftDistributions:
             return weights - self.probabilities
         return weights.scatter_add(1, self.token_ids, -self.probabilities)
 
-    def without(self, token: int) -> DraftDistributions:
-        """Renormalised, with no probability for `token`: what is drawn from after it, without replacement."""
+    def without(self, tokens: Tensor) -> DraftDistributions:
+        """Renormalised, each row with no probability for its own of `tokens` [n]: what is drawn from after it."""
         if self.token_ids is None:
-            left = self.probabilities.index_fill(1, torch.tensor([token], device=self.device), 0.0)
+            left = self.probabilities.scatter(1, tokens[:, None], 0.0)
         else:
-            left = self.probabilities.where(self.token_ids != token, 0.0)
+            left = self.probabilities.where(self.token_ids != tokens[:, None], 0.0)
         return DraftDistributions(left / left.sum(dim=1, keepdim=True), self.token_ids)
 
     def followed_by(self, tokens: Sequence[int]) -> DraftDistributions:
@@ -107,6 +122,10 @@ class DraftDistributions:
             torch.cat((self.probabilities, certain)),
             torch.cat((self.token_ids, ids.expand(-1, self.token_ids.shape[1]))),
         )
+
+
+def _every_column(p: Tensor) -> Tensor:
+    return torch.arange(p.shape[1], device=p.device).expand(len(p), -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,9 +9,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -83,7 +85,7 @@ class TokenChooser:
         self._barred = barred
         # A draft on another device has numbers of its own there: shared ones would cross with every token.
         self._adjustments: dict[torch.device, _Adjustments] = {}
-        self._job_key = key_of("job", job_id)
+        self.job_key = key_of("job", job_id)
         self._num_drawn = 0
 
     def scores(self, logits: Tensor, text: Sequence[int], paths: Sequence[Sequence[int]]) -> Tensor:
@@ -141,21 +143,38 @@ class TokenChooser:
 
         `positions`: where in prompt and output each token will stand. A draft that equals its row's token is accepted.
         """
-        if self.is_greedy:
-            return scores.argmax(dim=-1)
-        return _perturbed_tokens(scores, self.sampling, [self.noise_key(position) for position in positions])
+        return tokens_of(scores, [(self, position) for position in positions])
 
     def uniforms(self, num: int, device: torch.device) -> Tensor:
         """The job's next `num` independent draws from (0, 1) in float64."""
-        counters = torch.arange(self._num_drawn, self._num_drawn + num, device=device)
+        return torch.from_numpy(uniforms_of([(self, num)])).to(device)
+
+    def counters(self, num: int) -> range:
+        """What the job's next `num` draws are numbered: each number is given once."""
         self._num_drawn += num
-        return uniforms(self._job_key, counters)
+        return range(self._num_drawn - num, self._num_drawn)
 
     def noise_key(self, position: int) -> int:
         """The key of the noise of the token at `position`; only for reproducible jobs."""
         if not self.is_reproducible or self.sampling.seed is None:
             raise ValueError("only a sampled job with a seed has noise")
         return key_of("seed", self.sampling.seed, position)
+
+
+def tokens_of(scores: Tensor, choices: Sequence[tuple[TokenChooser, int]]) -> Tensor:
+    """As `TokenChooser.tokens`, each row with its own job and position; the jobs' `cut` is the same: [rows]."""
+    first = choices[0][0]
+    if first.is_greedy:
+        return scores.argmax(dim=-1)
+    return _perturbed_tokens(scores, first.sampling, [choice.noise_key(position) for choice, position in choices])
+
+
+def uniforms_of(choices: Sequence[tuple[TokenChooser, int]]) -> NDArray[np.float64]:
+    """As `TokenChooser.uniforms`, on the host, the numbers of one job after those of the other."""
+    counters = np.array([number for choice, num in choices for number in choice.counters(num)], dtype=np.int64)
+    keys = np.array([choice.job_key for choice, num in choices for _ in range(num)], dtype=np.int64)
+    drawn: NDArray[np.float64] = (_mixed(counters * _GAMMA + keys).astype(np.float64) + 0.5) * 2.0**-52
+    return drawn
 
 
 class _Adjustments:
@@ -282,7 +301,7 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
     is greedy. Raises RuntimeError where a row has no finite maximum.
     """
     if not sampling.is_cut:
-        whole = torch.stack([_softmax(row, sampling) for row in scores])
+        whole = _softmax(scores, sampling)
         _refuse_infinite(whole[:, 0])
         return whole
     p, tokens = _candidates(scores, sampling)
@@ -300,19 +319,18 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
     peaks = _in_blocks(scores).amax(dim=-1)
     best = peaks.amax(dim=-1, keepdim=True).double()
-    _refuse_infinite(best)
     if 0 < sampling.top_k < scores.shape[-1]:
         # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
         among = peaks if sampling.top_k <= peaks.shape[-1] else scores
         kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        values, tokens = _at_least(scores, peaks, kth)
+        values, tokens = _at_least(scores, peaks, best, kth)
         if values.shape[-1] > sampling.top_k:
             values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
         p = _normalised(_weights(values, best, sampling))
     elif sampling.top_p < 1:
         p, tokens = _reaching(scores, peaks, best, sampling)
     else:
-        values, tokens = _at_least(scores, peaks, _bound(best, sampling.min_p, sampling))
+        values, tokens = _at_least(scores, peaks, best, _bound(best, sampling.min_p, sampling))
         p = _weights(values, best, sampling)
     if sampling.top_p < 1:
         p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
@@ -323,22 +341,17 @@ def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
 
 def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
-    p_best = torch.stack([_softmax(row, sampling).amax(dim=-1, keepdim=True) for row in scores])
-
-    def kept(share: Tensor) -> tuple[Tensor, Tensor]:
-        values, tokens = _at_least(scores, peaks, _bound(best, share, sampling))
-        return _weights(values, best, sampling).mul_(p_best), tokens
-
-    # Tokens that reach a bound are all that top_p keeps if together they reach top_p. The first bound nearly always is
-    # low enough; 1e-9 covers the error of rounded sums.
-    hope = torch.full_like(best, max(_HOPE, sampling.min_p))
-    p, tokens = kept(hope)
-    is_enough = p.sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-    if sampling.min_p >= _HOPE or bool(is_enough.all()):
-        return p, tokens
-    # All tokens below this probability together have at most half of 1 - top_p.
-    certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-    return kept(torch.where(is_enough, hope, (certain / p_best).clamp(min=sampling.min_p, max=1.0)))
+    p = _softmax(scores, sampling)
+    p_best = p.amax(dim=-1, keepdim=True)
+    share: Tensor | float = max(_HOPE, sampling.min_p)
+    if sampling.min_p < _HOPE:
+        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do; 1e-9
+        # covers the error of rounded sums. Else: all tokens below this probability have at most half of 1 - top_p.
+        certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
+        is_enough = p.mul_(p >= share * p_best).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
+        share = (certain / p_best).clamp_(min=sampling.min_p, max=1.0).masked_fill_(is_enough, share)
+    values, tokens = _at_least(scores, peaks, best, _bound(best, share, sampling))
+    return _weights(values, best, sampling).mul_(p_best), tokens
 
 
 def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
@@ -357,10 +370,9 @@ def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
 
 
 def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
-    # Row by row: a row's float64 numbers fit into a core's cache, those of all rows need fresh memory.
     # Less the best score first, because a score over a temperature near 0 has no float64.
-    row = scores.to(torch.float64, copy=True)
-    return row.sub_(row.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
+    rows = scores.to(torch.float64, copy=True)
+    return rows.sub_(rows.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
 
 
 def _refuse_infinite(best: Tensor) -> None:
@@ -376,22 +388,30 @@ def _in_blocks(values: Tensor) -> Tensor:
     return padded.reshape(*padded.shape[:-1], -1, BLOCK)
 
 
-def _at_least(values: Tensor, peaks: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens."""
+def _at_least(values: Tensor, peaks: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
+    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens.
+
+    `peaks` [rows, blocks] are the blocks' maxima, `best` the rows'. Two waits for the device. Raises DecodeFailed where
+    a row has no finite maximum.
+    """
     bound = bound.clamp_min(torch.finfo(values.dtype).min)
-    rows, blocks = (peaks >= bound).nonzero(as_tuple=True)
-    inside = _in_blocks(values)[rows, blocks]
-    place, lane = (inside >= bound[rows]).nonzero(as_tuple=True)
-    row, token = rows[place], blocks[place] * BLOCK + lane
-    num = torch.bincount(row, minlength=len(values))
-    column = torch.arange(len(row), device=row.device) - (num.cumsum(0) - num)[row]
-    shape = (len(values), int(num.max()))
-    packed = torch.full(shape, -torch.inf, dtype=torch.float64, device=values.device)
-    packed[row, column] = inside[place, lane].double()
-    tokens = torch.zeros(shape, dtype=torch.long, device=values.device)
-    tokens[row, column] = token
+    most = (peaks >= bound).sum(dim=-1).amax()
+    num_blocks, are_finite = torch.stack((most, best.isfinite().all().to(most.dtype))).tolist()
+    if not are_finite:
+        raise DecodeFailed("the target returned logits that are not finite")
+    blocks = peaks.topk(num_blocks, dim=-1).indices.sort(dim=-1).values[:, :, None]
+    inside = _in_blocks(values).gather(1, blocks.expand(-1, -1, BLOCK)).flatten(1)
+    tokens = (blocks * BLOCK + torch.arange(BLOCK, device=values.device)).flatten(1)
+    is_reached = inside >= bound
+    column = is_reached.cumsum(dim=-1)
+    num = int(column[:, -1].amax())
+    # What is not reached goes into the first column, which is left out.
+    column = column.mul_(is_reached)
+    packed = torch.full((len(values), 1 + num), -torch.inf, dtype=torch.float64, device=values.device)
+    packed = packed.scatter_(1, column, inside.double())[:, 1:]
+    tokens = tokens.new_zeros((len(values), 1 + num)).scatter_(1, column, tokens)
     packed, order = packed.sort(dim=-1, descending=True, stable=True)
-    return packed, tokens.gather(-1, order)
+    return packed, tokens[:, 1:].gather(-1, order)
 
 
 def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
@@ -470,6 +490,9 @@ _GAMMA: Final = _signed(0x9E3779B97F4A7C15)
 _STEPS: Final = ((30, _signed(0xBF58476D1CE4E5B9)), (27, _signed(0x94D049BB133111EB)), (31, 1))
 
 
+_Bits = TypeVar("_Bits", Tensor, NDArray[np.int64])
+
+
 def key_of(*parts: int | str) -> int:
     """A key, signed 64 bits, for what the parts name."""
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:8], "big", signed=True)
@@ -483,15 +506,21 @@ def uniforms(key: int | Tensor, counters: Tensor) -> Tensor:
     exact everywhere, so a number can be computed where and when it is needed, for a few tokens as well as for the whole
     vocabulary. torch's CPU generator keeps 32 bits of its seed, which makes different seeds equal.
     """
-    bits = counters * _GAMMA + key
+    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
+    return _mixed(counters * _GAMMA + key).double().add_(0.5).mul_(2.0**-52)
+
+
+def _mixed(bits: _Bits) -> _Bits:
+    """52 random bits of each number, which is changed."""
     for shift, multiplier in _STEPS:
-        bits ^= (bits >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+        shifted = bits >> shift
+        shifted &= (1 << (64 - shift)) - 1
+        bits ^= shifted
         if multiplier != 1:
             bits *= multiplier
-    # 52 bits and a half are still exact, so that neither 0 nor 1 is ever drawn.
     bits >>= 12
     bits &= (1 << 52) - 1
-    return bits.double().add_(0.5).mul_(2.0**-52)
+    return bits
 
 
 def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:

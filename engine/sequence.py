@@ -25,7 +25,7 @@ from engine.prompts import bad_word_tokens
 from engine.proposal import Ask, Proposal, RoundCounts
 from engine.sampling import Barred, TokenChooser
 from engine.states import KeptStates
-from engine.verification import DraftVerdict
+from engine.verdict import DraftVerdict
 
 
 class Drafting:

@@ -200,7 +200,7 @@ def _traffic_recovered(event: DriftEvent, judged: Judged) -> str | None:
 
 #: Fields of a verdict, as far as it has them.
 _KEPT: Final = (
-    "segment", "num_prompts", "num_jobs_before", "num_jobs_after", "measured_before", "measured_after",
+    "segment", "state", "num_prompts", "num_jobs_before", "num_jobs_after", "measured_before", "measured_after",
     "trials_before", "accepts_before", "trials_after", "accepts_after",
 )  # fmt: skip
 

@@ -90,7 +90,7 @@ class ProbeHistory:
     task: str
     drafter: str
     measurements: tuple[Side, ...]
-    parents: Mapping[str, str]  #: by draft revision, what it was trained from
+    parents: Mapping[str, str]  #: by draft revision, the draft that it was trained to follow
 
     @classmethod
     def of(cls, task: str, drafter: str, results: Iterable[ProbeResult], parents: Mapping[str, str]) -> Self:
@@ -158,7 +158,7 @@ class ProbeHistory:
     def _predecessor(self, setup: ProbeSetup, earlier: Sequence[Side]) -> ProbeSetup:
         """The setup to compare a new one with: one that differs in as little as possible, the newest of these.
 
-        Among drafts, the one that this draft was trained from comes first.
+        Among drafts, the one that this draft was trained to follow comes first.
         """
         parent = self.parents.get(setup.draft_revision)
         return min(

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, Final
 
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.deciding.evidence import HALF_LIFE
-from alphaloop.engine import Engine
+from alphaloop.engine import AsksServers, Engine
 from alphaloop.errors import ConfigError, package_missing
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import CONTROL, topic_ids
 from alphaloop.liveness import Pulse
+from alphaloop.probe_plan import DEADLINE
 from alphaloop.settings import ModelSettings, TaskSettings, TasksFile
 from alphaloop.settings.models import STARTED
 from alphaloop.start_wait import check_installation
 from alphaloop.store.database import Database, Listener
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.outcomes import OutboxMessage, Outcome, OutcomeStore
 from alphaloop.store.task_memory import ResultMemoryStore
 from alphaloop.store.workers import ServerIdentityStore
@@ -180,9 +182,13 @@ def _watch(base: Foundation, evidence: EvidenceCache, leases: LeaseKeeper, intak
 
     topics = TopicWatch(intakes, ask_ids)
 
+    alarms = DriftEventStore(base.database)
+
     def refresh() -> None:
         base.clock.measure()
         evidence.refresh()
+        if isinstance(base.engine, AsksServers):
+            base.engine.doubt(alarms.unanswered(evidence.target_revision, DEADLINE))
         leases.check_cancelled()
         topics.check()  # last, because it waits for the broker
 

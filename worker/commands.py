@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -54,6 +54,7 @@ from alphaloop.engine import Engine, ModelSize, Sampling
 from alphaloop.errors import (
     AlphaloopError,
     ConfigError,
+    DecodeFailed,
     InvalidField,
     MessageError,
     PromptTooLong,
@@ -61,7 +62,7 @@ from alphaloop.errors import (
     package_missing,
 )
 from alphaloop.files import readable_again, reading
-from alphaloop.job_lines import BadLine, JobReader
+from alphaloop.job_lines import BadLine, JobLine, JobReader
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.settings import Settings, load_settings
 from alphaloop.settings.endpoints import EndpointSettings
@@ -73,6 +74,7 @@ from worker.measuring.observing import choose_candidates, choose_drafters
 from worker.measuring.records import MemoryWatch, records_of
 from worker.measuring.report import DrafterRecords, busy_note
 from worker.measuring.session import MeasuringPlan, MeasuringSession, draw, prepare, read_lines, refuse_few
+from worker.measuring.targets import TargetsSession, models_of
 
 if TYPE_CHECKING:
     from engine.pairing import DeviceRoom
@@ -144,6 +146,8 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
     lines, notes = draw(
         read_lines(order, settings, lambda text: tell(NoteEvent(text=text))), order.num, random.Random(order.seed)
     )
+    if order.target:
+        return _measure_targets(order, settings, lines, notes, tell)
     chosen = choose_drafters(settings.models.drafter_names, order.drafter)
     # Checks the candidates before anything is loaded, so that a wrong one is reported at once.
     candidates = choose_candidates([settings.models.drafter_state(name, "") for name in chosen], order.k)
@@ -166,11 +170,34 @@ def _measure(order: MeasureOrder, settings: Settings, tell: Tell) -> int:
             busy = busy_note(session.measured.of(VANILLA))
             notes = [*notes, *remarks, *([busy] if busy else [])]
             tell(ReportEvent(data=session.report(records, lambda: memory.footprint(sizes), notes)))
-    if session.failure is not None:
-        raise session.failure
-    if session.measured.is_interrupted:
-        why = "interrupted" if session.measured.turns else "interrupted before a batch was decoded in every way"
-        tell(NoteEvent(text=why))
+    return _ended(session.failure, session.measured.is_interrupted, bool(session.measured.turns), tell)
+
+
+def _measure_targets(
+    order: MeasureOrder, settings: Settings, lines: Sequence[JobLine], notes: Sequence[str], tell: Tell
+) -> int:
+    """`alphaloop measure --target A --target B`: times and texts of two targets on the same prompts."""
+    models = models_of(settings.models, order.target)
+    refuse_few(len(lines), order.batch, 1)
+    tell(StageEvent(name=LOADING))
+    with ExitStack() as stack:
+        engines = [stack.enter_context(closing(open_engine(one, num_slots=order.batch))) for one in models]
+        prepared = [prepare(lines, engine, settings.tasks) for engine in engines]
+        should_stop = stack.enter_context(_stopped_by_signals())
+        limits = order.batch, order.repeats, order.seed
+        session = TargetsSession(engines, prepared, *limits, should_stop=should_stop, tell=tell)
+        session.run()
+        if session.seen:
+            tell(ReportEvent(data=session.report(order.target, [line.where for line in lines], notes)))
+    return _ended(session.failure, session.is_interrupted, bool(session.seen), tell)
+
+
+def _ended(failure: DecodeFailed | None, is_interrupted: bool, has_report: bool, tell: Tell) -> int:
+    """The exit code of a measurement. Raises `failure`."""
+    if failure is not None:
+        raise failure
+    if is_interrupted:
+        tell(NoteEvent(text="interrupted" if has_report else "interrupted before a batch was decoded in every way"))
         return INTERRUPTED
     return 0
 
@@ -241,6 +268,7 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
     """
     from engine.device import TARGET_SETTING
     from engine.drafters.head_files import check_heads, find_heads
+    from engine.models import revision_here
     from engine.pairing import check_pair, facts_of, translation_between
 
     served = settings.models.target
@@ -251,7 +279,8 @@ def _check_pair(order: CheckPairOrder, settings: Settings, tell: Tell) -> int:
     target = facts_of(order.target, dtype=dtype, context_length=order.context_length)
     if (heads := find_heads(order.draft)) is not None:
         sizes = {"hidden_size": target.hidden_size, "num_layers": target.num_layers, "vocabulary": target.num_rows}
-        findings = check_heads(heads, **sizes)
+        revision = revision_here(order.target) if heads.config.get("target_revision") else None
+        findings = check_heads(heads, **sizes, target_revision=revision)
     else:
         draft = facts_of(order.draft, dtype=order.draft_dtype or dtype, context_length=target.context_length)
         findings = check_pair(
@@ -433,7 +462,6 @@ def register_folder(folder: Path, settings: Settings, name: str | None = None) -
             draft_name(name or card.name),
             card.draft_revision,
             card.target_revision,
-            parent_revision=card.target_revision,
             trained_on=card.trained_on,
             figures=card.judgement.model_dump(mode="json"),
         )

@@ -19,6 +19,7 @@ from alphaloop.cli.screen import out, print_json, table
 from alphaloop.commands import MeasureOrder
 from alphaloop.payoff.figures import Exactness, Figures, RatioBounds, ShipVerdict, Tails
 from alphaloop.payoff.report import Footprint, Report, Row, best_of
+from alphaloop.payoff.targets import TargetsReport
 from alphaloop.wording import rate, share, share_with_interval
 
 _STYLES: Final = {
@@ -34,10 +35,12 @@ SHORTER_IS_BETTER: Final = "k_too_high"
 @example("""\
 alphaloop measure --prompts mine.jsonl --task chat --max-tokens 128
 alphaloop measure --prompts my.jsonl --drafter lookup --k 2 --k 6 --bar 1.2
+alphaloop measure --prompts mine.jsonl --target ./base --target ./fine-tuned
 head -n 50 batch.jsonl | alphaloop measure --prompts - --batch 4 --json""")
 def measure(
     context: typer.Context,
     prompts: Path = typer.Option(help="JSONL in any form that `alphaloop enqueue` takes; - for standard input."),
+    target: list[str] = typer.Option([], help="Give it twice, to compare two models without drafts.", metavar="MODEL"),
     task: str | None = typer.Option(None, help="Task whose settings are the defaults of the prompts."),
     max_tokens: int | None = typer.Option(None, min=1, help="Upper bound on generated tokens, for every prompt."),
     temperature: float | None = typer.Option(None, min=0.0, max=2.0, help="0 is greedy; for every prompt."),
@@ -57,13 +60,23 @@ def measure(
     Decodes 30 to 100 prompts with the configured target, vanilla and with each drafter and draft length in turn, in
     random order, and compares them prompt by prompt: speed with bounds, tails, acceptance, memory, texts, and reasons.
     Needs neither broker nor database. Ctrl-C reports what was measured so far.
+
+    With --target twice: the times of two models on the same prompts, and which of their texts differ. A model is a
+    folder, a .gguf file, package:NAME or a hub name; everything else is as in [models.target].
     """
 
     def shown(report: Report) -> None:
         print_json(report_as_json(report)) if as_json else show(report)
 
+    def compared(report: TargetsReport) -> None:
+        print_json(targets_as_json(report)) if as_json else show_targets(report)
+
     first_note = "stopping after this round; what was measured is reported. Ctrl-C again ends at once"
-    carry_out(context, MeasureOrder(**context.params), Report, shown, on_interrupt=first_note)
+    order = MeasureOrder(**context.params)
+    if target:
+        carry_out(context, order, TargetsReport, compared, on_interrupt=first_note)
+    else:
+        carry_out(context, order, Report, shown, on_interrupt=first_note)
 
 
 def show(report: Report) -> None:
@@ -249,6 +262,39 @@ def _conclusion(report: Report) -> Iterator[str]:
         )
     for bounds_text in report.notes:
         yield f"Note: {bounds_text}."
+
+
+def show_targets(report: TargetsReport) -> None:
+    """A table of both targets, then the texts that differ."""
+    console = out()
+    for name, one in zip("AB", report.targets, strict=True):
+        identity = one.identity
+        console.print(f"{name}: {one.source}, revision {identity.target_revision}, {identity.engine}", soft_wrap=True)
+    console.print(f"{report.num_prompts} prompts, batch {report.batch}, on {report.targets[0].identity.device}")
+    if report.num_turns < report.num_turns_planned:
+        console.print(f"INTERRUPTED: {report.num_turns} of {report.num_turns_planned} batches were measured")
+    console.print()
+    made = table("target", *(columns := ["tokens/s", "tokens a text"]), "x A [95 %]", "median [95 %]", right=columns)
+    ratios = ("", ""), (_ratio(report.ratio), _ratio(report.median))
+    for name, one, cells in zip("AB", report.targets, ratios, strict=True):
+        made.add_row(name, rate(one.tokens_per_s), f"{one.output_tokens:.0f}", *cells)
+    console.print(made)
+    console.print()
+    num_differing, num_compared = len(report.differences), report.num_compared
+    if not num_compared:
+        console.print("Texts were drawn without a seed, so there is nothing to compare.")
+    else:
+        console.print(f"Texts: {num_differing} of {num_compared} differ.")
+    for difference in report.differences:
+        shared, lengths = difference.num_equal_characters, " and ".join(map(str, difference.num_characters))
+        console.print(f"  {difference.where}: equal for {shared} characters, of {lengths}", soft_wrap=True)
+    for note in report.notes:
+        console.print(Text(textwrap.fill(f"Note: {note}.", console.width)))
+
+
+def targets_as_json(report: TargetsReport) -> dict[str, Any]:
+    """Times in seconds; no prompts and no texts."""
+    return dict(to_jsonable_python(report))
 
 
 def _bytes(number: int) -> str:

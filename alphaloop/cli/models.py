@@ -222,7 +222,8 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
         judgement = DraftJudgement.model_validate(draft.figures)
         alpha, cost = next(iter(judgement.total.alphas()), None), judgement.cost_ratio
     names = [draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value]
-    return [*names, share(alpha), share(cost), draft.trained_on or "-"]
+    trained = draft.trained_on or (f"for {draft.trained_for}" if draft.trained_for else "-")
+    return [*names, share(alpha), share(cost), trained]
 
 
 def _show_costs(calibration: Calibration) -> None:

@@ -18,8 +18,8 @@ speed-up, and its variance is added to that of ln(speed-up) (expectation_error.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import exp, hypot, inf, log, sqrt
 from typing import Final, NamedTuple
 
@@ -62,8 +62,12 @@ class DrafterState:
     num_vanilla_endpoints: int = 1  #: servers of the same target on which nothing drafts
     num_places: int | None = None  #: requests that all its servers together take at once; None: all that run
     num_vanilla_places: int | None = None  #: the same of those on which nothing drafts
-    #: A round asks one of several drafters, or all of them, so rounds of the same shape take different times.
-    is_mixed: bool = False
+    sources: tuple[str, ...] = ()  #: drafters that it asks, one a round or all; empty: it drafts by itself
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether rounds of the same shape take different times, because they ask different drafters."""
+        return bool(self.sources)
 
     def shares_weights_with(self, other: DrafterState) -> bool:
         """Whether rounds of either are counted for the other too."""
@@ -85,6 +89,13 @@ class DrafterState:
         """Expected milliseconds in which a prompt is read where it drafts, by all that read it there."""
         own_ms = self.reading_ms(costs, num_prompt_tokens)
         return own_ms if costs.is_served(self.name) else costs.prefill_ms(None, num_prompt_tokens) + own_ms
+
+
+def marked_stale(drafters: Iterable[DrafterState], is_stale: Callable[[DrafterState], bool]) -> list[DrafterState]:
+    """The drafters; one is stale if `is_stale` says so of it, or of a drafter that it asks."""
+    drafters = list(drafters)
+    flagged = {drafter.name for drafter in drafters if is_stale(drafter)}
+    return [replace(drafter, is_stale=not flagged.isdisjoint((drafter.name, *drafter.sources))) for drafter in drafters]
 
 
 @dataclass(frozen=True, slots=True)

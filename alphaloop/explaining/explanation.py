@@ -15,7 +15,7 @@ from alphaloop.costs import CostTable
 from alphaloop.deciding.decision import Decision, DecisionContext, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import HALF_LIFE, EvidenceSnapshot, EvidenceSums, Place
 from alphaloop.deciding.expectation_error import ExpectationErrors
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState, marked_stale
 from alphaloop.deciding.inference import PairPosterior, Posteriors, infer
 from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject
 from alphaloop.deciding.policy import Group
@@ -25,6 +25,8 @@ from alphaloop.deciding.snapshot import SessionFacts, Snapshot
 from alphaloop.errors import AlphaloopError
 from alphaloop.experiment.figures import Reliability, TaskSpeedup, by_drafter, reliability
 from alphaloop.experiment.wording import judged, own_of
+from alphaloop.probe_plan import DEADLINE
+from alphaloop.server_identity import SERVERS
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import (
@@ -37,6 +39,7 @@ from alphaloop.store.decision_inputs import (
     MeasuredEngine,
 )
 from alphaloop.store.decisions import BudgetSubject, DecisionChange, DecisionLog, StoredSnapshot
+from alphaloop.store.drift import DriftEventStore
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import WINDOW, TaskFigures, figures_of, recent_tasks, task_figures
 from alphaloop.store.traffic import JobSums, TrafficStore
@@ -426,19 +429,29 @@ def what_runs(database: Database, settings: Settings, at: datetime, target: str 
     for drafter in seen.setup.drafters:
         draft = registered.get((drafter.name, drafter.revision))
         if draft is None or draft.registered_at <= at:
-            drafters.append(replace(drafter, is_stale=draft is not None and _is_unfit(draft, at)))
+            drafters.append(drafter)
     return WhatRuns(
         engine=engine_of(database, facts, at),
-        drafters=drafters,
+        drafters=marked_stale(
+            drafters, lambda drafter: _is_unfit(registered.get((drafter.name, drafter.revision)), at)
+        ),
         explore_share=facts.explore_share,
         half_life=facts.half_life,
         num_slots=facts.num_slots,
         batch=seen.num_slots,
-        ended=seen.setup.ended,
+        ended={**seen.setup.ended, **_waiting(database, facts)},
         num_workers=seen.num_workers,
         num_others=seen.num_others,
         target=target,
     )
+
+
+def _waiting(database: Database, facts: SessionFacts) -> dict[str, str]:
+    """Drafters of inference servers that are used for probes alone, until these answer an alarm."""
+    if not facts.device.startswith(SERVERS):
+        return {}
+    alarms = DriftEventStore(database).unanswered(facts.target_revision, DEADLINE)
+    return {alarm.subject.drafter: alarm.what_waits for alarm in alarms}
 
 
 def engine_of(database: Database, facts: SessionFacts, at: datetime) -> MeasuredEngine:
@@ -478,15 +491,18 @@ def serving(registry: DraftRegistry, settings: Settings, target_revision: str, a
         and draft.registered_at <= at
         and draft.status is not DraftStatus.CANDIDATE
     }
-    return [
-        settings.models.drafter_state(name, draft.draft_revision, is_stale=_is_unfit(draft, at))
+    registered = [
+        settings.models.drafter_state(name, draft.draft_revision)
         for name in settings.models.drafter_names
         if (draft := newest.get(name)) is not None
     ]
+    return marked_stale(registered, lambda drafter: _is_unfit(newest[drafter.name], at))
 
 
-def _is_unfit(draft: DraftRevision, at: datetime) -> bool:
-    return draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
+def _is_unfit(draft: DraftRevision | None, at: datetime) -> bool:
+    return (
+        draft is not None and draft.status in (DraftStatus.STALE, DraftStatus.RETIRED) and draft.status_changed_at <= at
+    )
 
 
 class _LastChoice:

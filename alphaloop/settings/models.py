@@ -359,7 +359,7 @@ class HybridDrafterSettings(DraftingSettings):
 
     def state(self, name: str, revision: str, *, is_stale: bool = False) -> DrafterState:
         """The drafter as decisions take it, without what is known when its sources are loaded."""
-        return DrafterState(name, revision, self.max_draft_tokens, is_stale, is_mixed=True)
+        return DrafterState(name, revision, self.max_draft_tokens, is_stale, sources=self.sources)
 
 
 class MtpDrafterSettings(DraftingSettings):

@@ -419,10 +419,11 @@ class DraftRevision:
     status_reason: str
     registered_at: datetime
     status_changed_at: datetime
-    parent_revision: str | None = None  #: what it was trained from
+    parent_revision: str | None = None  #: the draft that it was trained to follow; None of the first of its name
     trained_on: str | None = None
     figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if never measured
     is_scorable: bool = False  #: one pass over a greedy text gives its counts
+    trained_for: str | None = None  #: the target revision that it was trained for; None where that is not registered
 
 
 class DraftRegistry(Store):
@@ -456,18 +457,28 @@ class DraftRegistry(Store):
         draft_revision: str,
         target_revision: str,
         *,
-        parent_revision: str,
         trained_on: str,
         figures: Mapping[str, Any],
     ) -> DraftStatus:
-        """Register a trained draft as a candidate; a known draft keeps its status. Returns the status."""
-        facts = {"parent_revision": parent_revision, "trained_on": trained_on, "figures": dict(figures)}
+        """Register a trained draft as a candidate; a known draft keeps its status and parent. Returns the status.
+
+        Its parent is the draft of the same name that is in use, or was last.
+        """
+        drafts, facts = draft_revisions.c, {"trained_on": trained_on, "figures": dict(figures)}
+        parent = (
+            select(drafts.draft_revision)
+            .where(drafts.drafter == drafter, drafts.draft_revision != draft_revision)
+            .where(drafts.status != DraftStatus.CANDIDATE)
+            .order_by(drafts.status == DraftStatus.RETIRED, drafts.registered_at.desc())
+            .limit(1)
+        )
         statement = insert(draft_revisions).values(
             drafter=drafter,
             draft_revision=draft_revision,
             target_revision=target_revision,
             status=DraftStatus.CANDIDATE,
             status_reason="trained, not served yet",
+            parent_revision=parent.scalar_subquery(),
             **facts,
         )
         statement = statement.on_conflict_do_update(constraint=draft_revisions.primary_key, set_=facts)
@@ -516,7 +527,9 @@ class DraftRegistry(Store):
     def all(self) -> list[DraftRevision]:
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
-        query = select(draft_revisions).order_by(
-            drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision
-        )
+        # A worker of another target registers the draft anew; its training was registered with the target it was for.
+        trained_for = func.max(drafts.target_revision).filter(drafts.trained_on.is_not(None))
+        query = select(
+            draft_revisions, trained_for.over(partition_by=(drafts.drafter, drafts.draft_revision)).label("trained_for")
+        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
         return [of_row(DraftRevision, row, status=DraftStatus(row.status)) for row in self._database.rows(query)]

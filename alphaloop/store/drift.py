@@ -12,15 +12,23 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
-from sqlalchemy import Connection, Insert, Row, Update, delete, func, insert, or_, select, tuple_, update
+from sqlalchemy import Connection, Insert, Row, Update, delete, exists, func, insert, or_, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 
 from alphaloop.errors import StoreBusy, UnknownName
-from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, WatchedJob
+from alphaloop.measurements import AcceptedLevel, DriftSubject, Stream, UnansweredAlarm, WatchedJob
 from alphaloop.messages import Purpose
 from alphaloop.store.database import Store, columns_of, of_row, values_of
 from alphaloop.store.job_counts import SHADOW, sums_between
-from alphaloop.tables import decode_runs, drift_event_states, drift_events, drift_memories, drift_positions, incidents
+from alphaloop.tables import (
+    decode_runs,
+    drift_event_states,
+    drift_events,
+    drift_memories,
+    drift_positions,
+    incidents,
+    probe_sets,
+)
 
 SCHEDULER: Final = "scheduler"
 
@@ -122,6 +130,29 @@ class DriftEventStore(Store):
     def since(self, moment: datetime) -> list[DriftEvent]:
         """Events that are open, and those that were closed after `moment`; oldest first."""
         return self._events(or_(drift_events.c.closed_at.is_(None), drift_events.c.closed_at > moment))
+
+    def unanswered(self, target_revision: str, within: timedelta) -> list[UnansweredAlarm]:
+        """Falls of traffic, raised in the last `within` and not taken note of, that no probe has been decoded after.
+
+        Of tasks with a probe set alone: in the others nothing could answer.
+        """
+        event, run, sets = drift_events.c, decode_runs.c, probe_sets.c
+        evidence, traffic = event.evidence, event.evidence["traffic"]
+        query = select(event.raised_at, *columns_of(drift_events, DriftSubject)).where(
+            event.target_revision == target_revision,
+            event.closed_at.is_(None),
+            event.acknowledged_at.is_(None),
+            event.raised_at > func.now() - within,
+            evidence["flagged_by"].astext == "traffic",
+            traffic["state"].astext == "fell",
+            exists().where(sets.task == event.task, sets.is_active),
+            ~exists().where(
+                run.decoded_at > event.raised_at,
+                run.purpose == Purpose.PROBE,
+                *(run[name] == event[name] for name in ("task", "drafter", "draft_revision", "target_revision")),
+            ),
+        )
+        return [UnansweredAlarm(row.raised_at, of_row(DriftSubject, row)) for row in self._database.rows(query)]
 
     def find(self, event_id: int) -> DriftEvent | None:
         """The event with this number."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.drift import dead
 from benchmarks.drift.compiled import compiled_alarms
 from benchmarks.drift.contest import (
     CHANGES,
@@ -46,7 +47,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--conditions", nargs="*", default=[condition.name for condition in CONDITIONS])
     parser.add_argument("--only", nargs="*", help="beginnings of rivals' names")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench-drift"))
+    parser.add_argument("--dead", action="store_true", help="only: jobs until a fall to a quarter is noticed")
     given = parser.parse_args(arguments)
+    if given.dead:
+        return dead.report(Ours(compiled_alarms(given.cache)), given.null_streams, given.null_jobs)
     print(f"seeds {NULL_SEED} and {SHIFT_SEED}; {given.null_streams} steady streams of {given.null_jobs} jobs, "
           f"{given.changes} streams with each change", flush=True)  # fmt: skip
     results = _run(given)

@@ -116,15 +116,20 @@ class Ours:
 
     def detect(self, stream: Jobs, strength: float) -> Alarms:
         """The jobs with which alarms are raised."""
-        return self._alarms(empty_memory(), stream, strength, MOST_ALARMS)
+        return self.follow(empty_memory(), stream, strength)
 
     def delays(self, fork: Fork, strength: float) -> list[int]:
         """As those of a rival. The part before the change is followed once."""
         before = empty_memory()
-        self._alarms(before, fork.before, strength, MOST_ALARMS)
-        return [first(self._alarms(_copied(before), jobs, strength, 1)) for jobs in fork.later]
+        self.follow(before, fork.before, strength)
+        return [self.delay(copied(before), jobs, strength) for jobs in fork.later]
 
-    def _alarms(self, memory: Memory, stream: Jobs, strength: float, most: int) -> Alarms:
+    def delay(self, memory: Memory, stream: Jobs, strength: float) -> int:
+        """Jobs to the first alarm; the memory has followed the stream until then."""
+        return first(self.follow(memory, stream, strength, most=1))
+
+    def follow(self, memory: Memory, stream: Jobs, strength: float, most: int = MOST_ALARMS) -> Alarms:
+        """The jobs with which alarms are raised, until the last of `most`."""
         found = np.zeros(MOST_ALARMS, dtype=np.int64)
         return found[: self.compiled(memory, math.exp(strength), stream, found, most)]
 
@@ -177,7 +182,8 @@ def _adwin(values: Floats, bound: float) -> Alarms:
     return np.array(found, dtype=np.int64)
 
 
-def _copied(memory: Memory) -> Memory:
+def copied(memory: Memory) -> Memory:
+    """A memory that may be changed without this one."""
     return Memory._make(
         JobTally._make(its.copy() for its in part) if isinstance(part, JobTally) else part.copy() for part in memory
     )

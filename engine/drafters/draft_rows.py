@@ -16,8 +16,8 @@ from torch import Tensor
 from alphaloop.errors import DecodeFailed
 from alphaloop.settings.models import NetworkDrafterSettings
 from engine.drafters.draft_vocabulary import DraftTokens, likeliest
+from engine.drawing import draw_rows
 from engine.proposal import Ask, DraftDistributions, Proposal
-from engine.verification import draw_rows
 
 
 def tried_places(settings: NetworkDrafterSettings, *, siblings: str = "") -> str:

@@ -125,13 +125,18 @@ def _whole(fields: Mapping[str, Any], *names: str) -> int | None:
     return None
 
 
-def check_heads(facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabulary: int) -> tuple[CheckFinding, ...]:
-    """Every finding on heads for a target of these sizes, in a fixed order."""
+def check_heads(
+    facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabulary: int, target_revision: str | None
+) -> tuple[CheckFinding, ...]:
+    """Every finding on heads for a target of these sizes, in a fixed order.
+
+    `target_revision`: of the target's weights; None where they are not on this machine.
+    """
     findings = {
         "states": _states(facts, hidden_size),
         "layers": _layers(facts, num_layers),
         "vocabulary": _vocabulary(facts, vocabulary),
-        "target": _made_for(facts, num_layers),
+        "target": _made_for(facts, num_layers, target_revision),
     }
     return tuple(CheckFinding(check, *finding) for check, finding in findings.items())
 
@@ -171,13 +176,22 @@ def _vocabulary(facts: HeadFacts, vocabulary: int) -> _Finding:
     return ("ok", f"Both have {vocabulary:,} tokens.")
 
 
-def _made_for(facts: HeadFacts, num_layers: int) -> _Finding:
+def _made_for(facts: HeadFacts, num_layers: int, target_revision: str | None) -> _Finding:
     made_for = facts.config.get("num_target_layers")
     if made_for is not None and made_for != num_layers:
         return ("refused", f"The heads were made for a target of {made_for} layers, this one has {num_layers}.")
-    if facts.kind != "sequential":
+    if (revision := facts.config.get("target_revision")) is None:
         return ("ok", "The config names no revision of the target.")
-    return ("ok", f"The heads were trained on {facts.config.get('target')}.")
+    trained = f"The heads were trained for {facts.config.get('target')} {revision}"
+    if target_revision is None:
+        return ("ok", f"{trained}; the target's weights are not here, so its revision is not known.")
+    if revision != target_revision:
+        return (
+            "warning",
+            f"{trained}, the target is {target_revision}: less of what they draft may be accepted. Heads that are "
+            f"trained for it (`alphaloop draft train`) show how much less.",
+        )
+    return ("ok", f"{trained}, which is the target.")
 
 
 def read_heads(path: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

@@ -43,7 +43,7 @@ def _loaded(name: str, settings: HeadsDrafterSettings, target: Target, num_slots
             hint=f'method = "{"eagle3" if facts.kind == "eagle3" else "heads"}" drafts with these',
         )
     sizes = {"hidden_size": model.hidden_size, "num_layers": model.num_layers, "vocabulary": model.vocabulary_size}
-    findings = check_heads(facts, **sizes)
+    findings = check_heads(facts, **sizes, target_revision=target.identity.target_revision)
     refuse_or_warn(name, facts.source, findings)
     embeddings = model.embeddings
     tensors = read_heads(weights.path, embeddings.dtype, embeddings.device)

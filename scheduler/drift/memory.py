@@ -305,24 +305,41 @@ PLAUSIBLE: Final = 4.0  # a change may lie where Z² is at most so much below it
 
 
 def note(memory: Memory, at: float) -> None:
-    """Note an alarm, and between which moments the change was: where windows begin that are nearly the clearest."""
-    windows = [(level, back) for level in range(LEVELS) for back in range(RING) if is_kept(memory, level, back)]
-    best = 0.0
-    for level, back in windows:
-        squared = standing(memory, level, back)
-        best = squared if abs(squared) > abs(best) else best
-    direction = 1 if best > 0 else -1
-    earliest, latest = at, 0.0
-    for level, back in windows:
-        if direction * standing(memory, level, back) >= abs(best) - PLAUSIBLE:
-            began = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING, 3]
-            earliest, latest = min(earliest, began), max(latest, began)
+    """Note an alarm, and between which moments the change was: where windows begin that are nearly the clearest.
+
+    While a level is learned, the change lies between the last two alarms, and no job is sure to come after it. The
+    first mark keeps the sums of the alarm's window until the new level is watched.
+    """
+    direction, earliest, latest = -1, memory.alarm[RAISED_AT], at
+    if memory.clock[PHASE] == LEARNING:
+        memory.sums[:] = 0.0
+    else:
+        direction, earliest, latest = between(memory, at)
+        memory.marks[0, 0, :3] = memory.sums
     memory.clock[NUM_ALARMS] += 1
     memory.alarm[RAISED_AT] = at
     memory.alarm[MOVED_AFTER] = earliest
     memory.alarm[MOVED_BEFORE] = latest
     if not is_open(memory):
         begin_event(memory, direction)
+
+
+def between(memory: Memory, at: float) -> tuple[int, float, float]:
+    """Direction of a change and the moments around it. The running sums become those of the clearest window."""
+    windows = [(level, back) for level in range(LEVELS) for back in range(RING) if is_kept(memory, level, back)]
+    best, begun = 0.0, memory.marks[0, 0].copy()
+    for level, back in windows:
+        squared = standing(memory, level, back)
+        if abs(squared) > abs(best):
+            best, begun = squared, mark_of(memory, level, back).copy()
+    direction = 1 if best > 0 else -1
+    earliest, latest = at, 0.0
+    for level, back in windows:
+        if direction * standing(memory, level, back) >= abs(best) - PLAUSIBLE:
+            began = mark_of(memory, level, back)[3]
+            earliest, latest = min(earliest, began), max(latest, began)
+    memory.sums[:] -= begun[:3]
+    return direction, earliest, latest
 
 
 def begin_event(memory: Memory, direction: int) -> None:
@@ -334,12 +351,18 @@ def begin_event(memory: Memory, direction: int) -> None:
 
 def standing(memory: Memory, level: int, back: int) -> float:
     """Z² of the window that began `back` marks of `level` ago, with the sign of Z."""
-    mark = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING]
+    mark = mark_of(memory, level, back)
     total = memory.sums[0] - mark[0]
     error = memory.sums[2] - mark[2]
     # A block of 8·2ʲ jobs, so the scale j + 3, is the shortest that is as long as every window of level j.
     expected = memory.variance[level + 3] * (memory.sums[1] - mark[1]) + error * error
     return total * abs(total) / expected if expected > 0 else 0.0
+
+
+def mark_of(memory: Memory, level: int, back: int) -> Floats:
+    """The mark `back` marks of `level` ago."""
+    mark: Floats = memory.marks[level, ((memory.clock[NUM_WINDOWED] >> level) - back) % RING]
+    return mark
 
 
 def nearest(count: int, level: int) -> int:

@@ -3,8 +3,9 @@
 * Learning: the first jobs are the reference.
 * Watching: each job is compared with the reference, which is lagged. A stretch of jobs (a period) joins it when the
   next period is over without an alarm, so a change is not absorbed before it can be seen.
-* An alarm opens an event. What was the reference is the norm now; the stream is learned anew, and watched at its new
-  level, so that a further change raises an alarm of its own. It belongs to the same event.
+* An alarm opens an event. What was the reference is the norm now; the stream is learned anew, and tested meanwhile
+  beside what little is known of its new level, so that a further change raises an alarm of its own. It belongs to the
+  same event.
 
 The jobs of an open event are compared with the norm, which is the level before it. The event ends by equivalence.
 """
@@ -24,6 +25,7 @@ from scheduler.drift.memory import (
     NUM_JOBS,
     PHASE,
     RESIDUALS,
+    SCALES,
     TRIALS,
     WATCHING,
     Jobs,
@@ -79,14 +81,15 @@ def follow(memory: Memory, run_length: float, jobs: Jobs, index: int) -> None:
     if is_open(memory):
         shift, _ = wave(memory, features(jobs.at[index]) - memory.norm_centre)
         study(memory.latest, jobs, index, memory.norm_alpha[jobs.rows[index]] + shift)
-    if memory.clock[PHASE] == LEARNING:
+    is_learning = memory.clock[PHASE] == LEARNING
+    if is_learning:
         study(memory.current, jobs, index, 0.0)
-        if memory.current.first[JOBS] >= REFERENCE_JOBS:
-            begin(memory, run_length, jobs.at[index])
-        return
-    if compare(memory, run_length, jobs, index):
+    if has_moved_on(memory, run_length, jobs, index) if is_learning else compare(memory, run_length, jobs, index):
         raise_alarm(memory, jobs.at[index])
         learn_anew(memory)
+    elif is_learning:
+        if memory.current.first[JOBS] >= REFERENCE_JOBS:
+            begin(memory, run_length, jobs.at[index])
     elif memory.current.first[JOBS] % BETWEEN_LOOKS == 0:
         look_back(memory, run_length, jobs.at[index])
 
@@ -145,26 +148,63 @@ def learn_anew(memory: Memory) -> None:
     clear(memory.pending)
     clear(memory.current)
     forget_blocks(memory)
+    memory.evidence[:] = 0.0
     memory.clock[PHASE] = LEARNING
 
 
 def compare(memory: Memory, run_length: float, jobs: Jobs, index: int) -> bool:
     """Count a job beside what the reference expects, and test. Whether that is an alarm."""
-    row, trials, accepts = jobs.rows[index], jobs.trials[index], jobs.accepts[index]
-    mass = jobs.tokens[index] * memory.shape[row, 0]
-    information = mass * weight(mass)
-    waves = features(jobs.at[index])
+    residual, information, shift, doubt = beside_reference(memory, jobs, index)
+    row, waves = jobs.rows[index], features(jobs.at[index])
     off = waves - memory.centre
-    shift, doubt = wave(memory, off)
-    residual = (accepts - trials * memory.alpha[row]).sum() * weight(mass)
-    first = accepts[0] - trials[0] * (memory.alpha[row, 0] + shift)
+    first = jobs.accepts[index, 0] - jobs.trials[index, 0] * (memory.alpha[row, 0] + shift)
     count(memory.current, jobs, index, information, waves, first)
-    limit = WINSOR * math.sqrt(memory.variance[0] * information)
-    rest = min(max(residual - information * shift, -limit), limit)
+    rest = winsorized(memory, residual - information * shift, information)
     learn(memory, off, rest + information * shift, information)
     error = math.sqrt(memory.shape[row, 1] + doubt)
     advance(memory, rest, information, information * error, jobs.at[index])
     return weigh(memory, run_length, rest, information, error)
+
+
+def beside_reference(memory: Memory, jobs: Jobs, index: int) -> tuple[float, float, float, float]:
+    """A job's weighted residual beside the reference and its information; the day's shift of α there, its variance."""
+    row = jobs.rows[index]
+    mass = jobs.tokens[index] * memory.shape[row, 0]
+    shift, doubt = wave(memory, features(jobs.at[index]) - memory.centre)
+    residual = (jobs.accepts[index] - jobs.trials[index] * memory.alpha[row]).sum() * weight(mass)
+    return residual, mass * weight(mass), shift, doubt
+
+
+def winsorized(memory: Memory, residual: float, information: float) -> float:
+    """The residual within WINSOR standard deviations of a job."""
+    limit = WINSOR * math.sqrt(memory.variance[0] * information)
+    return float(min(max(residual, -limit), limit))
+
+
+def has_moved_on(memory: Memory, run_length: float, jobs: Jobs, index: int) -> bool:
+    """Test a job while the level after an alarm is learned. Whether it moved further the same way, which is an alarm.
+
+    Expected is the reference, moved by what the jobs since the change have shown: those of the alarm's window, and each
+    job once it was tested. The window raised the alarm, so it exaggerates its change: the way back is not tested, and
+    jobs of the new level may vary more, but are never taken to vary less. Before the first reference nothing is
+    expected.
+    """
+    if not is_open(memory):
+        return False
+    residual, information, shift, _ = beside_reference(memory, jobs, index)
+    residual -= information * shift
+    sums, is_alarm = memory.sums, False
+    if sums[1] > 0:
+        moved = sums[0] / sums[1]
+        level = memory.reference.accepts.sum() / memory.reference.trials.sum() + moved
+        spread = max(level * (1 - level) / memory.base[0], 1.0)
+        rest = winsorized(memory, residual - information * moved, information)
+        error = math.sqrt(memory.variance[SCALES - 1] * spread / sums[1])
+        memory.evidence[1 if memory.marks[0, 0, 0] < 0 else 0] = 0.0
+        is_alarm = weigh(memory, run_length, rest / spread, information / spread, error)
+    sums[0] += residual
+    sums[1] += information
+    return is_alarm
 
 
 def turn(memory: Memory, run_length: float) -> None:

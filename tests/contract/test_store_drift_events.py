@@ -11,12 +11,14 @@ import pytest
 from sqlalchemy import text
 
 from alphaloop.errors import StoreError, UnknownName
-from alphaloop.measurements import AcceptedLevel, DriftSubject
+from alphaloop.measurements import AcceptedLevel, DriftSubject, UnansweredAlarm
+from alphaloop.messages import Purpose
 from alphaloop.store.database import Database
 from alphaloop.store.drift import DriftEventStore, EventChange, EventContent, EventState
 from alphaloop.store.housekeeping import RetentionStore
 from scheduler.causes import Cause
-from tests.fixtures.drift import content
+from tests.fixtures.drift import content, register_probe_set
+from tests.fixtures.runs import decode_run, record, vanilla_counts
 
 pytestmark = pytest.mark.postgres
 
@@ -44,6 +46,62 @@ def test_the_words_of_the_database_are_those_of_the_code(
 ) -> None:
     query = text("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = :name")
     assert set(re.findall(r"'(\w+)'", database.scalar(query, {"name": constraint}))) == {word.value for word in words}
+
+
+def fell(subject: DriftSubject = SUBJECT, state: str = "fell", flagged_by: str = "traffic") -> EventContent:
+    """A move that a test has just found."""
+    evidence = {"flagged_by": flagged_by, "probes": None, "traffic": {"state": state}}
+    return replace(THIN, subject=subject, evidence=evidence)
+
+
+def decoded(database: Database, subject: DriftSubject, purpose: Purpose, at: datetime) -> None:
+    counts = vanilla_counts(8)
+    of = {"task": subject.task, "drafter": subject.drafter, "revision": subject.draft_revision}
+    record(database, decode_run(counts, **of, target=subject.target_revision, purpose=purpose, at=at))
+
+
+def test_an_alarm_is_unanswered_until_a_probe_is_decoded(database: Database, store: DriftEventStore) -> None:
+    def alarms(target: str = "target-1") -> list[UnansweredAlarm]:
+        return store.unanswered(target, HOUR)
+
+    store.write([EventChange(None, EventState.OPENED, fell(), "It fell.")], NOW)
+    assert alarms() == [], "a task without a probe set has nothing that could answer"
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
+    assert alarms() == [UnansweredAlarm(NOW, SUBJECT)]
+    assert alarms("target-2") == []
+    second = timedelta(seconds=1)
+    for other, purpose, at in (
+        (SUBJECT, Purpose.TRAFFIC, NOW + second),
+        (replace(SUBJECT, task="chat"), Purpose.PROBE, NOW + second),
+        (replace(SUBJECT, draft_revision="draft-0"), Purpose.PROBE, NOW + second),
+        (SUBJECT, Purpose.PROBE, NOW - second),
+    ):
+        decoded(database, other, purpose, at)
+        assert len(alarms()) == 1
+    decoded(database, SUBJECT, Purpose.PROBE, NOW + second)
+    assert alarms() == []
+
+
+@pytest.mark.parametrize(
+    "said", [fell(state="rose"), fell(flagged_by="probes"), THIN], ids=["a rise", "probes have fallen", "no traffic"]
+)
+def test_other_events_wait_for_no_probe(database: Database, store: DriftEventStore, said: EventContent) -> None:
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
+    store.write([EventChange(None, EventState.OPENED, said, "It moved.")], NOW)
+    assert store.unanswered("target-1", HOUR) == []
+
+
+def test_no_alarm_waits_longer_than_a_probe_may_take_or_a_person_wants(
+    database: Database, store: DriftEventStore
+) -> None:
+    register_probe_set(database, "code", [{"prompt": "one"}], NOW)
+    store.write([EventChange(None, EventState.OPENED, fell(), "It fell.")], NOW - HOUR)
+    assert store.unanswered("target-1", HOUR) == []
+    (alarm,) = store.unanswered("target-1", 2 * HOUR)
+    assert alarm.what_waits.startswith("jobs until a probe of code answers the alarm of 20")
+    (event,) = store.open_events()
+    store.acknowledge(event.id, "Ada", "we know", NOW)
+    assert store.unanswered("target-1", 2 * HOUR) == []
 
 
 def test_a_life(store: DriftEventStore) -> None:

@@ -16,9 +16,10 @@ from alphaloop.cli.models import _show_pair
 from alphaloop.commands import PairCheck
 from alphaloop.errors import ModelNotFound, UnsupportedModel
 from engine.drafters.draft_vocabulary import write_draft_vocabulary
+from engine.models import find_weights
 from engine.pairing import facts_of
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
-from tests.fixtures.heads import eagle3
+from tests.fixtures.heads import HIDDEN, eagle3, noise, sequential
 from tests.fixtures.models import byte_fallback, small_llama, with_config
 
 
@@ -154,3 +155,16 @@ def test_heads_are_judged_by_what_their_config_says_of_layers(
     by_check = {one.check: one for one in found_by(done).findings}
     assert by_check["layers"].verdict == verdict
     assert by_check["states"].verdict == by_check["vocabulary"].verdict == "ok"
+
+
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_heads_are_compared_with_the_target_that_they_were_trained_for(
+    tiny_models: dict[str, Path], tmp_path: Path, is_its_own: bool
+) -> None:
+    target = tiny_models["llama"]
+    revision = find_weights(str(target)).revision if is_its_own else "another"
+    heads = sequential(tmp_path / "heads", noise(384, HIDDEN), target_revision=revision)
+    done = CarriedOut(check_pair_order(target, heads))
+    (found,) = [one for one in found_by(done).findings if one.check == "target"]
+    assert (done.code, found.verdict) == (0, "ok" if is_its_own else "warning")
+    assert f"trained for tiny {revision}" in found.sentence

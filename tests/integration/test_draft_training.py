@@ -235,7 +235,7 @@ def test_a_trained_draft_is_registered_and_listed(
     assert told == f"small {card.draft_revision} for target {card.target_revision}: candidate"
     (known,) = DraftRegistry(database).all()
     assert (known.drafter, known.draft_revision) == ("small", card.draft_revision)
-    assert known.target_revision == known.parent_revision == card.target_revision
+    assert (known.target_revision, known.parent_revision) == (card.target_revision, None)
     assert (known.status, known.trained_on) == (DraftStatus.CANDIDATE, card.trained_on)
     listed = cli("draft", "list", "--json")
     assert listed.code == 0

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from pydantic import TypeAdapter
 
-from alphaloop.cli.measure import report_as_json
+from alphaloop.cli.measure import report_as_json, show_targets, targets_as_json
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import Sampling
 from alphaloop.payoff.figures import VANILLA
 from alphaloop.payoff.report import Report
+from alphaloop.payoff.targets import TargetsReport, difference_of
 from tests.fakes import FakeEngine
 from tests.fixtures.cli import CarriedOut, measure_order
 from tests.fixtures.inference_server import ServedEngine, serving
-from tests.fixtures.models import make_job
+from tests.fixtures.models import make_job, small_llama
 from worker.measuring import observing
 from worker.measuring.observing import ExactnessCheck, Runner
 
@@ -71,9 +74,58 @@ def test_everything_is_measured_compared_and_judged(prompts: Path) -> None:
 
 
 @pytest.mark.usefixtures("configs")
+def test_two_targets_are_timed_in_pairs_and_their_texts_compared(
+    prompts: Path,
+    tiny_models: dict[str, Path],
+    tiny_tokenizer: Any,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = tiny_models["llama"]
+    copy = shutil.copytree(one, tmp_path / "copy")
+    other = small_llama(one, tiny_tokenizer, tmp_path / "other", dtype=torch.float64)
+
+    def compared(first: Path, second: Path, **options: Any) -> TargetsReport:
+        done = CarriedOut(measure_order(prompts, target=(str(first), str(second)), task="code", **options))
+        assert done.code == 0, done.error
+        (data,) = done.reports
+        return TypeAdapter(TargetsReport).validate_python(data)
+
+    same = compared(one, copy)
+    assert (same.differences, same.num_compared, same.num_turns) == ((), NUM, NUM)
+    assert same.targets[0].identity.target_revision == same.targets[1].identity.target_revision
+    assert same.ratio.low <= same.ratio.estimate <= same.ratio.high
+    assert len(same.ratios) == NUM
+    found = compared(one, other, batch=2, repeats=2)
+    assert (found.num_turns, len(found.ratios)) == (NUM, NUM // 2)
+    assert 0 < len(found.differences) <= NUM
+    for difference in found.differences:
+        assert difference.where.startswith(str(prompts))
+        assert 0 <= difference.num_equal_characters <= min(difference.num_characters)
+    show_targets(found)
+    shown = capsys.readouterr().out
+    assert f"A: {one}, revision {same.targets[0].identity.target_revision}" in shown
+    assert f"Texts: {len(found.differences)} of {NUM} differ." in shown
+    assert "prompt" not in json.dumps(targets_as_json(found)["differences"])
+    drawn = compared(one, copy, temperature=1.0)
+    assert (drawn.num_compared, drawn.differences) == (0, ())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "where"),
+    [("a b", "a b", None), ("a b", "a c", 2), ("a", "ab", 1), ("", "b", 0)],
+)
+def test_texts_part_where_their_first_characters_differ(first: str, second: str, where: int | None) -> None:
+    found = difference_of("mine:1", first, second)
+    assert (found and found.num_equal_characters) == where
+
+
+@pytest.mark.usefixtures("configs")
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"target": ["one"]}, "--target: expected two different models, found one"),
+        ({"target": ["one", "one"]}, "--target: expected two different models, found one, one"),
         ({"drafter": ["nonesuch"]}, "--drafter: expected one of lookup, found 'nonesuch'"),
         ({"k": [7]}, "--k: expected at most 6, found 7"),
         ({"task": "cod"}, "--task: expected one of code, found 'cod'"),

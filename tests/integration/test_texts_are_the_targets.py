@@ -8,6 +8,7 @@ are tiny models in float64, of every family: so a text that differs is no matter
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import random
@@ -35,9 +36,10 @@ from engine.drafters.methods import METHODS
 from engine.network.language_model import PREFILL_CHUNK
 from engine.own import TransformersEngine, load_engine
 from engine.prompts import bad_word_tokens
+from engine.proposal import Proposal
 from engine.sampling import Barred
 from engine.scoring import Shadows
-from engine.verification import DraftVerdict
+from engine.verdict import DraftVerdict
 from tests.fixtures import heads
 from tests.fixtures.distributions import KINDS, Distribution, GuessingDrafter, chi_square_excess, exact_distribution
 from tests.fixtures.drafting import ScriptedDrafter, draft_model
@@ -540,32 +542,22 @@ def test_sampled_texts_have_the_targets_distribution_when_drafting_changes_betwe
     assert excess < 1, f"seed {seed}: {excess:.2f} of the critical value"
 
 
-#: The rule that settles each kind, where the engine finds it, and the place of the uniforms among its arguments.
-RULES: Final = {
-    "chain": ("verify_deterministic", 2),
-    "drawn-chain": ("verify_block", 3),
-    "tree": ("verify_tree", 3),
-    "drawn-tree": ("verify_drawn_tree", 4),
-    "guessing_hybrid": ("verify_drawn_tree", 4),
-}
-
-
 @pytest.mark.parametrize(("kind", "power"), [("chain", 3), ("tree", 3), *((kind, math.inf) for kind in GUESSING)])
 def test_a_rule_that_is_too_generous_is_caught(
     sampler: Sampler, seed: int, kind: str, power: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above must see a lossy rule: a draft is accepted with the cube root of its probability, or always where
     it is among the target's likely tokens ("typical acceptance")."""
-    name, place = RULES[kind]
-    right = getattr(verification, name)
+    right = verification.verify_drawn
 
-    def generous(*args: Any, **more: Any) -> DraftVerdict:
-        uniforms = args[place]
-        spoiled = torch.cat((uniforms[:-1] ** power, uniforms[-1:]))
-        verdict: DraftVerdict = right(*args[:place], spoiled, *args[place + 1 :], **more)
-        return verdict
+    def generous(p: Any, ids: Any, proposals: Sequence[Proposal], uniforms: Any) -> list[DraftVerdict]:
+        spoiled = uniforms**power
+        ends = list(itertools.accumulate(1 + len(proposal.tokens) for proposal in proposals))
+        for end in ends:
+            spoiled[end - 1] = uniforms[end - 1]
+        return right(p, ids, proposals, spoiled)
 
-    monkeypatch.setattr(verification, name, generous)
+    monkeypatch.setattr(verification, "verify_drawn", generous)
     texts, num_trials, _ = sampler.texts("top_k", kind, 3, seed)
     assert num_trials > 0
     excess = chi_square_excess(texts, sampler.expected["top_k"])

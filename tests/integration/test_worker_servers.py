@@ -15,12 +15,14 @@ from alphaloop.errors import EngineSick
 from alphaloop.experiment.observe import Phase, Slice, Treatment
 from alphaloop.inside_vllm.measuring import as_json
 from alphaloop.kafka.topics import CONTROL, TOKENS
+from alphaloop.measurements import DriftSubject
 from alphaloop.messages import Mode, Status
 from alphaloop.settings import Settings
 from alphaloop.store.database import Database
+from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.switchback import SwitchbackStore
 from tests.fakes import FakeEngine
-from tests.fixtures.drift import record_probes
+from tests.fixtures.drift import content, record_probes, register_probe_set
 from tests.fixtures.inference_server import Connection, ServedEngine, engine_over, head, whole
 from tests.fixtures.models import make_job
 from tests.fixtures.worker import Client, RunningWorker, headers_of, running_worker, until
@@ -43,6 +45,14 @@ def pair(round_s: float = 0.0, *, tells_exactly: bool = False) -> dict[str, Serv
         "plain": ServedEngine(FakeEngine(), round_s=round_s, tells_exactly=tells_exactly),
         "speculative": ServedEngine(FakeEngine(), "lookup", 4, round_s, tells_exactly=tells_exactly),
     }
+
+
+def raise_alarm(database: Database, subject: DriftSubject) -> None:
+    """As the scheduler does where the traffic of a task has fallen."""
+    said = content(subject, "too_little_evidence")
+    evidence = {"flagged_by": "traffic", "probes": None, "traffic": {"state": "fell"}}
+    opened = EventChange(None, EventState.OPENED, replace(said, evidence=evidence), "It fell.")
+    DriftEventStore(database).write([opened], datetime.now(UTC))
 
 
 def attempts(database: Database) -> dict[str, tuple[int, int]]:
@@ -215,6 +225,54 @@ def test_a_worker_all_of_whose_servers_came_back_as_others_ends_and_the_next_one
     assert {result.status for result in results} == {Status.SUCCEEDED}
     assert {result.decoding.engine for result in results if result.decoding} == {"vllm-0.33.0"}
     assert {num_failures for _, num_failures in attempts(database).values()} == {0}
+
+
+def test_after_a_fall_nothing_is_drafted_until_a_probe_answers(worker_settings: Settings, database: Database) -> None:
+    servers = pair(round_s=0.001)
+    body = {"prompt": "amber basil cedar", "max_tokens": 8, "temperature": 0.0}
+    drafts = {"purpose": "probe", "probe_drafter": "lookup", "probe_num_draft_tokens": 4}
+    probe = json.dumps({"job_id": "probe", **drafts, "body": body}).encode()
+    record_probes(database, [("code", probe)])
+    register_probe_set(database, "code", [body], datetime.now(UTC))
+    client = Client(worker_settings)
+
+    def modes(*numbers: int) -> set[Mode]:
+        client.send("code", [job(number, decoding="speculative") for number in numbers])
+        found = client.results(len(sent) + len(numbers))
+        sent.update(numbers)
+        wanted = {f"job-{number}" for number in numbers}
+        return {result.decoding.mode for result in found if result.job_id in wanted and result.decoding}
+
+    sent: set[int] = set()
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        (drafter,) = engine.drafters
+        prepared = engine.prepare(make_job("one two"), Sampling(max_tokens=8, temperature=0.0))
+        assert modes(1, 2) == {Mode.SPECULATIVE}
+        num_asked = servers["speculative"].num_texts
+        raise_alarm(database, DriftSubject("code", "lookup", drafter.revision, engine.identity.target_revision))
+        until(lambda: "lookup" in engine.unserved([prepared]), "the worker knows of the fall")
+        assert engine.unserved(()) == {}, "the drafter has not ended: its probes are still planned"
+        until(lambda: servers["speculative"].num_texts >= num_asked + 32, "its server is asked again who it is")
+        assert modes(3, 4) == {Mode.VANILLA}
+        client.send("code", [probe])
+        sent.add(0)
+        until(lambda: not engine.unserved([prepared]), "the probe has answered")
+        assert modes(5, 6) == {Mode.SPECULATIVE}
+        assert {one.state for one in engine.endpoints()} == {"up"}
+
+
+def test_a_server_with_other_weights_that_was_never_away_is_found_by_a_fall(
+    worker_settings: Settings, database: Database
+) -> None:
+    servers = pair(round_s=0.001)
+    register_probe_set(database, "code", [{"prompt": "one"}], datetime.now(UTC))
+    with engine_over(servers) as engine, running_worker(worker_settings, engine):
+        (drafter,) = engine.drafters
+        servers["speculative"].version = "0.33.0"
+        raise_alarm(database, DriftSubject("code", "lookup", drafter.revision, engine.identity.target_revision))
+        until(lambda: engine.endpoints()[1].state == "retired", "the server is known as another")
+        assert "it is another server by now: " in (engine.endpoints()[1].reason or "")
+        assert engine.endpoints()[0].state == "up"
 
 
 def test_jobs_that_wait_for_an_absent_server_keep_nobody_from_the_others(

@@ -20,7 +20,7 @@ from uuid import UUID
 from alphaloop.deciding.decision import ChoiceLog, Decision, DraftSetting, IncumbentKey
 from alphaloop.deciding.evidence import HALF_LIFE, Place
 from alphaloop.deciding.exploration import Budgets, ExplorationBudget
-from alphaloop.deciding.goodput import DrafterState
+from alphaloop.deciding.goodput import DrafterState, marked_stale
 from alphaloop.deciding.inference import Posteriors
 from alphaloop.deciding.job_facts import EngineConditions, JobFacts, Subject
 from alphaloop.deciding.session import DecisionSession
@@ -145,10 +145,8 @@ class Decider:
         )
 
     def _drafters(self) -> list[DrafterState]:
-        return [
-            replace(drafter, is_stale=self.evidence_cache.is_stale(drafter.name, drafter.revision))
-            for drafter in self.engine.drafters
-        ]
+        flagged = self.evidence_cache.is_stale
+        return marked_stale(self.engine.drafters, lambda drafter: flagged(drafter.name, drafter.revision))
 
 
 log = logging.getLogger(__name__)

@@ -122,7 +122,7 @@ class Runner:
             seen: dict[Candidate, Observation] = {}
             try:
                 for candidate in turn.candidates:
-                    seen[candidate] = self._observe(turn, candidate)
+                    seen[candidate] = self.observe(turn, candidate)
                     on_decoded(len(turn.prompts))
             except Stopped:
                 measured.is_interrupted = True
@@ -155,7 +155,8 @@ class Runner:
         wall_s = self.clock() - began
         return [generations[job.job.job_id] for job in jobs], steps, wall_s
 
-    def _observe(self, turn: BlockTurn, candidate: Candidate) -> Observation:
+    def observe(self, turn: BlockTurn, candidate: Candidate) -> Observation:
+        """Decode the turn's prompts in one way. Raises Stopped or DecodeFailed."""
         generations, steps, wall_s = self.decode([self.prepared[number] for number in turn.prompts], candidate)
         numbered = tuple(zip(turn.prompts, generations, strict=True))
         times = sum(map(_times_of, steps), start=RoundTimes())

@@ -48,6 +48,7 @@ from alphaloop.errors import (
 )
 from alphaloop.experiment.observe import Treatment, TrialGroup
 from alphaloop.experiment.rounds import subject_of
+from alphaloop.measurements import UnansweredAlarm
 from alphaloop.messages import Job, Purpose
 from alphaloop.messages.capabilities import Feature, refusal_of
 from alphaloop.server_identity import SERVERS, ServerIdentity
@@ -139,16 +140,18 @@ class ServerEngine(Engine):
         self._tokens = TokenEstimate()
         self._running: dict[str, ServerRequest] = {}
         self._arrivals = SimpleQueue[Arrival | None]()  #: None ends the wait of `step`, as another slot may be free
+        self._alarms: tuple[UnansweredAlarm, ...] = ()
         self._num_slots = sum(server.max_requests for server in self._servers)
         self._thread = thread
         self._clients = {
             server.name: ServerClient(server.endpoint, context_length=server.context_length, adapters=server.adapters)
             for server in self._servers
         }
+        self._tests = tests = Tests(self._clients, fleet, known)
         self._sending = Sending(
             self._clients,
             fleet,
-            Tests(self._clients, fleet, known),
+            tests,
             self._tokens,
             tell=self._arrivals.put,
             clock=time.perf_counter,
@@ -302,8 +305,13 @@ class ServerEngine(Engine):
         return Load(len(running), self._num_slots, waiting, absent)
 
     def unserved(self, jobs: Sequence[PreparedJob]) -> Mapping[str, str]:
-        """Drafters none of whose endpoints can follow the settings of any of the jobs."""
-        reasons: dict[str, str] = {}
+        """Drafters none of whose endpoints can follow the settings of any of the jobs, or that wait for a probe."""
+        revisions = {drafter.name: drafter.revision for drafter in self.drafters}
+        reasons = {
+            alarm.subject.drafter: alarm.what_waits
+            for alarm in (self._alarms if jobs else ())
+            if revisions.get(alarm.subject.drafter) == alarm.subject.draft_revision
+        }
         for drafter in self.drafters:
             theirs = [server for server in self._servers if drafter.name in {own.name for own in server.drafters}]
             refusals = [refusal_of(job.job.body, job.features, [server.served]) for server in theirs for job in jobs]
@@ -355,6 +363,14 @@ class ServerEngine(Engine):
     def suspects(self) -> SuspectCounts:
         """Jobs that have to run alone at a server."""
         return self._fleet.suspects()
+
+    def doubt(self, alarms: Sequence[UnansweredAlarm]) -> None:
+        """Use no drafter of `alarms` but for probes; ask the servers of new ones again who they are."""
+        new = {(alarm.subject.drafter, alarm.subject.draft_revision) for alarm in set(alarms).difference(self._alarms)}
+        self._alarms = tuple(alarms)
+        for server in self._servers:
+            if server.drafter is not None and (server.drafter.name, server.drafter.revision) in new:
+                self._thread.call(partial(self._tests.identify, server.name))
 
     def _arrived(self) -> list[Arrival]:
         """What came, in its order; waits a little if nothing did."""

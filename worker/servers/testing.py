@@ -99,6 +99,7 @@ class Tests:
 
     def __post_init__(self) -> None:
         self._running: dict[str, asyncio.Task[AlphaloopError | None]] = {}
+        self._to_identify: set[str] = set()  #: endpoints that are asked who they are although they were never away
         self._ended = asyncio.Event()
 
     def begin(self, name: str) -> asyncio.Task[AlphaloopError | None]:
@@ -106,6 +107,11 @@ class Tests:
         if name not in self._running:
             self._running[name] = asyncio.create_task(self._test(name))
         return self._running[name]
+
+    def identify(self, name: str) -> None:
+        """Let the endpoint be asked who it is, in the next test that it passes."""
+        self._to_identify.add(name)
+        self.fleet.members[name].circuit.ask_for_test()
 
     async def of(self, name: str) -> AlphaloopError | None:
         """What the test found; None: the server is well. Cancelling the caller leaves the test to others."""
@@ -129,7 +135,8 @@ class Tests:
             await _is_well(self.clients[name])
             # A request may have found it gone meanwhile, and another server may have answered.
             was_down = was_down or circuit.state == "down"
-            change = await self._changed(name) if was_down else None
+            change = await self._changed(name) if was_down or name in self._to_identify else None
+            self._to_identify.discard(name)
             if was_down and self.fleet.servers[name].drafter is not None:
                 await self._look_again(name)
         except AlphaloopError as error:
@@ -145,8 +152,9 @@ class Tests:
             self.fleet.tested(name, None)
             if change is not None:
                 hint = "start the worker again to take the new server in"
-                log.error("endpoint %s came back as another: %s; %s", name, change, hint, extra=_extra(name))
-                circuit.retire(f"it came back as another server: {change}")
+                what = "came back as another server" if was_down else "is another server by now"
+                log.error("endpoint %s %s: %s; %s", name, what, change, hint, extra=_extra(name))
+                circuit.retire(f"it {what}: {change}")
             return None
         finally:
             del self._running[name]

@@ -279,7 +279,7 @@ COMMENT ON TABLE draft_revisions IS 'Drafts and whether they are fit to serve';
 COMMENT ON COLUMN draft_revisions.drafter IS 'Name of the drafter';
 COMMENT ON COLUMN draft_revisions.draft_revision IS 'Its revision';
 COMMENT ON COLUMN draft_revisions.target_revision IS 'The target it drafts for';
-COMMENT ON COLUMN draft_revisions.parent_revision IS 'Revision it was trained from';
+COMMENT ON COLUMN draft_revisions.parent_revision IS 'Draft revision that it was trained to follow; null for the first of its name';
 COMMENT ON COLUMN draft_revisions.trained_on IS 'What it was trained on';
 COMMENT ON COLUMN draft_revisions.figures IS 'What it was measured to do on held-out text; null if never judged';
 COMMENT ON COLUMN draft_revisions.is_scorable IS 'Whether one pass over a greedy text gives the counts of decoding it';

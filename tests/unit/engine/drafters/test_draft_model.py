@@ -19,8 +19,8 @@ from engine.drafters import draft_model
 from engine.drafters.draft_model import CHUNK
 from engine.proposal import Ask, Proposal
 from engine.sampling import TokenChooser
-from engine.verification import draw
 from tests.fixtures.drafting import GREEDY, TOKENS, VOCABULARY, Model, ask, drafter, greedy, logits_behind, one
+from tests.fixtures.enumeration import draw
 
 
 def test_sequences_that_join_and_leave_get_the_drafts_of_their_own_text(rng: random.Random) -> None:

@@ -18,7 +18,7 @@ from alphaloop.engine import Sampling
 from engine.drafters.hybrid import merged
 from engine.proposal import DraftDistributions, Proposal, tree_depths
 from engine.sampling import Barred, TokenChooser
-from engine.verification import DraftVerdict
+from engine.verdict import DraftVerdict
 from tests.fixtures.enumeration import (
     Draft,
     Fixed,

@@ -14,28 +14,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.proposal import DraftDistributions, tree_depths
-from engine.verification import (
-    DraftVerdict,
-    draw,
-    verify_block,
-    verify_deterministic,
-    verify_drawn_tree,
-    verify_greedy,
-    verify_tree,
-    verify_tree_greedy,
-)
+from engine.proposal import DraftDistributions, Proposal, tree_depths
+from engine.verdict import DraftVerdict
+from engine.verification import verify_greedy, verify_tree_greedy
 from tests.fixtures.enumeration import (
     TOP,
     Fixed,
     Language,
     Verify,
+    beside_others,
     by_block,
     by_token,
     by_tree,
     chain,
     coupled_tokens,
     deterministic,
+    draw,
     drawn,
     enumerate_round,
     likeliest,
@@ -86,11 +80,10 @@ def test_an_index_without_weight_is_never_drawn(uniform: float) -> None:
     assert draw(weights, torch.tensor(uniform, dtype=torch.float64)) == (1 if uniform < 0.5 else 4)
 
 
-def test_a_certain_draft_rejected_by_rounding_still_yields_a_token() -> None:
+def test_a_certain_draft_is_not_rejected_by_rounding() -> None:
     p = torch.tensor([[0.0, TOP], [0.5, 0.5]], dtype=torch.float64)
-    assert verify_deterministic(p, torch.tensor([1]), torch.tensor([TOP, 0.1], dtype=torch.float64)) == DraftVerdict(
-        0, 1
-    )
+    uniforms = torch.tensor([TOP, 0.1], dtype=torch.float64)
+    assert beside_others(p, Proposal((1,)), uniforms) == DraftVerdict(1, 0)
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -125,7 +118,7 @@ def test_equal_distributions_that_differ_by_rounding_still_yield_a_token() -> No
     p = torch.tensor([[0.1, 0.2, 0.7, 0.0]], dtype=torch.float64).repeat(4, 1)
     top = torch.full((4,), TOP, dtype=torch.float64)
     for q in map(DraftDistributions, (p[:3], p[:3] * (1 + 2**-52), p[:3] * (1 - 2**-52))):
-        assert verify_block(p, q, torch.tensor([0, 1, 2]), top).next_token != 3
+        assert beside_others(p, Proposal((0, 1, 2), q=q), top).next_token != 3
 
 
 def test_children_are_accepted_with_the_probability_of_all_of_them(
@@ -146,7 +139,7 @@ def test_a_tree_without_branches_is_judged_as_a_chain(pair: tuple[Language, Lang
     for _ in range(30):
         uniforms = torch.tensor([rng.random() for _ in range(4)], dtype=torch.float64)
         for tree, plain in (
-            (by_tree(p, draft, uniforms), verify_deterministic(p, torch.tensor(draft.tokens), uniforms)),
+            (by_tree(p, draft, uniforms), beside_others(p, Proposal(draft.tokens), uniforms)),
             (verify_tree_greedy(best, draft.tokens, draft.parents), verify_greedy(best, draft.tokens)),
         ):
             assert (tree.path, tree.next_token) == (plain.path, plain.next_token)
@@ -176,16 +169,16 @@ def test_greedy_takes_the_deeper_one_of_equal_siblings() -> None:
 def test_an_empty_tree_is_vanilla() -> None:
     p = torch.tensor([[0.0, 1.0]], dtype=torch.float64)
     assert verify_tree_greedy([3], (), ()) == DraftVerdict(0, 3, (), 0)
-    assert verify_tree(p, (), (), torch.tensor([0.3], dtype=torch.float64)) == DraftVerdict(0, 1, (), 0)
+    assert beside_others(p, Proposal((), ()), torch.tensor([0.3], dtype=torch.float64)) == DraftVerdict(0, 1, (), 0)
 
 
 def test_rounding_leaves_no_tree_without_a_token() -> None:
     """Every uniform number as large as it can be, and an impossible token."""
     p = torch.tensor([[0.1, 0.2, 0.7, 0.0]], dtype=torch.float64).repeat(3, 1)
     top = torch.full((3,), TOP, dtype=torch.float64)
-    assert verify_tree(p, (0, 1), (-1, -1), top).next_token != 3
+    assert beside_others(p, Proposal((0, 1), (-1, -1)), top).next_token != 3
     certain = torch.tensor([[0.0, TOP, 0.0, 0.0]], dtype=torch.float64).repeat(3, 1)
-    assert verify_tree(certain, (1, 1), (-1, -1), top).next_token == 1
+    assert beside_others(certain, Proposal((1, 1), (-1, -1)), top).next_token == 1
 
 
 def test_a_drawn_chain_alone_is_judged_as_a_block(pair: tuple[Language, Language], rng: random.Random) -> None:
@@ -194,8 +187,8 @@ def test_a_drawn_chain_alone_is_judged_as_a_block(pair: tuple[Language, Language
         p = torch.stack([target.behind(draft.prefix(i)) for i in range(-1, 2)])
         uniforms = torch.tensor([rng.random() for _ in range(3)], dtype=torch.float64)
         q = DraftDistributions(draft.q)
-        tree = verify_drawn_tree(p, q, draft.tokens, draft.parents, uniforms)
-        block = verify_block(p, q, torch.tensor(draft.tokens), uniforms)
+        tree = beside_others(p, Proposal(draft.tokens, draft.parents, q), uniforms)
+        block = beside_others(p, Proposal(draft.tokens, q=q), uniforms)
         assert (tree.path, tree.next_token) == (block.path, block.next_token)
         assert tree.num_tested == min(2, block.num_accepted + 1)
 
@@ -210,7 +203,7 @@ def test_few_tokens_with_their_probabilities_say_what_a_whole_row_says(seed: int
         whole = DraftDistributions(draft.q)
         for _ in range(20):
             uniforms: Tensor = torch.tensor([rng.random() for _ in p], dtype=torch.float64)
-            one, other = (verify_drawn_tree(p, q, draft.tokens, draft.parents, uniforms) for q in (few, whole))
+            one, other = (beside_others(p, Proposal(draft.tokens, draft.parents, q), uniforms) for q in (few, whole))
             assert one == other
             certain = [q[:2].followed_by([5, 0]) for q in (few, whole)]
             assert torch.equal(certain[0].of(torch.tensor([0, 1, 5, 0])), certain[1].of(torch.tensor([0, 1, 5, 0])))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from scheduler.counts import subject_of
-from scheduler.drift.memory import CHANGED_AFTER, CHANGED_BEFORE, JOBS, NUM_ALARMS, is_open
+from scheduler.drift.memory import CHANGED_AFTER, CHANGED_BEFORE, JOBS, MOVED_AFTER, MOVED_BEFORE, NUM_ALARMS, is_open
 from scheduler.drift.phases import learn_anew, raise_alarm
 from scheduler.drift.watching import State, verdicts
 from tests.fixtures.drift import START, STREAM, watched_jobs
@@ -24,6 +24,30 @@ def test_a_deeper_fall_is_found_in_an_open_event(rng: random.Random) -> None:
     (verdict,) = verdicts(subject_of(STREAM), stream)
     assert verdict.state is State.FELL
     assert verdict.change.low < -0.4 < verdict.change.high
+
+
+@pytest.mark.parametrize("wait", [0, 16])
+def test_a_death_while_the_level_after_an_alarm_is_learned_is_found(rng: random.Random, wait: int) -> None:
+    stream = watched(watched_jobs(rng, [0.85] * 300, step=STEP))
+    num_jobs = 300
+    while not is_open(stream.memory):
+        stream.add(watched_jobs(rng, [0.7], first=num_jobs, step=STEP), RUN_LENGTH)
+        num_jobs += 1
+    alarm = num_jobs
+    while stream.memory.clock[NUM_ALARMS] == 1 and num_jobs < alarm + 60:
+        stream.add(watched_jobs(rng, [0.7 if num_jobs < alarm + wait else 0.2], first=num_jobs, step=STEP), RUN_LENGTH)
+        num_jobs += 1
+    assert wait < num_jobs - alarm <= wait + 20
+    after, before = stream.memory.alarm[[MOVED_AFTER, MOVED_BEFORE]]
+    assert after <= (START + (alarm + wait) * STEP).timestamp() <= before
+    (verdict,) = verdicts(subject_of(STREAM), stream)
+    assert verdict.state is State.FELL
+
+
+def test_a_level_that_is_learned_and_stays_raises_no_alarm(rng: random.Random) -> None:
+    for number in range(12):
+        stream = watched(watched_jobs(rng, [0.9] * 200 + [0.5] * 90, step=STEP))
+        assert stream.memory.clock[NUM_ALARMS] == 1, number
 
 
 def test_a_change_to_the_other_side_begins_where_it_turned(rng: random.Random) -> None:

@@ -26,6 +26,7 @@ from alphaloop.costs import (
 from alphaloop.deciding.goodput import DrafterState
 from alphaloop.engine import EndpointStatus, SuspectCounts
 from alphaloop.errors import DecodeFailed
+from alphaloop.measurements import UnansweredAlarm
 from alphaloop.settings import WorkerSettings
 from tests.fakes import FakeEngine
 from worker.costs.calibration import NUM_PASSES, Plan, Shape, calibrate, calibrate_servers, plan, timed_by
@@ -430,6 +431,9 @@ class Servers(TimedEngine):
 
     def suspects(self) -> SuspectCounts:
         return SuspectCounts()
+
+    def doubt(self, alarms: Sequence[UnansweredAlarm]) -> None:
+        return
 
     def measure_round_ms(self, drafter: str | None, batch: int, width: int, context: int, num_samples: int) -> float:
         kind = CostKind.SERVED if drafter else CostKind.ROUND
