@@ -28,6 +28,7 @@ def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRAT
     Raises StoreUnavailable, StoreError, SchemaMismatch when the database holds a revision that `migrations` lacks, or
     ConfigError for a database in another encoding than UTF8, which cannot hold every text.
     """
+    config = alembic_config(url, migrations)
     with Database(url, pool_size=1, limits=UNLIMITED) as database:
         if (encoding := database.scalar(text("SHOW server_encoding"))) != "UTF8":
             raise ConfigError(
@@ -37,7 +38,7 @@ def upgrade(url: SecretStr, revision: str = "head", *, migrations: Path = MIGRAT
     if revision == "head" and _is_later(url, migrations):
         return
     try:
-        command.upgrade(alembic_config(url, migrations), revision)
+        command.upgrade(config, revision)
     except CommandError as error:
         head = _scripts(url, migrations).get_current_head()
         raise SchemaMismatch(

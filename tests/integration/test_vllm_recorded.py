@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_vllm_follows import ENVIRONMENT, PYTHON, REPOSITORY, K
+from tests.integration.test_vllm_follows import INSIDE, PYTHON, REPOSITORY, K
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -26,7 +26,7 @@ def played() -> list[dict[str, Any]]:
         input=json.dumps({"seeds": list(range(NUM_SEEDS))}),
         capture_output=True,
         text=True,
-        env={**os.environ, **ENVIRONMENT},
+        env={**os.environ, **INSIDE},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])

@@ -98,6 +98,7 @@ class Servers:
             suspects=self.fleet.suspects,
             measures_itself=False,
             times_steps=False,
+            doubt=lambda alarms: None,
             load=lambda: Load(3, 8, frozenset({"a", "b"}), frozenset({"a"})),
         )
         self.registry.register(EndpointMetrics(engine))  # type: ignore[arg-type]
