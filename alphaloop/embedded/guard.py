@@ -5,8 +5,10 @@ alphaloop: when it closes, the server gets its stop signal, and after a grace pe
 server's process id to standard output; the server's output goes to standard error. What the server has started and
 left goes to the guard, which ends it too.
 
-    python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "grace_s": 20, "run_as": null, "keep_search": false,
-                             "keep_open": []}'
+    python -I -S guard.py '{"command": ["…"], "stop_signal": 15, "orphan_signal": 15, "grace_s": 20, "run_as": null,
+                             "keep_search": false, "keep_open": []}'
+
+`orphan_signal` is what the server gets where the guard itself is killed.
 """
 
 from __future__ import annotations
@@ -102,7 +104,7 @@ def _prepare(order: dict[str, Any]) -> None:
         _become(*order["run_as"], keep_search=order["keep_search"])
     if sys.platform == "linux":
         # After the change of user, which clears it. It covers a kill -9 of this guard.
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, order["stop_signal"], 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, order["orphan_signal"], 0, 0, 0)
 
 
 def _become(user: int, group: int, *, keep_search: bool) -> None:

@@ -105,13 +105,17 @@ class ChildProcess:
         log: Path,
         env: Mapping[str, str] | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
+        orphan_signal: signal.Signals | None = None,
         grace_s: float = 20.0,
         run_as: Account | None = None,
         keep_search: bool = False,
         lock: FolderLock | None = None,
         folder: Path | None = None,
     ) -> None:
-        """`folder` is its working folder; None: this process's own."""
+        """`folder` is its working folder; None: this process's own.
+
+        `orphan_signal`: where the guard is killed; None: `stop_signal`.
+        """
         self.name = name
         self.log = log
         self.pid: int | None = None
@@ -121,6 +125,7 @@ class ChildProcess:
         self._order = {
             "command": [str(part) for part in command],
             "stop_signal": int(stop_signal),
+            "orphan_signal": int(stop_signal if orphan_signal is None else orphan_signal),
             "grace_s": grace_s,
             "run_as": run_as,
             "keep_search": keep_search,

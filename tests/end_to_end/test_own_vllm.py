@@ -140,15 +140,20 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
         sum(sum(proposed) for _, k, proposed in runs if k) > 0 == sum(sum(proposed) for _, k, proposed in runs if not k)
     ), runs
 
-    # The server.
-    below = family(worker.process.pid)
-    assert "VLLM::EngineCor" in below.values()
-    send("server", 8, "auto")
-    until(running, "it decodes")
-    server = next(pid for pid, name in below.items() if "api_server" in Path(f"/proc/{pid}/cmdline").read_text())
-    os.kill(server, signal.SIGKILL)
-    assert len(all_results()) == num_sent
-    until(lambda: all(has_ended(pid) for pid in below if pid == server or below[pid].startswith("VLLM")), "all ended")
+    # The server, and the process that watches it.
+    for name, is_killed in (
+        ("server", lambda command: "guard.py" not in command),
+        ("guard", lambda command: "guard.py" in command),
+    ):
+        below = family(worker.process.pid)
+        assert "VLLM::EngineCor" in below.values()
+        send(name, 8, "auto")
+        until(running, "it decodes")
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in below}
+        (killed,) = (pid for pid, command in commands.items() if "api_server" in command and is_killed(command))
+        os.kill(killed, signal.SIGKILL)
+        assert len(all_results()) == num_sent
+        until(lambda: all(has_ended(pid) for pid in below if "VLLM" in below[pid]), "all ended")
 
     # The worker with all that is between it and the engine.
     below = family(worker.process.pid)

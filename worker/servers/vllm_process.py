@@ -111,6 +111,9 @@ class VllmProcess:
             log=self._folder / "vllm.log",
             env=self._environment(os.environ, Path(python).parent),
             stop_signal=signal.SIGTERM,
+            # Asked to end, vLLM waits for its connections, also for requests that its dead engine will never answer.
+            # With our scheduler class its engine ends when it is killed; without, it would go on.
+            orphan_signal=signal.SIGKILL if settings.models.drafters else None,
             grace_s=_GRACE_S,
             lock=self._lock,
         )
