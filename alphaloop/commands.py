@@ -90,6 +90,7 @@ class TrainOrder(_Order):
     recipe: Path | None  #: None: the defaults
     name: str | None  #: None: the folder's
     seed: int | None  #: None: the recipe's
+    begun_from: str | None = None  #: heads whose weights training begins with; None: anew
 
 
 class RegisterOrder(_Order):

@@ -70,6 +70,7 @@ class DraftCard(BaseModel):
     target_revision: str
     method: DraftMethod = "draft_model"  #: as it is served
     trained_on: str = Field(description="In a sentence.")
+    parent_revision: str | None = Field(None, description="Of the heads whose weights training began with.")
     recipe: dict[str, Any]
     judgement: DraftJudgement
 

@@ -70,11 +70,7 @@ def new_probe_set(
     """
     if not bodies:
         raise ValueError(f"a probe set of {task} without a prompt")
-    asked = [
-        {name: value for name, value in body.items() if name not in ("stream", "seed")}
-        | {"temperature": 0.0, "max_tokens": max_tokens}
-        for body in bodies
-    ]
+    asked = [_asked(body, max_tokens) for body in bodies]
     by_id = {_hash(body): body for body in asked}
     origins = {_hash(body): (job.job_id, job.segment) for body, job in zip(asked, drawn_from, strict=False)}
     by_length = sorted(by_id, key=lambda prompt_id: (len(_canonical(by_id[prompt_id])), prompt_id))
@@ -99,6 +95,16 @@ def draw_prompts(jobs: Sequence[Job], num_prompts: int, seed: int) -> list[Job]:
     for stratum in strata:
         rng.shuffle(stratum)
     return [bodies[body] for body in _take_turns(strata)[:num_prompts]]
+
+
+def prompt_id_of(body: Mapping[str, Any], max_tokens: int) -> str:
+    """The id of a prompt in a probe set whose prompts are asked for at most `max_tokens` tokens."""
+    return _hash(_asked(body, max_tokens))
+
+
+def _asked(body: Mapping[str, Any], max_tokens: int) -> dict[str, Any]:
+    kept = {name: value for name, value in body.items() if name not in ("stream", "seed")}
+    return kept | {"temperature": 0.0, "max_tokens": max_tokens}
 
 
 def _quarters(ordered: Sequence[str]) -> list[list[str]]:

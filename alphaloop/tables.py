@@ -462,10 +462,44 @@ draft_revisions: Final = _table(
     "draft_revisions",
     ["drafter", "draft_revision", "target_revision"],
     _columns(Text, "drafter", "draft_revision", "target_revision", "status", "status_reason"),
-    _columns(Text, "parent_revision", "trained_on", nullable=True),
+    _columns(Text, "trained_for", "parent_revision", "trained_on", nullable=True),
     _columns(JSONB, "figures", nullable=True),
     _columns(Boolean, "is_scorable"),
     _instants("registered_at", "status_changed_at"),
+)
+
+#: Each time that a drafter was, or is to be, trained anew for a target.
+refreshes: Final = _table(
+    "refreshes",
+    ["id"],
+    _numbered(),
+    _columns(Text, "drafter", "target_revision", "parent_draft_revision", "reason", "state", "sentence"),
+    _columns(Integer, "attempt"),
+    _columns(Text, "lease_owner", "candidate_name", "candidate_revision", "location", nullable=True),
+    _instants("lease_expires_at", nullable=True),
+    _columns(Double, "device_s"),
+    _columns(JSONB, "figures", nullable=True),
+    _instants("opened_at", "changed_at"),
+    _index(
+        "uq_refreshes_open",
+        *("drafter", "target_revision"),
+        where="state IN ('waiting','training','trial')",
+        unique=True,
+    ),
+    _index("ix_refreshes_changed_at", "changed_at"),
+)
+
+#: Jobs whose prompts a refresh trained or judged with; no texts.
+refresh_prompts: Final = _table(
+    "refresh_prompts",
+    ["refresh_id", "job_id"],
+    _columns(BigInteger, "refresh_id"),
+    _columns(Text, "job_id", "prompt_id", "segment"),
+    _columns(Boolean, "is_held_out"),
+    _instants("ended_at"),
+    _instants("erased_at", nullable=True),
+    [ForeignKeyConstraint(["refresh_id"], ["refreshes.id"], ondelete="CASCADE")],
+    _index("ix_refresh_prompts_job_id", "job_id"),
 )
 
 #: One row a due run, inserted first: the database decides that a run happens once.

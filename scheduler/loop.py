@@ -21,8 +21,9 @@ from pydantic import ValidationError
 
 from alphaloop.as_decoded import NextJob
 from alphaloop.claim_check.store import ContentStore, drop_prompts
-from alphaloop.errors import AlphaloopError, BrokerError, ContentError, StoreBusy, StoreError
+from alphaloop.errors import AlphaloopError, BrokerError, ConfigError, ContentError, StoreBusy, StoreError
 from alphaloop.explaining.explanation import next_jobs
+from alphaloop.explaining.refreshing import refresh_lines
 from alphaloop.kafka.producer import Producer
 from alphaloop.kafka.topics import DRIFT_REPORTS, longest_job_retention
 from alphaloop.measurements import TaskSpend
@@ -38,6 +39,7 @@ from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState,
 from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
 from alphaloop.store.job_counts import RollupStore
 from alphaloop.store.probes import MEASURED, ProbeRun, ProbeStore
+from alphaloop.store.refreshes import RefreshStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.switchback import ExpectationStore, SwitchbackStore
 from alphaloop.store.task_figures import TaskFigures, begin_of, task_figures, with_targets
@@ -51,6 +53,7 @@ from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, 
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
+from scheduler.refreshing import due_refreshes
 from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
@@ -131,7 +134,7 @@ class Scheduler:
         self._events, self._incidents = DriftEventStore(database), IncidentStore(database)
         self._drafts, self._decisions = DraftRegistry(database), DecisionLog(database)
         self._switchback, self._expectations = SwitchbackStore(database), ExpectationStore(database)
-        self._probes = ProbeStore(database)
+        self._probes, self._refreshes = ProbeStore(database), RefreshStore(database)
         self._servers, self._workers = ServerIdentityStore(database), WorkerStore(database)
 
     def run_once(self, now: datetime, scheduled_for: datetime | None = None) -> RunSummary:
@@ -158,6 +161,7 @@ class Scheduler:
                 watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
                 flagged = self._flag(judged, choices, now)
+                self._open_refreshes(now)
                 sent = self._send_probes(due, now)
                 report = self._make_report(counts, figures, choices, sent, watched, flagged)
                 page = self._publish(report)
@@ -256,6 +260,25 @@ class Scheduler:
         )
         return lost_tokens_per_s(finding, pace)
 
+    def _open_refreshes(self, now: datetime) -> None:
+        """Have drafters trained anew that no longer fit, after their statuses are known, as far as a day allows."""
+        dials = self._settings.refresh
+        if not dials.automatic:
+            return
+        if (spent_s := self._refreshes.device_s_since(now - _DAY)) >= dials.max_device_s_a_day:
+            facts = {"action": "refresh_postponed", "device_s": round(spent_s)}
+            log.info("no refresh is opened: trainers took %.0f s in the last day", spent_s, extra=facts)
+            return
+        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
+        known, workers = self._refreshes.all(), self._workers.seen()
+        for due in due_refreshes(self._settings.models, workers, statuses, known, now):
+            try:
+                self._refreshes.open(due.drafter, due.target_revision, due.parent, due.reason, now)
+            except ConfigError:
+                continue  # an operator was first
+            facts = {"action": "refresh_opened", "drafter": due.drafter, "reason": due.reason}
+            log.info("%s is trained anew for target %s", due.drafter, due.target_revision, extra=facts)
+
     def _send_probes(self, due: datetime, now: datetime) -> SentProbes:
         """Send the probes and controls that are due. Raises DeliveryFailed with nothing marked as sent."""
         planner = ProbePlanner(self._database, self._settings)
@@ -316,6 +339,7 @@ class Scheduler:
                 watched=watched,
                 flagged=flagged,
                 spent=self._drift.spent(before_day, now),
+                refreshes=refresh_lines(self._database, within=WINDOW),
                 prices=self._settings.report,
             )
         )
@@ -415,7 +439,7 @@ class Retention:
         history = now - timedelta(days=self.settings.history_retention_days)
         drop_reports(self.report_folder, history)
         drop(history, "decisions", "expectation_pairs", "probe_runs", "probe_texts", "schedule_runs", "reports")
-        drop(history, "api_batches", "batches")
+        drop(history, "api_batches", "batches", "refreshes")
         drop(now - HOURLY_KEPT_FOR, "acceptance_hourly")
         drop(now - DAILY_KEPT_FOR, "acceptance_daily", "drift_events", "incidents", "notifications")
         drop(now - AUDIT_KEPT_FOR, "audit")

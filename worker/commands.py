@@ -377,7 +377,7 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
             file and stack.enter_context(readable_again(file)) for file in (order.prompts, order.held_out)
         )
         run = TrainingRun(
-            WantedDraft(order.folder, order.method, order.name, prompts, held_out),
+            WantedDraft(order.folder, order.method, order.name, prompts, held_out, order.begun_from),
             settings.models.target,
             recipe,
             descriptions={name: task.description for name, task in settings.tasks.items()},
@@ -404,13 +404,20 @@ def _train(order: TrainOrder, settings: Settings, tell: Tell) -> int:
 
 
 def read_prompts(
-    settings: Settings, task: str | None, say: Callable[[str], object], file: Path, tokenizer: Any
+    settings: Settings,
+    task: str | None,
+    say: Callable[[str], object],
+    file: Path,
+    tokenizer: Any,
+    *,
+    drops_wrong: bool = False,
 ) -> list[TextRequest]:
     """The prompts of a JSONL file, in any form that `alphaloop enqueue` takes, tokenized as when served.
 
     `say` is called with a note about any other encoding than plain UTF-8.
 
-    Raises ConfigError for a file that cannot be read, for wrong lines with their places, and for no line at all.
+    Raises ConfigError for a file that cannot be read, for wrong lines with their places unless it `drops_wrong`, and
+    for no line at all.
     """
     from engine.prompts import prepare_job
     from engine.training.data import LONGEST_PROMPT, TextRequest
@@ -433,7 +440,7 @@ def read_prompts(
             wrong.append(f"{line.where}: {line.named_in_line(error.field)}: {error.message}")
             continue
         prompts.append(TextRequest(len(prompts), line.job.task, prepared.token_ids))
-    if wrong:
+    if wrong and not drops_wrong:
         raise ConfigError(f"{len(wrong)} wrong lines; the first: {wrong[0]}", hint=f"see {page('guides/enqueue.md')}")
     if not prompts:
         raise ConfigError(f"{file}: expected at least one prompt below {LONGEST_PROMPT} tokens, found none")

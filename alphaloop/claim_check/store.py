@@ -5,7 +5,6 @@ fsspec's client of each scheme does the reading and writing. A prompt is stored 
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import re
@@ -14,13 +13,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Self, TypeVar
 
-import fsspec
-from fsspec.asyn import AsyncFileSystem
 from pydantic import Field, TypeAdapter, ValidationError
 
 from alphaloop.claim_check.addresses import is_below
+from alphaloop.claim_check.clients import StoreClient, scheme_of
 from alphaloop.errors import (
-    ConfigError,
     ContentAltered,
     ContentError,
     ContentMissing,
@@ -30,9 +27,6 @@ from alphaloop.errors import (
 from alphaloop.files import replace_file
 from alphaloop.messages import Choice, ContentReference, Job, Result, encode_job, encode_prompt
 from alphaloop.settings import ClaimCheckSettings
-
-#: The longest wait for one answer of an object store.
-TIMEOUT_S: Final = 30.0
 
 
 class ContentStore:
@@ -47,7 +41,7 @@ class ContentStore:
         self._prefixes = (self._url, *settings.read_urls)
         self._max_bytes = settings.max_bytes
         options = settings.client_options()
-        self._clients = {scheme: _Client(scheme, options) for scheme in set(map(_scheme_of, self._prefixes))}
+        self._clients = {scheme: StoreClient(scheme, options) for scheme in set(map(scheme_of, self._prefixes))}
 
     @classmethod
     def of(cls, settings: ClaimCheckSettings) -> Self | None:
@@ -103,7 +97,7 @@ class ContentStore:
         client, path = self._place(url)
 
         def write() -> None:
-            if _scheme_of(url) == "file":
+            if scheme_of(url) == "file":
                 self._require_root(url)  # made here, a folder would hide that its disk is not mounted
                 Path(path).parent.mkdir(parents=True, exist_ok=True)
                 replace_file(Path(path), content)
@@ -152,8 +146,8 @@ class ContentStore:
         except OSError as error:
             raise ContentStoreUnavailable(f"cannot delete {url}: {type(error).__name__}", hint=_MAY_NOT) from None
 
-    def _place(self, url: str) -> tuple[_Client, str]:
-        client = self._clients[_scheme_of(url)]
+    def _place(self, url: str) -> tuple[StoreClient, str]:
+        client = self._clients[scheme_of(url)]
         return client, client.path_of(url)
 
     def _answer(self, url: str, act: Callable[[], _Answer]) -> _Answer:
@@ -171,10 +165,10 @@ class ContentStore:
 
     def _refuse_links(self, url: str, path: str) -> None:
         """A link in the folder must not lead out of it."""
-        if _scheme_of(url) == "file" and not any(
+        if scheme_of(url) == "file" and not any(
             Path(os.path.realpath(path)).is_relative_to(os.path.realpath(prefix.removeprefix("file://")))
             for prefix in self._prefixes
-            if _scheme_of(prefix) == "file"
+            if scheme_of(prefix) == "file"
         ):
             raise ContentMissing(f"{url} leads out of the folder")
 
@@ -182,7 +176,7 @@ class ContentStore:
         """Raises ContentStoreUnavailable where the folder or bucket itself is not there, or refuses the login."""
         prefix = next(prefix for prefix in self._prefixes if url.startswith(f"{prefix}/"))
         client, path = self._place(prefix)
-        root = path if _scheme_of(prefix) == "file" else path.split("/")[0]
+        root = path if scheme_of(prefix) == "file" else path.split("/")[0]
         try:
             if not self._answer(prefix, lambda: client.ask("exists", root)):
                 # Clients of object stores say no as well where they are not let in, and here they say why.
@@ -285,42 +279,8 @@ _NUM_FOLDERS: Final = 256
 _PROMPT: Final = re.compile(r"[0-9a-f]{64}\.json(\.[0-9a-f]{32}\.part)?")
 #: Shares no factor with the number of folders, so that a day's runs begin all over it.
 _STRIDE: Final = 37
-#: The package that a user installs for a scheme that fsspec itself does not know.
-_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs"}
 #: What clients call the moment of the last write.
 _WRITTEN_AT: Final = ("LastModified", "mtime", "last_modified", "created")
-
-
-class _Client:
-    """fsspec's client of one scheme. Threads share it."""
-
-    def __init__(self, scheme: str, options: Mapping[str, Any]) -> None:
-        """Raises ConfigError where the scheme's package is missing or refuses its options."""
-        self._system: Any = _opened(scheme, options)
-
-    def path_of(self, url: str) -> str:
-        """What the client calls the object at this address."""
-        return str(self._system._strip_protocol(url))
-
-    def ask(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Call the client's `method`; raises whatever it raises.
-
-        A call over the network is given up after the time limit, with TimeoutError. It is then ended, so that calls to
-        a store that hangs do not pile up in the client.
-        """
-        if not isinstance(self._system, AsyncFileSystem):
-            return getattr(self._system, method)(*arguments, **named)
-        call = getattr(self._system, f"_{method}")(*arguments, **named)
-        answer = asyncio.run_coroutine_threadsafe(call, self._system.loop)
-        try:
-            return answer.result(TIMEOUT_S)
-        finally:
-            answer.cancel()
-
-
-def _scheme_of(url: str) -> str:
-    """The scheme of an address in its one spelling."""
-    return url.partition("://")[0]
 
 
 def _written_at(facts: Mapping[str, Any]) -> datetime | None:
@@ -329,17 +289,3 @@ def _written_at(facts: Mapping[str, Any]) -> datetime | None:
     if isinstance(moment, int | float):
         return datetime.fromtimestamp(moment, UTC)
     return moment if isinstance(moment, datetime) and moment.tzinfo else None
-
-
-def _opened(scheme: str, options: Mapping[str, Any]) -> Any:
-    # Others change the listings, and the remembered ones would answer `info` too.
-    arguments = {"use_listings_cache": False, **options} if scheme in _PACKAGES else {}
-    try:
-        return fsspec.filesystem(scheme, **arguments)
-    except ImportError:
-        package = _PACKAGES.get(scheme, scheme)
-        raise ConfigError(
-            f"claim_check: {scheme}:// needs the package {package}, found none", hint=f"pip install {package}"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"claim_check.options: {scheme}:// refuses them: {type(error).__name__}") from None

@@ -24,6 +24,7 @@ from alphaloop.cli import (
     measure,
     models,
     probes,
+    refreshing,
     replay,
     reports,
     services,
@@ -82,8 +83,9 @@ def _group(name: str, help_text: str) -> typer.Typer:
 
 
 _add(app, demo.demo, services.up, services.down, services.worker, services.scheduler, enqueue.enqueue, status.status)
-_add(app, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay, reports.report, jobs.cancel)
-_add(app, jobs.erase, models.calibrate, measure.measure, models.check_pair, models.check_server, services.migrate)
+_add(app, services.trainer, services.env, jobs.job, jobs.wait, jobs.tail, explain.explain, replay.replay)
+_add(app, reports.report, jobs.cancel, jobs.erase, models.calibrate, measure.measure, models.check_pair)
+_add(app, models.check_server, services.migrate)
 _batches = _group("batch", "Submit batch files in OpenAI's form, and fetch their outputs.")
 _add(_batches, batch.submit, batch.status, batch.cancel, batch.output, batch.errors, list=batch.list_batches)
 _keys = _group("keys", "Make, list and revoke keys of the API for files and batches.")
@@ -92,8 +94,8 @@ _letters = _group("dlq", "List, resend and delete dead letters: failed jobs, and
 _add(_letters, list=dlq.list_letters, show=dlq.show, redrive=dlq.redrive, purge=dlq.purge)
 _topics = _group("topics", "Create and list the topics.")
 _add(_topics, create=services.make_topics, list=services.list_topics)
-_drafts = _group("draft", "Train, register, list and retire draft models.")
-_add(_drafts, models.train, models.register, models.retire, models.restore, list=models.list_drafts)
+_drafts = _group("draft", "Train, register, refresh, list and retire drafts.")
+_add(_drafts, models.train, models.register, refreshing.refresh, models.retire, models.restore, list=models.list_drafts)
 _drift = _group("drift", "List and acknowledge drift events.")
 _add(_drift, list=reports.list_events, show=reports.show, ack=reports.ack)
 _probes = _group("probes", "Manage probe sets: the fixed prompts with which acceptance is measured again.")

@@ -218,14 +218,15 @@ def child_process(
     *,
     environment: Mapping[str, str] | None = None,
 ) -> ChildProcess:
-    """A worker or a scheduler, not started; `environment` is laid over the child's.
+    """A worker, a scheduler or a trainer, not started; `environment` is laid over the child's.
 
     Stopping a worker lets the running batch finish.
     """
+    name = module.rpartition(".")[2]
     return ChildProcess(
-        module,
+        name,
         child_command(module, arguments),
-        log=child_log(settings, module),
+        log=child_log(settings, name),
         env={**child_environment(options, settings), **(environment or {})},
         grace_s=_GRACE_S + (settings.worker.drain_s if module == "worker" else 0.0),
     )

@@ -496,6 +496,7 @@ def erase(
     job: str | None = typer.Option(None, help="The texts of this job, and of those that redrives have made of it."),
     segment: str | None = typer.Option(None, help="The texts of all jobs of this segment."),
     before: str | None = typer.Option(None, help="The texts of all jobs that ended before then: 30d, 2026-09-01."),
+    drafts: bool = typer.Option(False, "--drafts", help="Also retire drafts that were trained with their prompts."),
     yes: bool = typer.Option(False, "--yes", help="Do not ask."),
     dry_run: bool = typer.Option(False, "--dry-run", help="Only count what would be erased."),
     as_json: bool = AS_JSON,
@@ -503,10 +504,10 @@ def erase(
     """Erase texts from results, drawn probes and the memory of tasks, after counting them. Workers follow in seconds.
 
     Counts stay, because they hold no text. So do messages: Kafka deletes them, and prompts that they refer to, when
-    their retention ends.
+    their retention ends. Drafts that were trained with their prompts stay too, unless --drafts retires them.
     """
     until = moment_ago(before, datetime.now(UTC), "--before") if before is not None else None
-    erasure = Erasure(None if job is None else (job,), segment, until)
+    erasure = Erasure(None if job is None else (job,), segment, until, drafts)
     settings = connected_settings(context, broker=False)
     with open_database(settings) as database:
         store = EraseStore(database)
@@ -533,6 +534,8 @@ def erase(
     if num_running := texts.num_running + (where is not None and where.is_open):
         running = how_many(num_running, "job")
         note(f"not ended: {running}. Texts that are written at the end stay: erase again then")
+    if texts.drafts and not drafts:
+        note(f"trained with prompts of theirs, in use: {', '.join(texts.drafts)}. With --drafts they are retired")
     if not is_done and not dry_run:
         raise typer.Exit(1)
 
@@ -545,5 +548,6 @@ def _rows(texts: Texts) -> list[str]:
         "texts of probes": texts.num_probe_texts,
         "texts outside the database": texts.num_stored_texts,
         "files of the API": texts.num_api_files,
+        "trainings and trials of drafts, which end": texts.num_refreshes,
     }
     return [f"{num} {name}" for name, num in named.items()]

@@ -132,6 +132,7 @@ def calibrate(
 alphaloop draft train drafts/small
 alphaloop draft train drafts/small --recipe configs/drafts/smollm2.toml
 alphaloop draft train drafts/heads --method heads
+alphaloop draft train drafts/heads-2 --method heads --from drafts/heads
 alphaloop draft train drafts/ours --prompts prompts.jsonl --task chat""")
 def train(
     context: typer.Context,
@@ -153,6 +154,12 @@ def train(
     recipe: Path | None = typer.Option(None, help="TOML file of training settings; the defaults, if not given."),
     name: str | None = typer.Option(None, help="The registered name; the folder's name, if not given."),
     seed: int | None = typer.Option(None, help="Seed of the texts and their order; the recipe's, if not given."),
+    begun_from: str | None = typer.Option(
+        None,
+        "--from",
+        metavar="HEADS",
+        help="Heads whose weights training begins with: of another target of the same sizes, such as the one before.",
+    ),
 ) -> None:
     """Train a small draft of the target: a few of its layers, distilled on its own outputs.
 
@@ -183,7 +190,7 @@ def list_drafts(
         drafts = DraftRegistry(database).all()
     show_rows(
         drafts,
-        *("drafter", "revision", "target", "status", "α_1", "c", "trained on"),
+        *("drafter", "revision", "target", "trained for", "status", "α_1", "c", "trained on"),
         right=["α_1", "c"],
         cells=_draft_cells,
         nothing="no draft is known; a worker registers those it serves, `alphaloop draft train` those it makes",
@@ -221,9 +228,8 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
     if draft.figures is not None:
         judgement = DraftJudgement.model_validate(draft.figures)
         alpha, cost = next(iter(judgement.total.alphas()), None), judgement.cost_ratio
-    names = [draft.drafter, draft.draft_revision, draft.target_revision, draft.status.value]
-    trained = draft.trained_on or (f"for {draft.trained_for}" if draft.trained_for else "-")
-    return [*names, share(alpha), share(cost), trained]
+    names = [draft.drafter, draft.draft_revision, draft.target_revision, draft.trained_for or "-"]
+    return [*names, draft.status.value, share(alpha), share(cost), draft.trained_on or "-"]
 
 
 def _show_costs(calibration: Calibration) -> None:

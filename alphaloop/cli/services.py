@@ -87,7 +87,7 @@ def up(
     scheduler: bool = typer.Option(True, help="Start the scheduler too."),
     data_dir: Path | None = DATA_DIR,
 ) -> None:
-    """Run all services in the foreground: broker, database, worker and scheduler.
+    """Run all services in the foreground: broker, database, worker, scheduler; a trainer where drafts are refreshed.
 
     They run until Ctrl-C or `alphaloop down`. Each of them that ends by itself is
     started again, up to five times in ten minutes.
@@ -162,6 +162,16 @@ def scheduler(
 ) -> None:
     """Run the scheduler: measure acceptance again, test for drift and report."""
     _become(context, "scheduler", [mode])
+
+
+@example("alphaloop trainer")
+def trainer(context: typer.Context) -> None:
+    """Run a trainer: train drafters anew that `alphaloop draft refresh` or the scheduler asks for, until SIGTERM.
+
+    `alphaloop up` starts it where `[refresh] automatic` is set. Only a trainer of the same data folder goes on with a
+    training that broke off; any other begins it anew.
+    """
+    _become(context, "worker.trainer", [])
 
 
 @example("alphaloop env")
@@ -310,6 +320,9 @@ def _start(
         start("worker")
     if with_scheduler and not stop.is_set():
         start("scheduler", "run")
+    if with_worker and settings.refresh.automatic and not stop.is_set():
+        children.append(child := child_process("worker.trainer", [], options, settings))
+        child.start()
     return addresses
 
 

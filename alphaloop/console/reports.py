@@ -11,6 +11,7 @@ from starlette.responses import HTMLResponse, Response
 from alphaloop.console.page import Page, as_json, moment, wants_json
 from alphaloop.console.reading import Sources
 from alphaloop.errors import UnknownName
+from alphaloop.explaining.refreshing import refresh_lines
 from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, IncidentStore
 from alphaloop.store.reports import ReportStore, StoredReport
@@ -95,5 +96,6 @@ def report(sources: Sources, request: Request) -> Response:
 
 
 def drafts(sources: Sources, request: Request) -> Page:
-    """Every draft revision that was registered."""
-    return Page("drafts.html.j2", "Drafts", {"drafts": DraftRegistry(sources.database).all()})
+    """Every draft revision that was registered, and every time that one was trained anew."""
+    found = {"drafts": DraftRegistry(sources.database).all(), "refreshes": refresh_lines(sources.database)}
+    return Page("drafts.html.j2", "Drafts", found)

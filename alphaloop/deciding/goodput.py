@@ -63,6 +63,7 @@ class DrafterState:
     num_places: int | None = None  #: requests that all its servers together take at once; None: all that run
     num_vanilla_places: int | None = None  #: the same of those on which nothing drafts
     sources: tuple[str, ...] = ()  #: drafters that it asks, one a round or all; empty: it drafts by itself
+    trained_for: str = ""  #: revision of the target that it was trained for; empty: its files do not say
 
     @property
     def is_mixed(self) -> bool:

@@ -15,10 +15,12 @@ from alphaloop.settings.models import ModelSettings as ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings as ClaimCheckSettings,
     ConsoleSettings as ConsoleSettings,
+    DraftsSettings as DraftsSettings,
     EmbeddedSettings as EmbeddedSettings,
     KafkaSettings as KafkaSettings,
     PolicySettings as PolicySettings,
     PostgresSettings as PostgresSettings,
+    RefreshSettings as RefreshSettings,
     ReportSettings as ReportSettings,
     SchedulerSettings as SchedulerSettings,
     TracingSettings as TracingSettings,

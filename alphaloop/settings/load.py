@@ -29,11 +29,13 @@ from alphaloop.settings.models import ModelSettings
 from alphaloop.settings.processes import (
     ClaimCheckSettings,
     ConsoleSettings,
+    DraftsSettings,
     EmbeddedSettings,
     KafkaSettings,
     LogSettings,
     PolicySettings,
     PostgresSettings,
+    RefreshSettings,
     ReportSettings,
     SchedulerSettings,
     StartupSettings,
@@ -89,6 +91,8 @@ class Settings(BaseSettings):
     report: ReportSettings = ReportSettings()
     console: ConsoleSettings = ConsoleSettings()
     claim_check: ClaimCheckSettings = ClaimCheckSettings()
+    refresh: RefreshSettings = RefreshSettings()
+    drafts: DraftsSettings = DraftsSettings()
     startup: StartupSettings = StartupSettings()
     logs: LogSettings = LogSettings()
     tracing: TracingSettings = TracingSettings()
@@ -128,6 +132,11 @@ class Settings(BaseSettings):
     def report_folder(self) -> Path:
         """Where reports are written."""
         return self.data_dir / "reports"
+
+    @property
+    def drafts_url(self) -> str:
+        """Where trained drafts are kept."""
+        return self.drafts.url or f"file://{(self.data_dir / 'drafts').absolute()}"
 
     @property
     def console_batches(self) -> Path:

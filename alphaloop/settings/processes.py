@@ -376,6 +376,38 @@ class ClaimCheckSettings(Section):
         }
 
 
+class RefreshSettings(Section):
+    """Drafters that are trained anew, `alphaloop draft refresh`: who opens refreshes, and what a trainer may take."""
+
+    automatic: bool = (
+        False  #: whether the scheduler opens refreshes, for a new target and for a stale draft; then `up` starts a
+        #: trainer
+    )
+    max_device_s_a_day: float = Field(
+        3600.0, ge=0
+    )  #: beyond it in the last 24 hours the scheduler opens none; those by hand count and are not held up
+    max_training_s: float = Field(600.0, gt=0)  #: of one refresh, over all its attempts
+    num_threads: int = Field(1, ge=1)  #: of a trainer on the CPU
+    min_texts: int = Field(64, ge=10)  #: fewer prompts of a drafter's tasks are too few to train with
+    command: tuple[
+        str, ...
+    ] = ()  #: trains in place of alphaloop: called with the paths DATASET TARGET PARENT OUT after its own arguments
+    max_command_bytes: int = Field(
+        8 << 30, ge=1 << 20
+    )  #: memory that the command may take, and as much again of files that it may write
+
+
+class DraftsSettings(Section):
+    """Where trained drafts are kept, a folder a revision, for every worker and trainer."""
+
+    url: str | None = None  #: a folder, or s3://bucket/path (gs, abfs); unset: `drafts` in data_dir
+
+    @field_validator("url")
+    @classmethod
+    def _one_spelling(cls, url: str | None) -> str | None:
+        return None if url is None else prefix_of(url)
+
+
 HttpUrl = Annotated[str, StringConstraints(pattern=r"^https?://[^\s/]+\S*$", max_length=2000)]
 
 

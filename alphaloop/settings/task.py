@@ -73,6 +73,7 @@ class TaskSettings(SharingSettings):
         None, gt=0
     )  #: a drafter whose newest probe of this task is older is measured again; unset: the scheduler's
     probes_from_traffic: bool = False  #: whether `alphaloop probes draw` may store prompts of jobs as probes
+    train_from_traffic: bool = False  #: whether a trainer may train drafts with prompts of jobs (`[refresh]`)
     num_vanilla_tokens: int = Field(
         0, ge=0
     )  #: first tokens of a streamed answer that are decoded without drafts: no draft model reads the prompt before them

@@ -419,17 +419,25 @@ class DraftRevision:
     status_reason: str
     registered_at: datetime
     status_changed_at: datetime
-    parent_revision: str | None = None  #: the draft that it was trained to follow; None of the first of its name
+    trained_for: str | None = None  #: the target it was trained for; None: not trained, or its files do not say
+    parent_revision: str | None = None  #: the draft that training began with; None: it began anew
     trained_on: str | None = None
     figures: Mapping[str, Any] | None = None  #: measured on held-out text; None if never measured
     is_scorable: bool = False  #: one pass over a greedy text gives its counts
-    trained_for: str | None = None  #: the target revision that it was trained for; None where that is not registered
 
 
 class DraftRegistry(Store):
     """The table of draft revisions."""
 
-    def register(self, drafter: str, draft_revision: str, target_revision: str, *, is_scorable: bool = False) -> None:
+    def register(
+        self,
+        drafter: str,
+        draft_revision: str,
+        target_revision: str,
+        *,
+        is_scorable: bool = False,
+        trained_for: str | None = None,
+    ) -> None:
         """Register a draft that is served; a new one and a candidate become active, others keep their status."""
         statement = insert(draft_revisions).values(
             drafter=drafter,
@@ -438,6 +446,7 @@ class DraftRegistry(Store):
             status=DraftStatus.ACTIVE,
             status_reason="registered by a worker",
             is_scorable=is_scorable,
+            trained_for=trained_for,
         )
         promote = statement.on_conflict_do_update(
             constraint=draft_revisions.primary_key,
@@ -458,27 +467,26 @@ class DraftRegistry(Store):
         target_revision: str,
         *,
         trained_on: str,
-        figures: Mapping[str, Any],
+        figures: Mapping[str, Any] | None,
+        parent_revision: str | None = None,
     ) -> DraftStatus:
-        """Register a trained draft as a candidate; a known draft keeps its status and parent. Returns the status.
+        """Register a draft that was trained for this target, as a candidate; a known draft keeps its status.
 
-        Its parent is the draft of the same name that is in use, or was last.
+        `parent_revision` is that of the draft that training began with. `figures`: None of one whose passes were not
+        timed. Returns the status.
         """
-        drafts, facts = draft_revisions.c, {"trained_on": trained_on, "figures": dict(figures)}
-        parent = (
-            select(drafts.draft_revision)
-            .where(drafts.drafter == drafter, drafts.draft_revision != draft_revision)
-            .where(drafts.status != DraftStatus.CANDIDATE)
-            .order_by(drafts.status == DraftStatus.RETIRED, drafts.registered_at.desc())
-            .limit(1)
-        )
+        facts = {
+            "trained_for": target_revision,
+            "parent_revision": parent_revision,
+            "trained_on": trained_on,
+            **({} if figures is None else {"figures": dict(figures)}),
+        }
         statement = insert(draft_revisions).values(
             drafter=drafter,
             draft_revision=draft_revision,
             target_revision=target_revision,
             status=DraftStatus.CANDIDATE,
             status_reason="trained, not served yet",
-            parent_revision=parent.scalar_subquery(),
             **facts,
         )
         statement = statement.on_conflict_do_update(constraint=draft_revisions.primary_key, set_=facts)
@@ -528,8 +536,9 @@ class DraftRegistry(Store):
         """Every draft known, by name, then by age."""
         drafts = draft_revisions.c
         # A worker of another target registers the draft anew; its training was registered with the target it was for.
-        trained_for = func.max(drafts.target_revision).filter(drafts.trained_on.is_not(None))
-        query = select(
-            draft_revisions, trained_for.over(partition_by=(drafts.drafter, drafts.draft_revision)).label("trained_for")
-        ).order_by(drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision)
+        trained_for = func.max(drafts.trained_for).over(partition_by=(drafts.drafter, drafts.draft_revision))
+        others = [column for column in drafts if column is not drafts.trained_for]
+        query = select(*others, trained_for.label("trained_for")).order_by(
+            drafts.drafter, drafts.registered_at, drafts.draft_revision, drafts.target_revision
+        )
         return [of_row(DraftRevision, row, status=DraftStatus(row.status)) for row in self._database.rows(query)]

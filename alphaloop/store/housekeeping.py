@@ -4,13 +4,14 @@ Partitions are made ahead and dropped whole. There is no default partition, beca
 partition. Rows of other tables are deleted in portions of one short transaction each.
 
 Erasing takes the texts of jobs before their time, in Postgres and in the store of contents: of one job, of a segment,
-or before a day. What jobs counted stays: it holds no text. A job's row stays too, so that its message is not decoded
-again when it is delivered again; its result says when its texts were erased.
+or before a day. Drafts that are being trained with them are given up. What jobs counted stays: it holds no text. A
+job's row stays too, so that its message is not decoded again when it is delivered again; its result says when its texts
+were erased.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
@@ -21,6 +22,7 @@ from alphaloop.errors import ConfigError
 from alphaloop.messages import Result
 from alphaloop.store.api import Deed, write_down
 from alphaloop.store.database import Database, Store
+from alphaloop.store.refreshes import RefreshStore
 from alphaloop.store.task_memory import ResultMemoryStore
 
 #: Dropped together, so that the ledger has all rows of a day or none.
@@ -212,6 +214,8 @@ _TOO_OLD: Final = {
     "schedule_runs": "scheduled_for < :before",
     "reports": "created_at < :before",
     "redrives": "redriven_at < :before",
+    # What was kept serves, and an erasure asks what it was trained with.
+    "refreshes": "state IN ('rejected','failed','cancelled') AND changed_at < :before",
     # The newest acceptance of a level says which measurements the next ones are compared with.
     "drift_events": """
         closed_at < :before AND (
@@ -239,6 +243,7 @@ class Erasure:
     job_ids: tuple[str, ...] | None = None  #: of one job: its own, then those that redrives have made of it
     segment: str | None = None
     before: datetime | None = None  #: of jobs that ended before it, and of prompts drawn before it
+    retires_drafts: bool = False  #: whether drafts that were trained with their prompts are retired
 
     def __post_init__(self) -> None:
         if sum(choice is not None for choice in (self.job_ids, self.segment, self.before)) != 1:
@@ -252,9 +257,10 @@ class Erasure:
     @property
     def subject(self) -> str:
         """In words, for the audit."""
+        drafts = ", with drafts" if self.retires_drafts else ""
         if self.before is not None:
-            return f"before {self.before.isoformat()}"
-        return f"job {self.job_ids[0]}" if self.job_ids is not None else f"segment {self.segment}"
+            return f"before {self.before.isoformat()}{drafts}"
+        return f"job {self.job_ids[0]}{drafts}" if self.job_ids is not None else f"segment {self.segment}{drafts}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +273,8 @@ class Texts:
     num_probe_texts: int  #: what probes of these prompts, and controls, generated
     num_stored_texts: int  #: texts outside Postgres
     num_api_files: int  #: files of the API, which the scheduler deletes within a minute
+    num_refreshes: int  #: trainings of drafts, and trials, that hold a prompt of theirs: these end
+    drafts: Sequence[str]  #: kept drafts that were trained with one of them
     num_running: int  #: jobs that have not ended: their texts are written later
 
 
@@ -283,9 +291,10 @@ class EraseStore(Store):
         return self._counted(erasure, self._given(erasure))
 
     def _counted(self, erasure: Erasure, given: Mapping[str, Any]) -> Texts:
-        return Texts(
-            **{name: self._database.scalar(query, given) for name, query in _statements(erasure, _COUNTS).items()}
-        )
+        taught = _WHERE[erasure.kind]["taught"]
+        num_refreshes, drafts = RefreshStore(self._database).count_erased(taught, given)
+        counts = {name: self._database.scalar(query, given) for name, query in _statements(erasure, _COUNTS).items()}
+        return Texts(**counts, num_refreshes=num_refreshes, drafts=drafts)
 
     def erase(self, erasure: Erasure, deed: Deed, delete_text: Callable[[str], object] | None, now: datetime) -> Texts:
         """Erase, written down in the audit first; returns what there was. A call that broke off is repeated.
@@ -305,6 +314,9 @@ class EraseStore(Store):
         for name in ("api_files", "probe_texts", "probe_prompts", "empty_sets"):
             self._database.change(statements[name], given)
         self._erase_results(statements["results"], given, now)
+        # Afterwards: a training that takes a job meanwhile sees that its text is gone, or is seen here.
+        taught = _WHERE[erasure.kind]["taught"]
+        RefreshStore(self._database).erase(taught, given, now, retires=erasure.retires_drafts)
         if delete_text is not None:
             for url in self._database.scalars(statements["stored_texts"], given):
                 delete_text(url)
@@ -342,18 +354,21 @@ _WHERE: Final = {
     "job": {
         "jobs": "jobs.job_id = ANY(:job_ids)",
         "remembered": "job_id = ANY(:job_ids)",
+        "taught": "prompts.job_id = ANY(:job_ids)",
         "drawn": "prompts.job_id = ANY(:job_ids)",
         "api_files": "false",
     },
     "segment": {
         "jobs": "jobs.segment = :segment",
         "remembered": "segment = :segment",
+        "taught": "prompts.segment = :segment",
         "drawn": "prompts.segment = :segment",
         "api_files": "key_name IN (SELECT name FROM api_keys WHERE segment = :segment)",
     },
     "before": {
         "jobs": "coalesce(jobs.finished_at, jobs.created_at) < :before",
         "remembered": "recorded_at < :before",
+        "taught": "prompts.ended_at < :before",
         "drawn": "sets.created_at < :before",
         "api_files": "created_at < :before",
     },
@@ -371,6 +386,7 @@ _PROBES: Final = f"SELECT job_id FROM probe_runs WHERE (task, probe_set, positio
 _OF_CHOSEN: Final = "(job_id = ANY(:probes) OR job_id IN (SELECT jobs.job_id FROM jobs WHERE {jobs}))"
 _KNOWS: Final = f"""
     SELECT EXISTS (SELECT FROM jobs WHERE {{jobs}}) OR EXISTS (SELECT FROM remembered_results WHERE {{remembered}})
+        OR EXISTS (SELECT FROM refresh_prompts AS prompts WHERE {{taught}})
         OR EXISTS (SELECT FROM api_files WHERE {{api_files}}) OR EXISTS ({_DRAWN})
 """  # noqa: S608
 _COUNTS: Final = {

@@ -110,6 +110,10 @@ class ProbeSetStore(Store):
             query = query.where(sets.task == task)
         return [of_row(ProbeSetVersion, row, source=ProbeSource(row.source)) for row in self._database.rows(query)]
 
+    def prompt_ids(self) -> frozenset[str]:
+        """The id of every prompt of every version, also of those that are in use no more."""
+        return frozenset(self._database.scalars(select(probe_prompts.c.prompt_id)))
+
     def _read(self, wanted: ColumnElement[bool]) -> list[ProbeSet]:
         sets, prompts = probe_sets.c, probe_prompts.c
         query = (

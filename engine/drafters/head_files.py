@@ -48,6 +48,11 @@ class HeadFacts:
     taps: tuple[int, ...] | None
     norm_before_residual: bool = False
 
+    @property
+    def trained_for(self) -> str:
+        """The revision of the target that they were trained for; empty where the config does not say."""
+        return str(self.config.get("target_revision") or "")
+
     def taps_in(self, num_layers: int) -> tuple[int, ...]:
         """The taps, for a target of that many layers; vLLM's own where the config names none."""
         return self.taps or (2, num_layers // 2, num_layers - 3)
@@ -128,10 +133,7 @@ def _whole(fields: Mapping[str, Any], *names: str) -> int | None:
 def check_heads(
     facts: HeadFacts, *, hidden_size: int, num_layers: int, vocabulary: int, target_revision: str | None
 ) -> tuple[CheckFinding, ...]:
-    """Every finding on heads for a target of these sizes, in a fixed order.
-
-    `target_revision`: of the target's weights; None where they are not on this machine.
-    """
+    """Every finding on heads for a target of these sizes, in a fixed order. None: the revision is not known."""
     findings = {
         "states": _states(facts, hidden_size),
         "layers": _layers(facts, num_layers),
@@ -180,18 +182,18 @@ def _made_for(facts: HeadFacts, num_layers: int, target_revision: str | None) ->
     made_for = facts.config.get("num_target_layers")
     if made_for is not None and made_for != num_layers:
         return ("refused", f"The heads were made for a target of {made_for} layers, this one has {num_layers}.")
-    if (revision := facts.config.get("target_revision")) is None:
-        return ("ok", "The config names no revision of the target.")
-    trained = f"The heads were trained for {facts.config.get('target')} {revision}"
+    if not facts.trained_for:
+        return ("ok", "The config does not say which target the heads were trained for.")
+    made_for = f"{facts.config.get('target')} {facts.trained_for}"
     if target_revision is None:
-        return ("ok", f"{trained}; the target's weights are not here, so its revision is not known.")
-    if revision != target_revision:
+        return ("ok", f"The heads were trained for {made_for}; the revision of this target is known with its weights.")
+    if target_revision != facts.trained_for:
         return (
             "warning",
-            f"{trained}, the target is {target_revision}: less of what they draft may be accepted. Heads that are "
-            f"trained for it (`alphaloop draft train`) show how much less.",
+            f"The heads were trained for {made_for}, this target is {target_revision}: texts stay the target's, and "
+            "less is accepted. alphaloop draft refresh trains them for this one.",
         )
-    return ("ok", f"{trained}, which is the target.")
+    return ("ok", f"The heads were trained for this target, {made_for}.")
 
 
 def read_heads(path: Path, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:

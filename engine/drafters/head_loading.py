@@ -50,6 +50,7 @@ def _loaded(name: str, settings: HeadsDrafterSettings, target: Target, num_slots
     taps = facts.taps_in(model.num_layers)
     layers = f"-l{'.'.join(map(str, taps))}" if facts.kind == "eagle3" else ""
     state = settings.state(name, weights.revision + layers + tried_places(settings))
+    state = replace(state, trained_for=facts.trained_for)
     gate_at, num_branches = settings.min_probability, settings.num_branches
     if facts.kind == "eagle3":
         network = Eagle3Network(

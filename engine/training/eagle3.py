@@ -18,6 +18,7 @@ from torch.nn import Parameter, functional
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from engine.drafters.head_files import take
 from engine.training.distil import Judged, walk_rounds
 from engine.training.heads import DECAY, HeadsInTraining
 from engine.training.recipe import Recipe
@@ -166,7 +167,7 @@ class Eagle3HeadsInTraining(HeadsInTraining[Eagle3Lesson]):
             overlap = torch.minimum(p, steps[0][begin : begin + len(p)].softmax(dim=-1)).sum(dim=-1)
             yield lesson.task, walk_rounds(matches, len(lesson) - begin + 1), overlap
 
-    def tensors(self) -> dict[str, Tensor]:
+    def network(self) -> dict[str, Parameter]:
         """As vLLM's `LlamaForCausalLMEagle3` names them."""
         named = {
             "fc": self.fc,
@@ -181,12 +182,21 @@ class Eagle3HeadsInTraining(HeadsInTraining[Eagle3Lesson]):
             "midlayer.hidden_norm": self.state_norm,
             "midlayer.post_attention_layernorm": self.mlp_norm,
             "norm": self.norm,
-            "lm_head": self.head,
         }
+        return {f"{name}.weight": weight for name, weight in named.items()}
+
+    def take_token_ids(self, tensors: dict[str, Tensor], num_columns: int) -> Tensor | None:
+        """Offsets, `d2t`; the mask `t2d` says the same."""
+        tensors.pop("t2d", None)
+        return None if "d2t" not in tensors else take(tensors, "d2t", (num_columns,)) + torch.arange(num_columns)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """As `Eagle3Network` and vLLM take them."""
         known = torch.arange(len(self.embeddings)) if self.token_ids is None else self.token_ids
         drafted = torch.zeros(len(self.embeddings), dtype=torch.bool).index_fill_(0, known, True)
         return {
-            **{f"{name}.weight": weight for name, weight in named.items()},
+            **self.network(),
+            "lm_head.weight": self.head,
             "d2t": known - torch.arange(len(known)),
             "t2d": drafted,
         }

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn import Parameter, functional
 
 from alphaloop.draft_card import MeasuredDraft
-from engine.drafters.head_files import SEQUENTIAL
+from alphaloop.errors import UnsupportedModel
+from engine.drafters.head_files import SEQUENTIAL, refuse_left, take
 from engine.drafters.heads import normed_inputs
 from engine.training.data import write_tensors
 from engine.training.distil import Judged, columns_of, measured_drafts, walk_rounds
@@ -77,6 +78,31 @@ class HeadsInTraining(torch.nn.Module, Generic[_Lesson]):
         log_q, share = logits.log_softmax(dim=-1), self.recipe.hard_label_share
         hard = -log_q.gather(-1, wanted.clamp(min=0)[:, None]).squeeze(-1) * (wanted >= 0)
         return (1 - share) * -(taught * log_q).sum(dim=-1) + share * hard
+
+    def begin_with(self, tensors: dict[str, Tensor], *, with_head: bool = False) -> None:
+        """Copy the network from the files of other heads, with `with_head` also their head and what it drafts.
+
+        Raises UnsupportedModel where a tensor is missing, has another shape, or is not read here.
+        """
+        with torch.no_grad():
+            for name, parameter in self.network().items():
+                parameter.copy_(take(tensors, name, tuple(parameter.shape)))
+        head = take(tensors, "lm_head.weight")
+        token_ids = self.take_token_ids(tensors, len(head))
+        refuse_left(tensors)
+        if with_head:
+            if tuple(head.shape)[1:] != tuple(self.head.shape)[1:]:
+                raise UnsupportedModel(f"expected a head over {self.head.shape[1]} numbers, found {list(head.shape)}")
+            self.head, self.token_ids = head.float(), token_ids
+            self._columns = columns_of(token_ids, len(self.embeddings))
+
+    def network(self) -> dict[str, Parameter]:
+        """What is trained, by the names in the file."""
+        raise NotImplementedError
+
+    def take_token_ids(self, tensors: dict[str, Tensor], num_columns: int) -> Tensor | None:
+        """Take out which tokens the columns of a head stand for; None: column i is token i."""
+        raise NotImplementedError
 
     def save(self, folder: Path, dtype: torch.dtype, facts: dict[str, Any]) -> None:
         """Write the folder. `facts`: of the target, for config.json."""
@@ -178,9 +204,17 @@ class SequentialHeadsInTraining(HeadsInTraining[HeadLesson]):
                     overlap = torch.minimum(p[1:], logits.softmax(dim=-1)).sum(dim=-1)
             yield lesson.task, walk_rounds(matches, len(tokens)), overlap
 
+    def network(self) -> dict[str, Parameter]:
+        """The two layers of a step."""
+        return {"inner.weight": self.inner, "outer.weight": self.outer}
+
+    def take_token_ids(self, tensors: dict[str, Tensor], num_columns: int) -> Tensor | None:
+        """A tensor of their own."""
+        return take(tensors, "token_ids", (num_columns,)) if "token_ids" in tensors else None
+
     def tensors(self) -> dict[str, Tensor]:
         """As `SequentialHeads` takes them."""
-        tensors = {"inner.weight": self.inner, "outer.weight": self.outer, "lm_head.weight": self.head}
+        tensors = {**self.network(), "lm_head.weight": self.head}
         return tensors if self.token_ids is None else tensors | {"token_ids": self.token_ids}
 
     def config(self) -> dict[str, Any]:

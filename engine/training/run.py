@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 import torch
 from safetensors import SafetensorError
@@ -24,20 +22,18 @@ from alphaloop.files import FolderLock, replace_file
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from engine.device import find_device
 from engine.drafters.draft_vocabulary import restrict_head, write_draft_vocabulary
+from engine.drafters.head_files import check_heads
 from engine.measuring import measure_pass_ms
 from engine.models import end_tokens, find_weights, load_weights
 from engine.network.language_model import LanguageModel
 from engine.own import load_engine
+from engine.pairing import refuse_or_warn
 from engine.prompts import check_template
-from engine.proposal import Drafter
 from engine.text_facts import text_config
 from engine.training.data import (
-    Answering,
     Lesson,
     TeacherNotes,
     TextRequest,
-    TextStore,
-    TextWriter,
     WrittenText,
     plain_lesson,
     plan_requests,
@@ -56,10 +52,11 @@ from engine.training.distil import (
     num_layers,
     turn_head,
 )
-from engine.training.eagle3 import Eagle3HeadsInTraining
-from engine.training.heads import HeadsInTraining, SequentialHeadsInTraining
+from engine.training.heads import HeadsInTraining
+from engine.training.parents import ParentHeads, new_heads, read_parent
 from engine.training.recipe import Recipe
-from engine.training.recording import RECORDED, RECORDER, StateRecorder
+from engine.training.recording import StateRecorder
+from engine.training.writing import TrainingProgress, stage, written_texts
 
 _JUDGED_LENGTH: Final = 4  #: k of the judge's rounds
 _PASS_CONTEXT: Final = 128  #: tokens before the one whose pass is timed
@@ -76,19 +73,7 @@ class WantedDraft:
     name: str | None = None  #: None: the folder's
     prompts: Path | None = None  #: JSONL to train on; None: the target writes prompts
     held_out: Path | None = None  #: JSONL to judge with; None: a part of those
-
-
-class TrainingProgress(Protocol):
-    """Where a run reports how far it is."""
-
-    def stage(self, name: str, total: int, done: int) -> None:
-        """A stage of `total` steps begins; an earlier run did `done` of them."""
-
-    def advance(self, num: int, note: str) -> None:
-        """`num` more steps are done; `note` says what else there is to say of them."""
-
-    def note(self, text: str) -> None:
-        """A line for a person."""
+    begun_from: str | None = None  #: heads whose weights training begins with, a folder or a hub name; None: anew
 
 
 class TrainingRun:
@@ -126,6 +111,9 @@ class TrainingRun:
         check_template(loaded.tokenizer)
         self._target, self._tokenizer, self._revision = loaded.model, loaded.tokenizer, loaded.revision
         self._vocabulary: int = text_config(self._target.config).vocab_size
+        self._parent = None if wanted.begun_from is None else read_parent(wanted.begun_from, self._method)
+        if self._parent is not None:
+            self._refuse_parent(self._parent)
         if recipe.num_layers > (most := num_layers(self._target)):
             raise ConfigError(f"num_layers: the target has {most}, found {recipe.num_layers}")
         self._state = self._folder / ".training"  #: what a stopped run continues from
@@ -186,16 +174,9 @@ class TrainingRun:
         )
         if not recorded or not exam:
             raise ConfigError("expected answers of more than one token to train on and to judge with, found none")
-        embeddings, head = (
-            model.weight.detach().cpu() for model in (target.get_input_embeddings(), target.get_output_embeddings())
-        )
-        heads: HeadsInTraining[Any] = (
-            Eagle3HeadsInTraining(
-                embeddings, head, token_ids, recipe, target=text_config(target.config), taps=self._taps()
-            )
-            if self._method == "eagle3"
-            else SequentialHeadsInTraining(embeddings, head, token_ids, recipe)
-        )
+        heads = self._heads(token_ids)
+        if self._parent is not None:
+            heads.begin_with(self._parent.tensors())
         _, before = heads.judge(exam)
         lessons = heads.lessons(recorded)
         training = Distillation(
@@ -205,11 +186,22 @@ class TrainingRun:
             return None
         named = {"target": self._served.name, "target_revision": self._revision}
         heads.save(self._folder, getattr(torch, self._served.dtype), named | {"num_target_layers": num_layers(target)})
-        with _stage(self._progress, "held-out texts judged", len(exam)) as advance:
+        with stage(self._progress, "held-out texts judged", len(exam)) as advance:
             by_task, total = heads.judge(exam)
             advance(len(exam))
         judgement = _judgement(recipe.num_unrolled, by_task, total, before, self._times())
         return self._card(len(lessons), sum(len(lesson) for lesson in lessons), judgement)
+
+    def _heads(self, token_ids: Tensor | None) -> HeadsInTraining[Any]:
+        """New heads that draft these tokens, with the target's head."""
+        return new_heads(self._method, self._target, token_ids, self._recipe, self._taps())
+
+    def _refuse_parent(self, parent: ParentHeads) -> None:
+        """Raise UnsupportedModel or IncompatiblePair before a text is written where they do not fit the target."""
+        target, text = self._target, text_config(self._target.config)
+        sizes = {"hidden_size": text.hidden_size, "num_layers": num_layers(target), "vocabulary": self._vocabulary}
+        refuse_or_warn(self._name, parent.facts.source, check_heads(parent.facts, **sizes, target_revision=None))
+        self._heads(torch.zeros(1, dtype=torch.long)).begin_with(parent.tensors())
 
     def _times(self) -> tuple[float, float]:
         """Milliseconds of a pass of the target, and of the heads by token that they draft."""
@@ -229,6 +221,7 @@ class TrainingRun:
             target_revision=self._revision,
             method=self._method,
             trained_on=f"{num_texts} texts, {num_tokens} tokens, {source}, {self._recipe.num_epochs} epochs",
+            parent_revision=None if self._parent is None else self._parent.revision,
             recipe=self._recipe.model_dump(mode="json"),
             judgement=judgement,
         )
@@ -238,9 +231,12 @@ class TrainingRun:
         return StateRecorder(self._taps(), self._state / "states")
 
     def _taps(self) -> tuple[int, ...]:
-        """The layers that EAGLE-3 reads, those of vLLM; none for sequential heads."""
+        """The layers that EAGLE-3 reads, the parent's or those of vLLM; none for sequential heads."""
+        if self._method != "eagle3":
+            return ()
         num = num_layers(self._target)
-        return tuple(sorted({min(2, num - 1), num // 2, max(num - 3, 0)})) if self._method == "eagle3" else ()
+        taken = (min(2, num - 1), num // 2, max(num - 3, 0))
+        return tuple(sorted(set(taken))) if self._parent is None else self._parent.facts.taps_in(num)
 
     def _write(self) -> tuple[list[WrittenText], list[WrittenText]] | None:
         """Texts to train on and held-out ones; None when stopped."""
@@ -251,21 +247,9 @@ class TrainingRun:
         requests, num_held_out = plan_requests(
             self._tokenizer, self._descriptions, self._recipe, prompts, held_out_prompts
         )
-        store = TextStore(self._state / "texts.jsonl")
-        known = {text.number for text in store.all()}
-        if missing := [request for request in requests if request.number not in known]:
-            beside: dict[str, Drafter] = {}
-            answering: Answering | None = None
-            if self._method != "draft_model":
-                recorder = self._recorder()
-                beside, answering = {RECORDER: recorder}, Answering(RECORDED, recorder.keep)
-            models = ModelSettings(target=self._served, drafters={})
-            engine = load_engine(models, num_slots=self._recipe.batch_size, extra_drafters=beside)
-            writer = TextWriter(engine, self._tokenizer, self._recipe, store, answering)
-            with _stage(self._progress, "texts written", len(requests), len(requests) - len(missing)) as advance:
-                if not writer.write(missing, self._should_stop, advance):
-                    return None
-        texts = store.all()
+        texts = self._texts(requests)
+        if texts is None:
+            return None
         trained = [text for text in texts if text.number >= num_held_out]
         held_out = [text for text in texts if text.number < num_held_out]
         if not trained or not held_out:
@@ -275,6 +259,20 @@ class TrainingRun:
             )
         return trained, held_out
 
+    def _texts(self, requests: Sequence[TextRequest]) -> list[WrittenText] | None:
+        """The texts of the run's folder, after what is missing was written; None when stopped."""
+        recorder = None if self._method == "draft_model" else self._recorder()
+        return written_texts(
+            self._served,
+            self._tokenizer,
+            requests,
+            self._recipe,
+            recorder,
+            state=self._state,
+            progress=self._progress,
+            should_stop=self._should_stop,
+        )
+
     def _teach(self, name: str, texts: Sequence[WrittenText]) -> list[Lesson] | None:
         recipe = self._recipe
         notes = TeacherNotes(
@@ -282,7 +280,7 @@ class TrainingRun:
         )
         if notes.num_missing:
             what = "held-out texts read" if name == "exam" else "texts read"
-            with _stage(self._progress, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
+            with stage(self._progress, f"{what} by the target", len(texts), len(texts) - notes.num_missing) as advance:
                 if not notes.write(self._target, self._should_stop, advance):
                     return None
         return notes.lessons()
@@ -291,7 +289,7 @@ class TrainingRun:
         file = self._state / "mapping.safetensors"
         if not file.exists():
             draft = cut_draft(self._target, self._recipe.num_layers).to(self._target.device, self._target.dtype)
-            with _stage(self._progress, "head aligned on texts", len(lessons)) as advance:
+            with stage(self._progress, "head aligned on texts", len(lessons)) as advance:
                 write_tensors(file, {"mapping": fit_map(draft, lessons, advance)})
         return read_tensors(file)[0]["mapping"]
 
@@ -306,7 +304,7 @@ class TrainingRun:
         """Train to the end; False when stopped before."""
         if training.step == training.num_steps:
             return True
-        with _stage(self._progress, "training steps", training.num_steps, training.step) as advance:
+        with stage(self._progress, "training steps", training.num_steps, training.step) as advance:
             return training.run(self._should_stop, lambda: advance(1, f"loss {training.loss:.3f}"))
 
     def _save(self, mapping: Tensor, weights: dict[str, Tensor], token_ids: Tensor | None) -> None:
@@ -323,7 +321,7 @@ class TrainingRun:
         draft = load_weights(str(self._folder), None, self._served.dtype, self._device).model
         if token_ids is not None:
             restrict_head(draft, token_ids)
-        with _stage(self._progress, "held-out texts judged", 2 * len(exam)) as advance:
+        with stage(self._progress, "held-out texts judged", 2 * len(exam)) as advance:
             _, before = judge(untrained, exam, columns, _JUDGED_LENGTH)
             advance(len(exam))
             by_task, total = judge(draft, exam, columns, _JUDGED_LENGTH)
@@ -355,6 +353,7 @@ class TrainingRun:
             "recipe": self._recipe.model_dump(mode="json"),
             "prompts": _digest_of(self._prompts),
             "held_out": _digest_of(self._held_out),
+            "from": None if self._parent is None else self._parent.revision,
             "tasks": hashlib.sha256(json.dumps(tasks).encode()).hexdigest()[:12] if self._prompts is None else None,
         }
 
@@ -405,23 +404,6 @@ def _judgement(
         target_pass_ms=target_ms,
         draft_pass_ms=draft_ms,
     )
-
-
-@contextmanager
-def _stage(progress: TrainingProgress, name: str, total: int, done: int = 0) -> Iterator[Callable[..., None]]:
-    """A stage of `total` steps, `done` of them by an earlier run; call what it yields with how many more."""
-    began = time.monotonic()
-    count = done
-    progress.stage(name, total, done)
-
-    def advance(num: int = 1, note: str = "") -> None:
-        nonlocal count
-        count += num
-        progress.advance(num, note)
-
-    yield advance
-    kept = f", {done} of them by an earlier run" if done else ""
-    progress.note(f"{name}: {count} of {total}{kept}, {time.monotonic() - began:.0f} s")
 
 
 def _digest_of(file: Path | None) -> str | None:

@@ -18,6 +18,7 @@ from alphaloop.as_decoded import NextJob, percent
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.experiment.figures import ExpectationPair, TaskSpeedup, by_drafter, reliability
 from alphaloop.experiment.wording import judged
+from alphaloop.explaining.refreshing import RefreshLine
 from alphaloop.measurements import DecodedJob, ProbeResult, Stream, TaskSpend
 from alphaloop.probe_plan import Measurement
 from alphaloop.settings.processes import ReportSettings
@@ -39,6 +40,7 @@ from scheduler.report.data import (
     HistoryPoint,
     IncidentLine,
     ProbeLine,
+    RefreshReport,
     RevisionMark,
     TaskHistory,
     TaskLine,
@@ -65,6 +67,7 @@ class RunFindings:
     flagged: Flagged
     spent: Mapping[str, TaskSpend]  #: by task, in the last day
     prices: ReportSettings
+    refreshes: Sequence[RefreshLine]  #: open, or changed lately
 
     @property
     def tasks(self) -> list[str]:
@@ -95,6 +98,7 @@ def build_report(run: RunFindings) -> DriftReport:
         incidents=tuple(IncidentLine.of(line, line.found, num_jobs=len(line.found.job_ids)) for line in incidents),
         exactness=run.watched,
         drafts=draft_lines,
+        refreshes=tuple(map(RefreshReport.of, run.refreshes)),
         history=_history(counts),
     )
 

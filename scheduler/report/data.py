@@ -12,6 +12,7 @@ from alphaloop.as_decoded import AtLoad, Decoded, NextJob
 from alphaloop.experiment.estimate import Verdict
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState, IncidentKind
+from alphaloop.store.refreshes import RefreshReason, RefreshState
 from scheduler.causes import Cause
 from scheduler.probing import Watched
 
@@ -226,6 +227,27 @@ class DraftLine(ReportPart):
         return f"{self.drafter} {self.draft_revision} for target {self.target_revision}"
 
 
+class RefreshReport(ReportPart):
+    """A drafter that is, or was, trained anew: tokens a round before it, without it and with it."""
+
+    drafter: str
+    target_revision: str
+    parent_draft_revision: str
+    reason: RefreshReason
+    state: RefreshState
+    in_words: str = Field(description="Why it is in this state.")
+    before: float | None = Field(description="Tokens a round under the target that the drafter was trained for.")
+    stale: float | None = Field(description="Tokens a round of the old weights under this target, on held-out texts.")
+    after: float | None = Field(description="The same of the new weights.")
+    gain: str = Field(description="After over stale, with its 95 % interval; empty before it is known.")
+    rates: str = Field(description="All of these in words.")
+    candidate_name: str | None
+    candidate_revision: str | None
+    device_s: float = Field(description="Seconds that trainers took.")
+    opened_at: AwareDatetime
+    changed_at: AwareDatetime
+
+
 class ProbeLine(ReportPart):
     """Probes of a task and drafter."""
 
@@ -313,5 +335,6 @@ class DriftReport(ReportPart):
     incidents: tuple[IncidentLine, ...] = Field((), description="Not over.")
     exactness: Watched = Field(Watched(), description="Probes that this run compared with their controls.")
     drafts: tuple[DraftLine, ...] = ()
+    refreshes: tuple[RefreshReport, ...] = Field((), description="Open, or changed lately.")
     expectations: tuple[ExpectationLine, ...] = Field((), description="Expected beside measured speed-ups.")
     history: dict[str, TaskHistory] = Field(default_factory=dict, description="By task.")

@@ -25,7 +25,7 @@ from alphaloop.pages.drawing import RatioBar, alpha_of_tasks, environment, ratio
 from alphaloop.probe_plan import Why
 from alphaloop.store.reports import ReportHeading
 from alphaloop.wording import how_many, minute, share, share_with_interval, words
-from scheduler.report.data import DraftLine, DriftReport, ExpectationLine, IncidentLine, TaskLine
+from scheduler.report.data import DraftLine, DriftReport, ExpectationLine, IncidentLine, RefreshReport, TaskLine
 from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
@@ -94,6 +94,8 @@ def render_text(report: DriftReport) -> str:
     chapter("Drift", _drift(report))
     chapter("Probes", _probes(report))
     chapter("Drafts", _items(map(_draft, report.drafts)) or ["  No worker has registered one."])
+    if report.refreshes:
+        chapter("Drafts trained anew", _items(map(_refresh, report.refreshes)))
     return "\n".join(line.rstrip() for line in parts) + "\n"
 
 
@@ -103,6 +105,13 @@ def _incident(line: IncidentLine) -> str:
 
 def _draft(line: DraftLine) -> str:
     return f"{line.name}: {line.status}{f': {line.status_reason}' if line.status_reason else ''}"
+
+
+def _refresh(line: RefreshReport) -> str:
+    candidate = f" as {line.candidate_name}" if line.candidate_name else ""
+    state = f"{words(line.state)}{candidate}, {words(line.reason)}"
+    said = "; ".join(part for part in (line.in_words, line.rates) if part)
+    return f"{line.drafter} for target {line.target_revision}: {state}{f': {said}' if said else ''}"
 
 
 def _row(line: TaskLine) -> tuple[str, ...]:

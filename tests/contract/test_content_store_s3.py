@@ -15,7 +15,7 @@ import pytest
 from fsspec.asyn import get_loop
 
 from alphaloop import logs
-from alphaloop.claim_check import store as content_store
+from alphaloop.claim_check import clients
 from alphaloop.claim_check.store import ContentStore
 from alphaloop.embedded.process import free_ports
 from alphaloop.errors import ContentMissing, ContentStoreUnavailable
@@ -109,7 +109,7 @@ def test_a_server_that_says_nothing_is_given_up_in_time_and_nothing_piles_up(
     assert patient.read(written) == CONTENT
     proxy.hold()
     with monkeypatch.context() as impatient:
-        impatient.setattr(content_store, "TIMEOUT_S", 1.0)
+        impatient.setattr(clients, "TIMEOUT_S", 1.0)
         for act in every_call(opened(object_store, object_store.options(port=proxy.port)), written):
             with pytest.raises(ContentStoreUnavailable, match="TimeoutError"):
                 act()
@@ -137,7 +137,7 @@ def test_a_connection_that_breaks_in_the_middle_of_an_object_is_an_outage(
 def test_a_server_that_is_down_is_an_outage(
     object_store: ObjectStore, written: ContentReference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(content_store, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(clients, "TIMEOUT_S", 1.0)
     (port,) = free_ports(1)
     store = opened(object_store, object_store.options(port=port))
     for act in every_call(store, written):

@@ -168,35 +168,20 @@ def test_a_draft_under_another_target_says_for_which_it_was_trained(database: Da
     }
 
 
-def test_a_trained_draft_follows_the_draft_of_its_name_that_is_in_use(database: Database) -> None:
-    drafts = DraftRegistry(database)
-
-    def parent_of(name: str, revision: str) -> str | None:
-        drafts.register_trained(name, revision, "t1", trained_on="3 texts", figures={})
-        return next(d.parent_revision for d in drafts.all() if (d.drafter, d.draft_revision) == (name, revision))
-
-    assert parent_of("small", "d1") is None
-    assert parent_of("small", "d2") is None, "d1 has not served"
-    drafts.register("small", "d1", "t1")
-    assert parent_of("small", "d3") == "d1"
-    drafts.register("small", "d3", "t1")
-    drafts.set_status("small", "d3", "t1", DraftStatus.RETIRED, "slower")
-    assert parent_of("small", "d4") == "d1"
-    assert parent_of("other", "d5") is None
-    assert parent_of("small", "d3") == "d1", "it is no parent of itself"
-
-
 @pytest.mark.roles  # people register what they trained
 def test_a_trained_draft_is_a_candidate_until_a_worker_serves_it(database: Database) -> None:
     drafts, figures = DraftRegistry(database), {"alpha_by_position": [0.5, 0.4], "overlap": 0.37}
 
     def register(trained_on: str) -> DraftStatus:
-        return drafts.register_trained("small", "d1", "t1", trained_on=trained_on, figures=figures)
+        return drafts.register_trained(
+            "small", "d1", "t1", parent_revision="d0", trained_on=trained_on, figures=figures
+        )
 
     assert register("3 texts") == DraftStatus.CANDIDATE
     (known,) = drafts.all()
     assert (known.drafter, known.draft_revision, known.target_revision) == ("small", "d1", "t1")
-    assert (known.parent_revision, known.trained_on, known.figures) == (None, "3 texts", figures)
+    assert (known.parent_revision, known.trained_for) == ("d0", "t1")
+    assert (known.trained_on, known.figures) == ("3 texts", figures)
     assert (known.status, known.status_reason) == (DraftStatus.CANDIDATE, "trained, not served yet")
     assert drafts.stale("t1") == set()
     drafts.register("small", "d1", "t1")

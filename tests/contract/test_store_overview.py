@@ -22,6 +22,7 @@ from alphaloop.store.drift import DriftEventStore, EventChange, EventState
 from alphaloop.store.job_counts import RollupStore, ShadowRun
 from alphaloop.store.jobs import JobStore
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.refreshes import RefreshReason, RefreshStore
 from alphaloop.store.switchback import SwitchbackStore
 from alphaloop.store.task_figures import recent_tasks
 from alphaloop.tables import metadata
@@ -109,6 +110,7 @@ def fill(database: Database, rng: random.Random) -> Database:
     choose(database)
     found = content(DriftSubject("code", "lookup", "draft-1", TARGET))
     DriftEventStore(database).write([EventChange(None, EventState.OPENED, found, found.verdict)], recent)
+    RefreshStore(database).open("heads", TARGET, "heads-1", RefreshReason.BY_HAND, recent)
     return database
 
 

@@ -168,6 +168,7 @@ def test_every_table_that_grows_with_time_has_a_retention() -> None:
         "probe_sets": "written by people",
         "probe_prompts": "written by people",
         "draft_revisions": "written by people",
+        "refresh_prompts": "deleted with their refresh",
         "code_revisions": "one row a release",
         "drift_event_states": "deleted with their drift event",
         "drift_memories": "dropped when their stream had no job for as long as a run reads back",

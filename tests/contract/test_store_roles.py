@@ -14,13 +14,15 @@ from sqlalchemy import text
 
 from alphaloop.embedded.servers import EmbeddedPostgres
 from alphaloop.notifying import open_sinks
-from alphaloop.settings import SchedulerSettings, Settings, TaskSettings
+from alphaloop.settings import RefreshSettings, SchedulerSettings, Settings, TaskSettings
+from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings
 from alphaloop.store import schema
 from alphaloop.store.coordination import LeaderLease
 from alphaloop.store.database import Database
-from alphaloop.store.decision_inputs import DraftRegistry
+from alphaloop.store.decision_inputs import DraftRegistry, DraftStatus
 from alphaloop.store.housekeeping import ensure_ahead
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.refreshes import RefreshStore
 from alphaloop.tables import metadata
 from scheduler.metrics import SchedulerMetrics
 from scheduler.notifying import Notifier
@@ -55,12 +57,16 @@ def test_the_scheduler_leads_and_measures_with_its_role(
 ) -> None:
     ensure_ahead(filled, NOW - timedelta(days=100), 0)
     live_worker(filled)
+    DraftRegistry(filled).register("small", "small-1", "target-1")
+    DraftRegistry(filled).set_status("small", "small-1", "target-1", DraftStatus.STALE, "α₁ fell")
     url = as_member(postgres_server, database_url, "alphaloop_scheduler")
     with Database(url) as database:
         lease = LeaderLease(database, "test", lease_s=600.0)
         assert database.check_revision()
         assert lease.try_acquire()
-        settings = Settings(data_dir=tmp_path, tasks={"code": TaskSettings()})
+        models = ModelSettings(drafters={"small": HeadsDrafterSettings(source="drafts/small")})
+        refresh = RefreshSettings(automatic=True)
+        settings = Settings(data_dir=tmp_path, tasks={"code": TaskSettings()}, models=models, refresh=refresh)
         summary = scheduler_of(database.guarded(lease.begin_term().check), settings).run_once(NOW)
         with running_hook() as hook:
             dials = SchedulerSettings(notify_reports="always")
@@ -69,7 +75,8 @@ def test_the_scheduler_leads_and_measures_with_its_role(
             assert notifier.send_due(NOW) == 1
         assert lease.is_held()
         lease.release()
-    assert (summary.num_jobs, summary.num_probes_sent) == (20, 2)
+    assert (summary.num_jobs, summary.num_probes_sent) == (20, 3), "a probe of each drafter, and their control"
+    assert [refresh.drafter for refresh in RefreshStore(filled).all()] == ["small"]
     assert recorded_results(filled, ["old"]) == {}, "deleted unread"
     assert partition_days(filled)[0] > (NOW - timedelta(days=91)).date()
 

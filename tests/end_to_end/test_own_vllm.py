@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -124,6 +125,10 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
     def running() -> bool:
         return bool(database.scalar(text("SELECT count(*) FROM jobs WHERE status = 'running'")) > 1)
 
+    def have_ended(pids: Iterable[int]) -> None:
+        pids = list(pids)
+        until(lambda: all(map(has_ended, pids)), "these processes of vLLM have ended")
+
     worker = processes("worker", servers, **environment)
     worker.event("worker_ready")
     send("vanilla", 3, "vanilla")
@@ -153,7 +158,7 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
         (killed,) = (pid for pid, command in commands.items() if "api_server" in command and is_killed(command))
         os.kill(killed, signal.SIGKILL)
         assert len(all_results()) == num_sent
-        until(lambda: all(has_ended(pid) for pid in below if "VLLM" in below[pid]), "all ended")
+        have_ended(pid for pid, name in below.items() if name.startswith("VLLM"))
 
     # The worker with all that is between it and the engine.
     below = family(worker.process.pid)
@@ -162,7 +167,7 @@ def test_nothing_is_lost_or_done_twice_and_no_process_is_left_when_either_is_kil
     for pid in (worker.process.pid, *(pid for pid, name in below.items() if not name.startswith("VLLM"))):
         os.kill(pid, signal.SIGKILL)
     worker.process.wait(30)
-    until(lambda: all(map(has_ended, below)), "no process of vLLM is left")
+    have_ended(below)
     processes("worker", servers, "again", **environment)
     results = all_results()
     assert len(results) == num_sent

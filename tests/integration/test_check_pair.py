@@ -19,7 +19,7 @@ from engine.drafters.draft_vocabulary import write_draft_vocabulary
 from engine.models import find_weights
 from engine.pairing import facts_of
 from tests.fixtures.cli import CarriedOut, Cli, check_pair_order
-from tests.fixtures.heads import HIDDEN, eagle3, noise, sequential
+from tests.fixtures.heads import eagle3, sequential
 from tests.fixtures.models import byte_fallback, small_llama, with_config
 
 
@@ -157,14 +157,19 @@ def test_heads_are_judged_by_what_their_config_says_of_layers(
     assert by_check["states"].verdict == by_check["vocabulary"].verdict == "ok"
 
 
-@pytest.mark.parametrize("is_its_own", [True, False])
-def test_heads_are_compared_with_the_target_that_they_were_trained_for(
-    tiny_models: dict[str, Path], tmp_path: Path, is_its_own: bool
+@pytest.mark.parametrize("made_for", ["this target", "another", None])
+def test_heads_say_which_target_they_were_trained_for(
+    tiny_models: dict[str, Path], tmp_path: Path, made_for: str | None
 ) -> None:
-    target = tiny_models["llama"]
-    revision = find_weights(str(target)).revision if is_its_own else "another"
-    heads = sequential(tmp_path / "heads", noise(384, HIDDEN), target_revision=revision)
-    done = CarriedOut(check_pair_order(target, heads))
-    (found,) = [one for one in found_by(done).findings if one.check == "target"]
-    assert (done.code, found.verdict) == (0, "ok" if is_its_own else "warning")
-    assert f"trained for tiny {revision}" in found.sentence
+    revision = find_weights(str(tiny_models["llama"])).revision
+    changes = {} if made_for is None else {"target_revision": revision if made_for == "this target" else "earlier"}
+    head = torch.zeros(384, 64)
+    done = CarriedOut(check_pair_order(tiny_models["llama"], sequential(tmp_path / "heads", head, **changes)))
+    (found,) = (one for one in found_by(done).findings if one.check == "target")
+    assert (done.code, found.verdict) == (0, "warning" if made_for == "another" else "ok")
+    said = {
+        "this target": f"trained for this target, tiny {revision}",
+        "another": f"trained for tiny earlier, this target is {revision}",
+        None: "does not say which target",
+    }
+    assert said[made_for] in found.sentence

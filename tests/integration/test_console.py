@@ -30,6 +30,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.decision_inputs import DraftRegistry
 from alphaloop.store.drift import DriftEventStore, EventChange, EventState, Incident, IncidentKind, IncidentStore
 from alphaloop.store.outcomes import OutcomeStore
+from alphaloop.store.refreshes import RefreshReason, RefreshStore
 from alphaloop.store.reports import ReportStore, StoredReport
 from alphaloop.store.task_figures import figures_of, recent_tasks
 from alphaloop.store.workers import WorkerStore
@@ -367,3 +368,21 @@ def test_a_seeded_walk_over_odd_addresses_never_crashes(visitor: Visitor, rng: r
         path = "/" + "".join(rng.choice(characters) for _ in range(rng.randint(0, 30)))
         start = rng.choice(("", "/tasks", "/jobs?behind=", "/jobs?at=", "/drift", "/report?at=", "/job?id="))
         assert visitor.get(start + path).status in (200, 303, 400, 404, 405, 307), start + path
+
+
+def test_drafts_that_are_trained_anew_stand_on_their_page(database: Database, visitor: Visitor) -> None:
+    drafts, store = DraftRegistry(database), RefreshStore(database)
+    drafts.register("heads", "h1", "t1", trained_for="t0")
+    now = datetime.now(UTC)
+    store.open("heads", "t1", "h1", RefreshReason.NEW_TARGET, now)
+    refresh = store.lease("trainer", now, 60)
+    assert refresh is not None
+    figures = {"total": {"parent": 1.41, "candidate": 1.78, "ratio": 1.26, "low": 1.1, "high": 1.42}}
+    store.trial(refresh.id, 1, name="heads-2", revision="h2", location="file:///d", figures=figures, sentence=NASTY)
+    page = visitor.get("/drafts")
+    shown = " ".join(re.sub(r"<[^>]+>", " ", page.text.replace("<wbr>", "")).split())
+    for told in ("trained for another target, t0", "heads-2", "new target", "1.41", "1.78", "1.26× [1.10 1.42]"):
+        assert told in shown, told
+    assert NASTY not in page.text
+    (line,) = visitor.get("/drafts.json").data["refreshes"]
+    assert (line["state"], line["stale"], line["after"]) == ("trial", 1.41, 1.78)

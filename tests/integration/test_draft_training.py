@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,13 +20,13 @@ from typing import Any, Final
 import pytest
 import torch
 from pydantic import SecretStr
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from alphaloop.cli.models import _show_card
 from alphaloop.commands import RegisterOrder, TrainOrder
 from alphaloop.draft_card import DraftCard, read_card
 from alphaloop.engine import Sampling
-from alphaloop.errors import ConfigError
+from alphaloop.errors import AlphaloopError, ConfigError
 from alphaloop.settings import Settings, TaskSettings
 from alphaloop.settings.models import HeadsDrafterSettings, ModelSettings, TargetSettings
 from alphaloop.store.database import Database
@@ -81,7 +82,7 @@ def settings(target_folder: Path) -> Settings:
 
 def opened(order: TrainOrder, settings: Settings, recipe: Recipe, should_stop: Callable[[], bool]) -> TrainingRun:
     return TrainingRun(
-        WantedDraft(order.folder, order.method, order.name, order.prompts, order.held_out),
+        WantedDraft(order.folder, order.method, order.name, order.prompts, order.held_out, order.begun_from),
         settings.models.target,
         recipe,
         descriptions={name: task.description for name, task in settings.tasks.items()},
@@ -235,7 +236,8 @@ def test_a_trained_draft_is_registered_and_listed(
     assert told == f"small {card.draft_revision} for target {card.target_revision}: candidate"
     (known,) = DraftRegistry(database).all()
     assert (known.drafter, known.draft_revision) == ("small", card.draft_revision)
-    assert (known.target_revision, known.parent_revision) == (card.target_revision, None)
+    assert known.target_revision == known.trained_for == card.target_revision
+    assert known.parent_revision is None, "it was not trained from another draft"
     assert (known.status, known.trained_on) == (DraftStatus.CANDIDATE, card.trained_on)
     listed = cli("draft", "list", "--json")
     assert listed.code == 0
@@ -298,6 +300,96 @@ def test_heads_are_trained_on_states_that_writing_recorded_stop_and_go_on_and_dr
     sampling = Sampling(max_tokens=32, temperature=0.0)
     _, drafted = drafted_alike(engine, jobs, sampling, "heads", 3)
     assert sum(its.counts.num_accepted for its in drafted.values()) > 0
+
+
+@pytest.fixture(scope="module", params=["heads", "eagle3"])
+def parent(
+    request: pytest.FixtureRequest, settings: Settings, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[DraftCard | None, Path]:
+    """Heads of the target, and their folder."""
+    folder, recipe = tmp_path_factory.mktemp(request.param) / "parent", RECIPE.model_copy(update={"num_epochs": 12})
+    return finished_run(opened(train_order(folder, method=request.param), settings, recipe, lambda: False)), folder
+
+
+def finished_run(run: TrainingRun) -> DraftCard | None:
+    try:
+        return run.make()
+    finally:
+        run.close()
+
+
+@pytest.fixture(scope="module")
+def next_target(target_folder: Path, settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    """The same settings with a fine-tune of the target: its weights, moved a little."""
+    folder = tmp_path_factory.mktemp("next") / "target"
+    shutil.copytree(target_folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(1)
+    moved = {name: x + 0.01 * x.std() * torch.randn(x.shape, generator=generator) for name, x in weights.items()}
+    save_file(moved, folder / "model.safetensors", metadata={"format": "pt"})
+    target = settings.models.target.model_copy(update={"source": str(folder)})
+    return settings.model_copy(update={"models": ModelSettings(target=target, drafters={})})
+
+
+def test_training_goes_on_from_heads_of_the_target_before_and_after_a_break(
+    parent: tuple[DraftCard, Path], next_target: Settings, tmp_path: Path
+) -> None:
+    card, folder = parent
+    recipe = RECIPE.model_copy(update={"num_epochs": 1, "learning_rate": 1e-6})
+    begun = train_order(tmp_path / "begun", method=card.method, begun_from=str(folder))
+    whole = finished_run(opened(begun, next_target, recipe, lambda: False))
+    assert whole is not None
+    assert (card.parent_revision, whole.parent_revision) == (None, card.draft_revision)
+    assert whole.target_revision != card.target_revision
+    before, after = (load_file(heads / "model.safetensors") for heads in (folder, tmp_path / "begun"))
+    # At this learning rate the network stays where it began, and the head is the new target's.
+    network = before.keys() - {"lm_head.weight", "token_ids", "d2t", "t2d"}
+    assert len(network) >= 2
+    assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in network)
+    assert any(not torch.equal(before[name], after[name]) for name in network)
+    rows = load_file(Path(next_target.models.target.source) / "model.safetensors")["model.embed_tokens.weight"]
+    known = after["token_ids"] if "token_ids" in after else after["d2t"] + torch.arange(len(after["d2t"]))
+    assert torch.equal(after["lm_head.weight"], rows[known])
+    num_asked = 0
+
+    def should_stop() -> bool:
+        nonlocal num_asked
+        num_asked += 1
+        return num_asked > 20
+
+    broken = train_order(tmp_path / "broken", method=card.method, begun_from=str(folder))
+    assert finished_run(opened(broken, next_target, recipe, should_stop)) is None
+    again = finished_run(opened(broken, next_target, recipe, lambda: False))
+    assert again is not None
+    assert again.draft_revision == whole.draft_revision
+    with pytest.raises(ConfigError, match="holds a run with another from"):
+        opened(broken.model_copy(update={"begun_from": None}), next_target, recipe, lambda: False)
+
+
+def test_training_goes_on_from_nothing_that_does_not_fit(
+    parent: tuple[DraftCard, Path], finished: tuple[Path, DraftCard], settings: Settings, tmp_path: Path
+) -> None:
+    card, folder = parent
+
+    def refused(method: Any, begun_from: Path) -> str:
+        with pytest.raises(AlphaloopError) as error:
+            opened(
+                train_order(tmp_path / "x", method=method, begun_from=str(begun_from)), settings, RECIPE, lambda: False
+            )
+        assert not (tmp_path / "x").exists()
+        return error.value.message
+
+    other = "eagle3" if card.method == "heads" else "heads"
+    assert refused("draft_model", folder) == "expected --method heads or eagle3 with --from, found draft_model"
+    assert f"expected heads of the method {other}, found" in refused(other, folder)
+    assert refused(card.method, finished[0]).endswith("found a model")
+    shutil.copytree(folder, wrong := tmp_path / "wrong", ignore=shutil.ignore_patterns(".training"))
+    weights = load_file(wrong / "model.safetensors")
+    name = "outer.weight" if card.method == "heads" else "fc.weight"
+    save_file(weights | {name: weights[name][:, :-1].contiguous()}, wrong / "model.safetensors", {"format": "pt"})
+    assert f"expected {name} of" in refused(card.method, wrong)
+    save_file(weights | {"bias": torch.zeros(1)}, wrong / "model.safetensors", {"format": "pt"})
+    assert refused(card.method, wrong) == "expected no further tensors, found bias"
 
 
 def test_a_wrong_field_of_a_prompt_is_named_as_in_its_line(settings: Settings, tmp_path: Path) -> None:

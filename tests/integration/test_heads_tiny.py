@@ -268,6 +268,19 @@ def test_the_method_has_to_be_that_of_the_folder(tiny_engine: Callable[..., Any]
         load_heads("made", settings, target, num_slots=1)
 
 
+def test_heads_know_which_target_they_were_trained_for(
+    tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, name = tiny_engine(num_slots=1)._target, "eagle3 of vLLM"
+    assert load(target, folders[name], name).state.trained_for == ""
+    own = with_config(folders[name], tmp_path / "own", target_revision=target.identity.target_revision)
+    assert load(target, own, name).state.trained_for == target.identity.target_revision
+    assert "trained for" not in caplog.text
+    other = with_config(folders[name], tmp_path / "other", target_revision="earlier")
+    assert load(target, other, name).state.trained_for == "earlier"
+    assert "this target is" in caplog.text
+
+
 def test_the_layers_are_part_of_the_revision(
     tiny_engine: Callable[..., Any], folders: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -85,14 +85,15 @@ def test_a_database_without_schema_is_refused_with_the_way_out(empty_database_ur
 
 @pytest.mark.parametrize("revision", ["0002", "0010"])
 def test_a_database_of_an_earlier_checkout_is_refused_as_it_is(empty_database_url: SecretStr, revision: str) -> None:
-    """Nothing was released at these revisions, so no migration leads from them; 0001 is the first revision."""
+    """Nothing was released at these revisions, so no migration leads from them: 0011 comes after 0001."""
     schema.upgrade(empty_database_url)
     with Database(empty_database_url) as database:
         database.change(text("UPDATE alembic_version SET version_num = :revision"), {"revision": revision})
-        database.change(text("UPDATE code_revisions SET revision = :revision"), {"revision": revision})
-        with pytest.raises(SchemaMismatch, match=f"expected schema revision 0001.*found {revision}") as start:
+        database.change(text("DELETE FROM code_revisions"))
+        database.change(text("INSERT INTO code_revisions VALUES (:revision)"), {"revision": revision})
+        with pytest.raises(SchemaMismatch, match=f"expected schema revision 0011.*found {revision}") as start:
             database.check_revision()
-    with pytest.raises(SchemaMismatch, match=f"up to 0001, found {revision}") as migrate:
+    with pytest.raises(SchemaMismatch, match=f"up to 0011, found {revision}") as migrate:
         schema.upgrade(empty_database_url)
     assert start.value.hint == migrate.value.hint
     assert "create a new one" in (start.value.hint or "")

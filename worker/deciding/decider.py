@@ -207,7 +207,13 @@ def open_deciding(
     served = identity.target_revision, identity.engine
     drafters = revisions(engine)
     for drafter in engine.drafters:
-        registry.register(drafter.name, drafter.revision, identity.target_revision, is_scorable=drafter.is_scorable)
+        registry.register(
+            drafter.name,
+            drafter.revision,
+            identity.target_revision,
+            is_scorable=drafter.is_scorable,
+            trained_for=drafter.trained_for or None,
+        )
     costs = open_costs(settings.worker, engine, CostStore(database), write=write)
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),

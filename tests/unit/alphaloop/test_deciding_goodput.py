@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from alphaloop.costs import CostKind, CostPoint, CostTable
 from alphaloop.deciding.exploration import News, news_of, noise_between
-from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, weigh
+from alphaloop.deciding.goodput import Alternative, DrafterState, JobSize, marked_stale, weigh
 from tests.fixtures import deciding
 
 DRAFTERS = (DrafterState("draft", "r1", 4), DrafterState("other", "r1", 4))
@@ -113,3 +113,13 @@ def test_doubt_about_a_drafters_cost_is_news_unless_its_rounds_are_timed_already
     assert news_of(three, four, POSTERIORS, {}, ["draft"]) == News(), "as well known as what is chosen"
     assert news_of(three, found["other", 3], POSTERIORS, {"draft": "w", "other": "w"}) == News()
     assert news_of(vanilla, three, POSTERIORS, {}).sd == 0.0
+
+
+def test_a_hybrid_is_stale_with_any_of_its_sources() -> None:
+    drafters = [DrafterState("lookup", "l", 4), DrafterState("heads", "h", 4), DrafterState("small", "s", 4)]
+    for name in ("heads", "small"):
+        drafters.append(DrafterState(f"with {name}", "b", 4, sources=("lookup", name)))
+    marked = marked_stale(drafters, lambda drafter: drafter.name == "heads")
+    assert [drafter.name for drafter in marked if drafter.is_stale] == ["heads", "with heads"]
+    own = marked_stale(drafters, lambda drafter: drafter.name == "with heads")
+    assert [drafter.name for drafter in own if drafter.is_stale] == ["with heads"], "its sources still draft alone"

@@ -229,6 +229,7 @@ def test_settings_that_can_be_followed() -> None:
     made = ModelSettings.model_validate(drafters(sources=["lookup", "small"], rule="tree", most_tokens={"small": 4}))
     state = made.drafter_state("hybrid", "r")
     assert (state.max_draft_tokens, state.is_mixed, state.is_scorable) == (8, True, False)
+    assert state.sources == ("lookup", "small")
     ModelSettings.model_validate(drafters(sources=["memory", "lookup"]))
     ModelSettings.model_validate(drafters(sources=["heads", "small"], rule="tree"))
 

@@ -1,0 +1,145 @@
+"""A refresh in words and figures, the same on every screen: before, stale and after it, and why it is in its state.
+
+The three are tokens a round on held-out texts. Before: the parent where it was trained, on texts of that target. Stale
+and after: parent and candidate on the texts of the new target, which the trainer judged both on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from alphaloop.draft_card import DraftJudgement
+from alphaloop.store.database import Database, DatabaseClock
+from alphaloop.store.decision_inputs import DraftRegistry, DraftRevision
+from alphaloop.store.refreshes import Refresh, RefreshReason, RefreshState, RefreshStore, is_trainer_missing
+from alphaloop.store.workers import SeenWorker, heard_lately
+from alphaloop.wording import how_many, span
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshLine:
+    """One refresh as it is shown."""
+
+    id: int
+    drafter: str  #: the parent
+    target_revision: str
+    parent_draft_revision: str
+    reason: RefreshReason
+    state: RefreshState
+    sentence: str
+    before: float | None  #: tokens a round of the parent under the target that it was trained for; None: never judged
+    stale: float | None  #: of the parent under this target; None: not judged yet
+    after: float | None  #: of the candidate
+    ratio: float | None  #: after over stale, on the same texts
+    low: float | None  #: of the 95 % interval of `ratio`
+    high: float | None
+    candidate_name: str | None
+    candidate_revision: str | None
+    num_attempts: int
+    device_s: float
+    opened_at: datetime
+    changed_at: datetime
+
+    @property
+    def gain(self) -> str:
+        """The ratio with its interval; empty before it is known."""
+        if self.ratio is None:
+            return ""
+        interval = "" if self.low is None or self.high is None else f" [{self.low:.2f} {self.high:.2f}]"
+        return f"{self.ratio:.2f}×{interval}"
+
+    @property
+    def rates(self) -> str:
+        """Tokens a round before, stale and after, as far as they are known; else empty."""
+        named = {"before": self.before, "stale": self.stale, "after": self.after}
+        rates = ", ".join(f"{name} {rate:.2f}" for name, rate in named.items() if rate is not None)
+        return f"tokens a round: {rates}{f', {self.gain}' if self.gain else ''}" if rates else ""
+
+    @property
+    def in_words(self) -> str:
+        """Why it is in its state, with what it took so far."""
+        took = f"{span(self.device_s)} of a trainer's time" if self.device_s >= 1 else ""
+        return "; ".join(part for part in (self.sentence, took) if part)
+
+
+def refresh_lines(
+    database: Database, *, drafter: str | None = None, within: timedelta | None = None
+) -> list[RefreshLine]:
+    """The refreshes of a drafter or of all, the newest first; with `within` those that are open or changed lately."""
+    store, now = RefreshStore(database), DatabaseClock(database).now()
+    known = store.all(None if within is None else now - within)
+    judged = [draft for draft in DraftRegistry(database).all() if draft.figures is not None]
+    drafts = {(draft.drafter, draft.draft_revision): draft for draft in judged}
+    return [
+        _line(refresh, drafts.get((refresh.drafter, refresh.parent_draft_revision)), known, now)
+        for refresh in known
+        if drafter in (None, refresh.drafter)
+    ]
+
+
+def _line(refresh: Refresh, parent: DraftRevision | None, known: Sequence[Refresh], now: datetime) -> RefreshLine:
+    total: dict[str, Any] = (refresh.figures or {}).get("total", {})
+    return RefreshLine(
+        id=refresh.id,
+        drafter=refresh.drafter,
+        target_revision=refresh.target_revision,
+        parent_draft_revision=refresh.parent_draft_revision,
+        reason=refresh.reason,
+        state=refresh.state,
+        sentence=_sentence(refresh, known, now),
+        before=_tokens_a_round(parent),
+        stale=total.get("parent"),
+        after=total.get("candidate"),
+        ratio=total.get("ratio"),
+        low=total.get("low"),
+        high=total.get("high"),
+        candidate_name=refresh.candidate_name,
+        candidate_revision=refresh.candidate_revision,
+        num_attempts=refresh.attempt,
+        device_s=round(refresh.device_s, 1),
+        opened_at=refresh.opened_at,
+        changed_at=refresh.changed_at,
+    )
+
+
+def _sentence(refresh: Refresh, known: Sequence[Refresh], now: datetime) -> str:
+    said = [refresh.sentence] if refresh.sentence else []
+    if is_trainer_missing(refresh, known, now):
+        said.append("no trainer is alive: start `alphaloop trainer`")
+    if refresh.num_erased:
+        said.append(f"trained with {how_many(refresh.num_erased, 'job')} whose texts were erased since")
+    return "; ".join(said)
+
+
+def _tokens_a_round(draft: DraftRevision | None) -> float | None:
+    if draft is None or draft.figures is None:
+        return None
+    total = DraftJudgement.model_validate(draft.figures).total
+    return total.num_tokens / total.rounds if total.rounds else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedHeads:
+    """A drafter under a target, as a worker runs them."""
+
+    target_revision: str
+    draft_revision: str
+    trained_for: str  #: the target that it was trained for; empty: its files do not say
+
+
+def served(workers: Sequence[SeenWorker], drafter: str) -> list[ServedHeads]:
+    """Every target and revision of a drafter that workers serve which were heard of lately."""
+    setups = [worker.load.setup for worker in heard_lately(workers)]
+    return sorted(
+        {
+            ServedHeads(setup.facts.target_revision, state.revision, state.trained_for)
+            for setup in setups
+            if setup
+            for state in setup.drafters
+            if state.name == drafter
+        },
+        key=lambda pair: (pair.target_revision, pair.draft_revision),
+    )

@@ -1,0 +1,29 @@
+"""Refreshes: drafts that are trained anew, and what they were trained with; which target a draft was trained for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import op
+
+revision = "0011"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Add only: processes of the revision before go on working."""
+    run_script("refreshes")
+    op.execute("INSERT INTO code_revisions VALUES ('0011')")
+
+
+def downgrade() -> None:
+    """Undo."""
+    op.execute("DELETE FROM code_revisions WHERE revision = '0011'")
+    run_script("drop")
+
+
+def run_script(subject: str) -> None:
+    """The statements of one file."""
+    op.execute((Path(__file__).with_name(revision) / f"{subject}.sql").read_text(encoding="utf-8"))

@@ -1,0 +1,196 @@
+"""A command of the user's that trains in alphaloop's place: `[refresh] command`, called with DATASET TARGET PARENT OUT.
+
+It writes events of `alphaloop.commands` to its standard output, and heads into the folder OUT. Exit code 0: done, 75:
+again later, any other: failed. It runs in an environment of its own, without alphaloop's addresses and passwords, and
+is ended where it takes too long, too much memory or too much room. Of what it leaves only safetensors and JSON are
+taken, and only regular files: weights are never unpickled, and a link could lead out of the folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pydantic import ValidationError
+
+from alphaloop.commands import EVENT, CommandEvent, FailedEvent
+from alphaloop.embedded.process import ChildProcess
+from alphaloop.errors import AlphaloopError, StartFailed
+from worker.training.keep import FILE_NAME
+
+#: Exit code of a command that asks for another attempt: EX_TEMPFAIL of sysexits.h.
+AGAIN: Final = 75
+#: What the command finds in its environment, where the trainer has it.
+_PASSED_ON: Final = ("PATH", "LANG", "LC_ALL", "TZ", "CUDA_VISIBLE_DEVICES", "LD_LIBRARY_PATH")
+_GRACE_S: Final = 5.0
+_LOOK_S: Final = 0.1
+_MAX_JSON_BYTES: Final = 16 << 20
+_MAX_LINE_BYTES: Final = 64 << 10
+
+
+class CommandFailed(AlphaloopError):
+    """The command gave no heads that can be tried."""
+
+
+class CommandAgain(AlphaloopError):
+    """The command asks for another attempt."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommandLimits:
+    """What a command may take."""
+
+    seconds: float
+    max_bytes: int  #: of memory, and as many of files
+    num_threads: int
+
+
+def run_command(
+    command: Sequence[str],
+    arguments: Sequence[str | Path],
+    work: Path,
+    limits: CommandLimits,
+    *,
+    on_event: Callable[[CommandEvent], object],
+    should_stop: Callable[[], bool],
+) -> bool:
+    """Run it in the folder `work` to its end; False when stopped before.
+
+    `arguments` ends with OUT, a folder below `work`: what lies there counts as what the command writes.
+
+    Raises CommandFailed, CommandAgain.
+    """
+    out = Path(arguments[-1])
+    out.mkdir(parents=True, exist_ok=True)
+    log = work / "command.log"
+    log.unlink(missing_ok=True)
+    child = ChildProcess(
+        "the refresh command",
+        [*command, *map(str, arguments)],
+        log=log,
+        env=_environment(work, limits.num_threads),
+        grace_s=_GRACE_S,
+        folder=work,
+    )
+    events = _Events(log, on_event)
+    deadline = time.monotonic() + limits.seconds
+    try:
+        child.start()
+        while child.is_running:
+            events.read()
+            if should_stop():
+                return False
+            _refuse_excess(child, work, limits, deadline)
+            time.sleep(_LOOK_S)
+        code = child.ended_with()
+    except StartFailed as error:
+        raise CommandFailed(error.message) from None
+    finally:
+        child.stop()
+    events.read()
+    if code == AGAIN:
+        raise CommandAgain(events.failure or "the command asks for another attempt")
+    if code != 0:
+        raise CommandFailed(f"the command ended with code {code}: {events.failure or events.last_line or 'no word'}")
+    check_files(out, limits.max_bytes)
+    return True
+
+
+def check_files(out: Path, max_bytes: int) -> None:
+    """Raise CommandFailed unless the folder holds regular safetensors and JSON files alone, `max_bytes` at most."""
+    names, num_bytes = set[str](), 0
+    for entry in sorted(os.scandir(out), key=lambda entry: entry.name):
+        facts = entry.stat(follow_symlinks=False)
+        if not stat.S_ISREG(facts.st_mode) or facts.st_nlink != 1:
+            raise CommandFailed(f"{entry.name!r}: expected a regular file, found a link, a folder or a device")
+        if not FILE_NAME.fullmatch(entry.name):
+            raise CommandFailed(f"expected safetensors and JSON files alone, found {entry.name!r}")
+        if entry.name.endswith(".json") and facts.st_size > _MAX_JSON_BYTES:
+            raise CommandFailed(f"{entry.name}: expected at most {_MAX_JSON_BYTES} bytes, found {facts.st_size}")
+        names.add(entry.name)
+        num_bytes += facts.st_size
+    if num_bytes > max_bytes:
+        raise CommandFailed(f"expected at most {max_bytes} bytes of files, found {num_bytes}")
+    if "config.json" not in names or not any(name.endswith(".safetensors") for name in names):
+        raise CommandFailed(
+            f"expected config.json and safetensors in OUT, found {', '.join(sorted(names)) or 'nothing'}"
+        )
+
+
+def _environment(work: Path, num_threads: int) -> dict[str, str]:
+    passed_on = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    return {**passed_on, "HOME": str(work), "TMPDIR": str(work), "OMP_NUM_THREADS": str(num_threads)}
+
+
+def _refuse_excess(child: ChildProcess, work: Path, limits: CommandLimits, deadline: float) -> None:
+    """Raise CommandFailed where the command has taken more than it may."""
+    if time.monotonic() > deadline:
+        raise CommandFailed(f"the command was ended after {limits.seconds:.0f} s, the longest that it may take")
+    memory = 0 if child.pid is None else _memory_of(child.pid)
+    for num_bytes, what in ((_bytes_of(work), "files"), (memory, "memory")):
+        if num_bytes > limits.max_bytes:
+            raise CommandFailed(
+                f"the command was ended: expected at most {limits.max_bytes} bytes of {what}, found {num_bytes}"
+            )
+
+
+def _bytes_of(folder: Path) -> int:
+    """Of all files below a folder, holes included; what goes away meanwhile counts nothing."""
+    num_bytes = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                num_bytes += os.lstat(Path(path, name)).st_size
+    return num_bytes
+
+
+def _memory_of(pid: int) -> int:
+    """Resident bytes of a process and of all below it, by Linux's /proc; 0 elsewhere."""
+    parents, resident = dict[int, int](), dict[int, int]()
+    with contextlib.suppress(OSError):
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                fields = Path("/proc", name, "stat").read_bytes().rpartition(b")")[2].split()
+                parents[int(name)], resident[int(name)] = int(fields[1]), int(fields[21])
+    ours = {pid}
+    while more := {child for child, parent in parents.items() if parent in ours} - ours:
+        ours |= more
+    return sum(resident.get(each, 0) for each in ours) * os.sysconf("SC_PAGE_SIZE")
+
+
+class _Events:
+    """Reads events from what the command writes; other lines are its log."""
+
+    def __init__(self, log: Path, on_event: Callable[[CommandEvent], object]) -> None:
+        self._log, self._on_event = log, on_event
+        self._position, self._rest = 0, b""
+        self.failure = ""  #: what a FailedEvent said
+        self.last_line = ""
+
+    def read(self) -> None:
+        """Everything that was written since the last call."""
+        with contextlib.suppress(OSError), self._log.open("rb") as file:
+            file.seek(self._position)
+            while part := file.read(1 << 20):
+                self._position += len(part)
+                *lines, rest = (self._rest + part).split(b"\n")
+                self._rest = rest[-_MAX_LINE_BYTES:]
+                for line in lines:
+                    self._take(line[-_MAX_LINE_BYTES:])
+
+    def _take(self, line: bytes) -> None:
+        try:
+            event = EVENT.validate_python(json.loads(line))
+        except (ValueError, RecursionError, ValidationError):
+            self.last_line = line.decode("utf-8", "replace").strip()[-300:] or self.last_line
+            return
+        if isinstance(event, FailedEvent):
+            self.failure = event.message[:300]
+        self._on_event(event)
