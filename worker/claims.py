@@ -41,6 +41,7 @@ class ClaimedJob:
     attempt: int
     num_crashes: int = 0  #: earlier claims whose worker died or lost its lease
     num_failures: int = 0  #: times that the job itself failed and was to be tried again
+    claimed_at_s: float = 0.0  #: seconds, on the clock of `Claiming`
     job_id: str = field(init=False, compare=False)  #: the job's
     stream: JobStream | None = field(init=False, compare=False)  #: of a job whose text is streamed
 
@@ -96,6 +97,7 @@ class Claiming:
     lease_s: float
     max_attempts: int
     retry: Retry
+    clock: Callable[[], float] = time.monotonic
 
     def claim(self, batch: Sequence[ReadyJob], *, alone: bool = True) -> Claims:
         """Claim a group in one transaction and hold it. A second delivery of one of its jobs is asked again later.
@@ -157,7 +159,7 @@ class Claiming:
             self._sort(claims, ready, answer)
 
     def _sort(self, claims: Claims, ready: ReadyJob, answer: Claim) -> None:
-        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures)
+        claimed = ClaimedJob(ready, answer.attempt, answer.num_crashes, answer.num_failures, self.clock())
 
         def end(status: Status, failure: Failure) -> None:
             claims.ended.append(EndedUndecoded(claimed, status, failure))

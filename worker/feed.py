@@ -8,6 +8,7 @@ The feed has a thread of its own, so the device never waits for Kafka, a tokeniz
 from __future__ import annotations
 
 import json
+import math
 import random
 import re
 import threading
@@ -20,19 +21,22 @@ from functools import partial
 from heapq import heapify, heappop, heapreplace
 from typing import TYPE_CHECKING, Final
 
+from alphaloop.engine import Generation
 from alphaloop.errors import MessageError
 from alphaloop.messages.topics import task_of
 from alphaloop.settings import settings_of_segment
-from worker.admission import AdmissionQueue, LaneKey, Line, prefixes_of
+from worker.admission import AdmissionQueue, LaneKey, Line
 from worker.background import BoundedQueue
 from worker.claims import ClaimedJob, Claiming, Claims
 from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
 from worker.intake.polling import MAX_BUFFERED, Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
+from worker.prefixes import prefixes_of
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
+from worker.service_times import ServiceTimes
 
 if TYPE_CHECKING:
     from worker.deciding.decider import Deciding
@@ -147,6 +151,7 @@ class JobFeed:
     _: KW_ONLY
     max_jobs: int
     max_bytes: int
+    service: ServiceTimes
     prepare_decisions: Callable[[Iterable[LaneKey]], object] = lambda lanes: None
     clock: Callable[[], float] = time.monotonic
 
@@ -182,6 +187,15 @@ class JobFeed:
         """Count the device time of an engine step, by line. Called by the loop."""
         with self._lock:
             self.queue.charge(device_s)
+
+    def served(self, finished: Iterable[tuple[ClaimedJob, Generation]]) -> None:
+        """Learn from jobs whose texts ended now how long jobs take. Called by the loop."""
+        now = self.claiming.clock()
+        for claimed, generation in finished:
+            if not (lane := claimed.ready.lane).is_measured:
+                num_tokens = generation.counts.num_tokens // claimed.ready.prepared.sampling.n
+                ahead_s = max(0.0, now - claimed.claimed_at_s - generation.wall_s)
+                self.service.ended(lane.task, num_tokens=num_tokens, wall_s=generation.wall_s, ahead_s=ahead_s)
 
     def ended(self, lines: Sequence[Line]) -> None:
         """Jobs of these lines have ended or were given back. Called by the loop; makes room for claims."""
@@ -253,9 +267,10 @@ class JobFeed:
 
     def _add(self, jobs: Iterable[ReadyJob]) -> None:
         """Let jobs wait in line, beginning now."""
-        now = self.clock()
+        now, today = self.clock(), self.undecoded.now()
         with self._lock:
             for job in jobs:
+                deadline = job.job.deadline
                 self.queue.add(
                     job.lane,
                     job,
@@ -265,6 +280,7 @@ class JobFeed:
                     prefixes=prefixes_of(job.prepared.token_ids),
                     is_high=job.delivery.is_high,
                     segment=job.line.segment,
+                    deadline_s=math.inf if deadline is None else now + (deadline - today).total_seconds(),
                 )
 
     def _add_fetched(self) -> None:
@@ -317,7 +333,7 @@ class JobFeed:
         if not (limit := min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)):
             return []
         with self._lock:
-            batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside)]
+            batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside, now=self.clock())]
             again = [job for job in batch if self._is_ours(job)]
             new = [job for job in batch if not self._is_ours(job)] if again else batch
             self._taken.update(job.line for job in new)
@@ -435,12 +451,14 @@ def open_feed(
     """What orders and claims this worker's jobs."""
     limits, engine, validation = base.settings.worker, base.engine, reader.validation
     num_slots, segments = engine.load().num_slots, base.settings.segments
+    service = ServiceTimes()
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: validation.tasks[task].weight,
         weight_of_segment=lambda segment: settings_of_segment(segments, segment).weight,
         read_s=deciding.costs.read_s,
+        service_s=lambda lane, job: service.expected_s(lane.task, job.prepared.sampling.max_tokens),
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots),
@@ -458,5 +476,6 @@ def open_feed(
         ready=ready,
         max_jobs=MAX_BUFFERED,
         max_bytes=base.max_bytes,
+        service=service,
         prepare_decisions=deciding.first_reads.prepare,
     )
