@@ -9,7 +9,7 @@ Three criteria, in this order:
    priority, then the least slack until the deadline, then the arrival.
 3. *Shared prefix* (`worker/prefixes.py`). Jobs whose prompts begin alike save the device time in which that prefix is
    read, as long as they run together. So a job may overtake others of its segment, and its task and segment may stay
-   at their turn, within a slack of sharing.
+   at their turn, within a lead.
 
 A job whose deadline has passed needs no device, so it leaves at once, before all others.
 
@@ -208,7 +208,7 @@ class AdmissionQueue(Generic[Item]):
     def _is_ahead(self, serving: _Task[Item], rival: _Task[Item]) -> bool:
         """Whether the served task has to leave its turn to another: unless its next job shares a running prefix."""
         ahead_s = self._shares.ahead_s(serving.name, rival.name)
-        return ahead_s > self.quantum_s and ahead_s > self._shared.slack_s(serving.num_shared(self._shared, self._now))
+        return ahead_s > self.quantum_s and ahead_s > self._shared.lead_s(serving.num_shared(self._shared, self._now))
 
     def _least_served(self, tasks: Mapping[str, _Task[Item]], *, but: _Task[Item] | None) -> _Task[Item] | None:
         name = self._shares.least_served(name for name, task in tasks.items() if task is not but)
@@ -451,7 +451,7 @@ class _Task(Generic[Item]):
         return bool(self.lanes[True]) and not (self._is_normal_due and self.lanes[False])
 
     def _next_segment(self, lane: Mapping[str, SegmentOrder[Item]], shared: SharedPrefixes, now: float) -> str:
-        """Whose turn it is: the least-served's, but for the slack of the one served last."""
+        """Whose turn it is: the least-served's, but for the lead of the one served last."""
         rival = self.shares.least_served(lane)
         assert rival is not None  # noqa: S101 - the caller sees to it that the lane has jobs
         last = self.served_last
@@ -459,4 +459,4 @@ class _Task(Generic[Item]):
             return rival
         num_shared = lane[last].next(shared, self.shares.expected_job_s(last), now)[1]
         ahead_s = self.shares.ahead_s(last, rival)
-        return last if ahead_s <= shared.slack_s(num_shared) else rival
+        return last if ahead_s <= shared.lead_s(num_shared) else rival

@@ -37,6 +37,7 @@ from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
 from worker.service_times import ServiceTimes
+from worker.sharing import SHORTEST_JOB_S
 
 if TYPE_CHECKING:
     from worker.deciding.decider import Deciding
@@ -123,8 +124,10 @@ MOST_TAKEN: Final = 1024  #: messages that are put in line at once, unread
 MOST_CLAIMED_AT_ONCE: Final = 256  #: jobs in one transaction
 #: Jobs claimed ahead last for this time where jobs are short: a claim costs a transaction, whatever its number of jobs.
 AHEAD_S: Final = 0.1
-#: Jobs that are claimed before the engine has room for them, at least; as many as it has slots if those are more.
+#: Jobs that are claimed before the engine has room for them; as many as it has slots if those are more.
 LEAST_AHEAD: Final = 8
+#: Fewer where jobs are so long that fewer start within this time: what is claimed is not overtaken any more.
+SOON_S: Final = 5.0
 #: However short jobs are.
 MOST_AHEAD: Final = 512
 
@@ -133,9 +136,10 @@ MOST_AHEAD: Final = 512
 class JobFeed:
     """Keeps `ready` filled with claimed jobs, in the order of admission.
 
-    Claims run ahead of the engine by no more than the jobs that start within `AHEAD_S`, so that another worker can
-    still take a waiting job. The next are claimed when half of that is used up, because a transaction costs the same
-    for one job and for many. While a job waits with which a worker died, only such jobs are claimed, one by one.
+    Claims run ahead of the engine by few jobs (`num_soon`, `ClaimedAhead`), so that another worker can still take a
+    waiting job, and a job with less slack its place. The next are claimed when half of those are used up, because a
+    transaction costs the same for one job and for many. While a job waits with which a worker died, only such jobs are
+    claimed, one by one.
 
     `prepare_decisions` is called with the lanes that are claimed next, so what their first decision needs is read here
     and not by the loop.
@@ -162,6 +166,7 @@ class JobFeed:
         self._held: list[tuple[float, ReadyJob]] = []
         self._lock = threading.Lock()  # of the queue and of the counts below
         self._taken: Counter[Line] = Counter()  # jobs taken out of the queue that have not ended
+        self._num_taken = 0  # their number
         self._aside: Counter[Line] = Counter()  # of these, jobs that no other has to wait for
 
     @property
@@ -173,6 +178,12 @@ class JobFeed:
     def num_in_turn(self) -> int:
         """Those that wait for nothing but their turn."""
         return len(self.reader) + len(self.queue) + len(self.ready)
+
+    @property
+    def num_wanted(self) -> int:
+        """How many jobs to claim now: for free slots, and what starts within `SOON_S`."""
+        num_running = self._num_taken - len(self.ready)
+        return self.ready.num_wanted(num_soon(self.queue.num_slots, num_running, self.service.decode_s))
 
     def turn(self) -> None:
         """Take new deliveries, read and order them, and claim the jobs that start next."""
@@ -219,7 +230,7 @@ class JobFeed:
 
     def started(self) -> None:
         """The loop took jobs from `ready`: there may be room for more claims."""
-        if self.ready.num_wanted:
+        if self.num_wanted:
             self.intake.wake()
 
     def _read(self) -> None:
@@ -318,11 +329,12 @@ class JobFeed:
             if (suspect := self.suspects.next()) is not None:
                 with self._lock:
                     self._taken[suspect.line] += 1
+                    self._num_taken += 1
                 self._claim([suspect], alone=True)
         elif new := self._next_in_line():
             self._claim(new)
             # After a claim more may be claimable at once: the next turn does not wait for deliveries.
-            if len(self.queue) and self.ready.num_wanted:
+            if len(self.queue) and self.num_wanted:
                 self.intake.wake()
 
     def _next_in_line(self) -> list[ReadyJob]:
@@ -330,13 +342,14 @@ class JobFeed:
 
         Another delivery of a job that is ours waits for that job's end: claimed now, it would fence what runs.
         """
-        if not (limit := min(self.ready.num_wanted, MOST_CLAIMED_AT_ONCE)):
+        if not (limit := min(self.num_wanted, MOST_CLAIMED_AT_ONCE)):
             return []
         with self._lock:
             batch = [job for _, job in self.queue.next(limit, running=self._taken - self._aside, now=self.clock())]
             again = [job for job in batch if self._is_ours(job)]
             new = [job for job in batch if not self._is_ours(job)] if again else batch
             self._taken.update(job.line for job in new)
+            self._num_taken += len(new)
         now = self.clock()
         self._held += [(now, job) for job in again]
         self.ready.count_claimed(len(new))
@@ -360,13 +373,22 @@ class JobFeed:
         """Jobs of these lines that were taken out of the queue have ended, or were given back."""
         with self._lock:
             self._taken.subtract(lines)
+            self._num_taken -= len(lines)
             for line in lines:
                 if not self._taken[line]:  # a segment is a free label, so there may be any number of lines
                     del self._taken[line]
 
 
+def num_soon(num_slots: int, num_running: int, decode_s: float | None) -> int:
+    """Jobs that the engine can start within `SOON_S`, while each takes about `decode_s`; None: that is not known."""
+    if decode_s is None:
+        return MOST_AHEAD
+    return max(0, num_slots - num_running) + math.ceil(num_slots * SOON_S / max(decode_s, SHORTEST_JOB_S))
+
+
 class ClaimedAhead(BoundedQueue[ClaimedJob]):
-    """Claimed jobs that the engine may start: `least`, or as many as were claimed within the last `AHEAD_S`.
+    """Claimed jobs that the engine may start: those that start soon, at most `least`, or as many as were claimed within
+    the last `AHEAD_S`.
 
     So claims follow the rate at which jobs start.
     """
@@ -393,13 +415,15 @@ class ClaimedAhead(BoundedQueue[ClaimedJob]):
         self._claimed: deque[tuple[float, int]] = deque()
         self._num_claimed = 0
 
-    @property
-    def num_wanted(self) -> int:
-        """How many jobs to claim now; 0 while more than half of those that should be ready are."""
+    def num_wanted(self, num_soon: int) -> int:
+        """How many jobs to claim now; 0 while more than half of those that should be ready are.
+
+        `num_soon`: jobs that start soon. There should be no more than these, but for what was claimed just now.
+        """
         begin = self._clock() - AHEAD_S
         while self._claimed and self._claimed[0][0] < begin:
             self._num_claimed -= self._claimed.popleft()[1]
-        wanted = max(self._least, min(self._num_claimed, MOST_AHEAD))
+        wanted = max(min(self._least, num_soon), min(self._num_claimed, MOST_AHEAD))
         return wanted - len(self) if 2 * len(self) <= wanted and self.num_free else 0
 
     def count_claimed(self, num_jobs: int) -> None:

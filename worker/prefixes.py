@@ -7,7 +7,7 @@ from collections.abc import Callable, KeysView, Sequence
 from typing import Final, NamedTuple
 
 #: Most device time by which jobs may go before their turn to share a prompt's prefix with a running job.
-MOST_SLACK_S: Final = 10.0
+MOST_LEAD_S: Final = 10.0
 #: Tokens of the shortest prefix that is compared; each further one is twice as long.
 SHORTEST_BEGINNING: Final = 64
 LONGEST_BEGINNING: Final = 16_384
@@ -44,8 +44,8 @@ class SharedPrefixes:
     admitted jobs have ended is not known here, so those admitted last are taken to run. A wrong guess costs only time:
     a prefix is read again, or a job goes first for nothing.
 
-    The slack is as long as a run of jobs of which reading the prefix takes `READING_SHARE`: 20 times what the target
-    is measured to need for the prefix, at most `MOST_SLACK_S`. So a prefix that is cheap to read changes no
+    The lead is as long as a run of jobs of which reading the prefix takes `READING_SHARE`: 20 times what the target
+    is measured to need for the prefix, at most `MOST_LEAD_S`. So a prefix that is cheap to read changes no
     order.
     """
 
@@ -61,9 +61,9 @@ class SharedPrefixes:
         """Every prefix that a job holds."""
         return self._num_jobs.keys()
 
-    def slack_s(self, num_tokens: int) -> float:
+    def lead_s(self, num_tokens: int) -> float:
         """Device seconds by which a job may go before its turn to share `num_tokens`; 0 for none."""
-        return min(MOST_SLACK_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
+        return min(MOST_LEAD_S, self._read_s(num_tokens) / READING_SHARE) if num_tokens else 0.0
 
     def admit(self, prefixes: tuple[Prefix, ...]) -> None:
         """A job with these prefixes was admitted."""

@@ -88,8 +88,8 @@ def _has_turn(job: WaitingJob[Any]) -> bool:
 class _Ranked(Generic[Item]):
     """Jobs by rank, and how far jobs whose prompts begin alike may overtake.
 
-    A job whose prompt begins like a running job's may overtake: less than its slack of sharing after the first job in
-    rank, and only while the jobs that overtook the first job are expected to take no more than that slack. What
+    A job whose prompt begins like a running job's may overtake: less than its lead after the first job in
+    rank, and only while the jobs that overtook the first job are expected to take no more than that lead. What
     overtook a later job also overtook the first one, so the limit holds for every job.
     """
 
@@ -118,10 +118,10 @@ class _Ranked(Generic[Item]):
         num_shared = next((prefix.num_tokens for prefix in first.prefixes if prefix in shared.held), 0)
         longer = [prefix for prefix in shared.held & self.by_prefix.keys() if prefix.num_tokens > num_shared]
         for prefix in sorted(longer, reverse=True):
-            candidate, slack_s = self.by_prefix[prefix][0][1], shared.slack_s(prefix.num_tokens)
-            if self.overtaking_s + job_s > slack_s:
-                break  # shorter prefixes have less slack
-            if slack_s < spare_s and candidate.place[0] - first.place[0] < slack_s:
+            candidate, lead_s = self.by_prefix[prefix][0][1], shared.lead_s(prefix.num_tokens)
+            if self.overtaking_s + job_s > lead_s:
+                break  # shorter prefixes have a shorter lead
+            if lead_s < spare_s and candidate.place[0] - first.place[0] < lead_s:
                 return candidate, prefix.num_tokens
         return first, num_shared
 

@@ -57,6 +57,11 @@ class ServiceTimes:
         self._all = self._all.after(tokens, wall_s, ahead_s)
         self._by_task[task] = self._by_task.get(task, _Means()).after(tokens, wall_s, ahead_s)
 
+    @property
+    def decode_s(self) -> float | None:
+        """Seconds of decoding a job, over all tasks; None before any job has ended."""
+        return self._all.wall_s / self._all.num_jobs if self._all.num_jobs else None
+
     def expected_s(self, task: str, max_tokens: int) -> float:
         """Seconds from turn to end of a job whose output is at most `max_tokens` long; 0 before any job has ended."""
         if not self._all.num_jobs:

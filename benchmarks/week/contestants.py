@@ -15,7 +15,7 @@ from benchmarks.policy.slots import SlotTable
 from benchmarks.week.device import Decoding
 from benchmarks.week.world import NUM_SLOTS, SEGMENT_WEIGHTS, WeekJob, fastest_ms
 from worker.admission import AdmissionQueue, Line
-from worker.feed import LEAST_AHEAD, Unread
+from worker.feed import LEAST_AHEAD, Unread, num_soon
 from worker.intake.partitions import Delivery
 from worker.intake.polling import MAX_BUFFERED, MAX_WATERMARK_DISTANCE
 from worker.service_times import ServiceTimes
@@ -28,7 +28,7 @@ MAX_UNREAD_BYTES: Final = 64_000_000  #: worker.max_buffered_bytes
 class Admission(Protocol):
     """Orders the jobs of one worker."""
 
-    def turn(self, running: Mapping[Line, int], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
+    def turn(self, running: Counter[Line], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
         """Jobs to start, at most `num_free`, and jobs whose deadlines passed while they waited."""
 
     def charge(self, device_s: Mapping[Line, float]) -> None:
@@ -102,16 +102,17 @@ class WorkerAdmission:
         """Jobs that wait to start."""
         return [job for _, job in self._ready]
 
-    def turn(self, running: Mapping[Line, int], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
+    def turn(self, running: Counter[Line], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
         """As `JobFeed.turn`, then as the loop's start."""
         self._poll()
         start: list[WeekJob] = []
         expired: list[WeekJob] = []
         while True:
             self._read(now_s)
-            wanted = max(LEAST_AHEAD, NUM_SLOTS)
+            num_running = running.total() + len(start)
+            wanted = min(max(LEAST_AHEAD, NUM_SLOTS), num_soon(NUM_SLOTS, num_running, self._service.decode_s))
             if 2 * len(self._ready) <= wanted:
-                taken = Counter(running) + Counter(_line(job) for _, job in self._ready) + Counter(map(_line, start))
+                taken = running + Counter(_line(job) for _, job in self._ready) + Counter(map(_line, start))
                 limit = wanted - len(self._ready)
                 for _, job in self.queue.next(limit, running=taken, now=now_s):
                     self._log.claim(job)
@@ -231,7 +232,7 @@ class Clairvoyant:
         heappush(self._by_deadline, (job.deadline_s, job.number, job))
         heappush(line.heap, (self._latest_s(job) if self._by_slack else job.deadline_s, job.number, job))
 
-    def turn(self, running: Mapping[Line, int], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
+    def turn(self, running: Counter[Line], num_free: int, now_s: float) -> tuple[list[WeekJob], list[WeekJob]]:
         """The next of the least-served segment of the least-served task."""
         start: list[WeekJob] = []
         expired: list[WeekJob] = []

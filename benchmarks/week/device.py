@@ -113,7 +113,7 @@ class WeekDevice:
         return NUM_SLOTS - len(self.running)
 
     @property
-    def by_line(self) -> Mapping[Line, int]:
+    def by_line(self) -> Counter[Line]:
         """Jobs that run."""
         return Counter(each.line for each in self.running)
 

@@ -15,7 +15,7 @@ from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import NORMAL_SHARE, AdmissionQueue, LaneKey, Line, lane_of
-from worker.prefixes import MOST_SLACK_S, READING_SHARE, Prefix
+from worker.prefixes import MOST_LEAD_S, READING_SHARE, Prefix
 from worker.segment_order import AGEING_S
 from worker.sharing import MOST_IDLE
 
@@ -241,16 +241,16 @@ def test_what_changes_the_decision_changes_the_lane_and_nothing_else_does() -> N
 
 READ_S = 0.001  #: a token of a prompt
 JOB_S = 0.5  #: a job whose prefix is copied
-NUM_TOKENS = 512  #: of a prefix; reading it takes a job's time, and its slack is the most: 10.24 s of 10
+NUM_TOKENS = 512  #: of a prefix; reading it takes a job's time, and its lead is the most: 10.24 s of 10
 
 
 def text_of(number: int) -> tuple[Prefix, ...]:
     return (Prefix(NUM_TOKENS, number),)
 
 
-def slack_s(read_s: float) -> float:
+def lead_s(read_s: float) -> float:
     """For a prefix whose tokens take so long each."""
-    return min(MOST_SLACK_S, read_s * NUM_TOKENS / READING_SHARE)
+    return min(MOST_LEAD_S, read_s * NUM_TOKENS / READING_SHARE)
 
 
 def a_queue(num_slots: int = 4, read_s: float = READ_S) -> AdmissionQueue[int]:
@@ -301,7 +301,7 @@ def test_a_beginning_that_is_cheap_to_read_changes_no_order() -> None:
 
 
 def test_a_step_of_priority_is_worth_more_than_a_shared_beginning() -> None:
-    """A step is worth 10 s of waiting, and the slack is no longer than that by default."""
+    """A step is worth 10 s of waiting, and the lead is no longer than that by default."""
     queue = a_queue(num_slots=2)
     for number, (priority, text) in enumerate([(1, 1), (0, 1), (0, 2), (1, 2)]):
         queue.add(lane(), number, priority=priority, num_bytes=1, now=0.0, prefixes=text_of(text))
@@ -310,8 +310,8 @@ def test_a_step_of_priority_is_worth_more_than_a_shared_beginning() -> None:
 
 @seeded
 @given(st.integers(0, 2**32), st.integers(1, 6), st.sampled_from([0.0, READ_S / 5, READ_S]))
-def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_slots: int, read_s: float) -> None:
-    """Whatever a producer floods the task with: later jobs go first for at most the slack, by what jobs take."""
+def test_no_job_is_overtaken_by_more_device_time_than_the_lead(seed: int, num_slots: int, read_s: float) -> None:
+    """Whatever a producer floods the task with: later jobs go first for at most the lead, by what jobs take."""
     rng, queue = Random(seed), a_queue(num_slots, read_s)
     device = SimulatedDevice(queue, num_slots, lambda *_: JOB_S)
     place: dict[int, tuple[float, int]] = {}
@@ -327,15 +327,15 @@ def test_no_job_is_overtaken_by_more_device_time_than_the_slack(seed: int, num_s
             for other in place:
                 if place[other] < at:
                     overtaken_s[other] += JOB_S
-                    assert overtaken_s[other] <= slack_s(read_s) + 1e-9
-                    assert at[0] - place[other][0] < slack_s(read_s)
+                    assert overtaken_s[other] <= lead_s(read_s) + 1e-9
+                    assert at[0] - place[other][0] < lead_s(read_s)
     device.run_empty(0.2)
     assert len(device.admitted) == 250
 
 
 @settings(derandomize=True, deadline=None, max_examples=15)
 @given(st.integers(0, 2**32))
-def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) -> None:
+def test_no_task_waits_longer_than_the_lead_and_what_the_slots_hold(seed: int) -> None:
     """The other tasks share one prefix each, so that their turns are as long as they may become."""
     rng, queue = Random(seed), a_queue()
     tasks = ("alike", "many", "rare")
@@ -344,7 +344,7 @@ def test_no_task_waits_longer_than_the_slack_and_what_the_slots_hold(seed: int) 
         task = tasks[number % 3]
         alike = () if task == "rare" else text_of(number % 3)
         queue.add(lane(task), number, priority=0, num_bytes=1, now=0.0, prefixes=alike)
-    ahead_s = MOST_SLACK_S + 2 * 4 * 2 * JOB_S
+    ahead_s = MOST_LEAD_S + 2 * 4 * 2 * JOB_S
     for _ in range(300):
         device.step(0.5)
         assert max(device.device_s.values()) - min(device.device_s[task] for task in tasks) <= ahead_s
