@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from alphaloop.acceptance import AcceptanceCounts
 from alphaloop.engine import PreparedJob, Sampling
 from alphaloop.messages import Job
 from alphaloop.store.jobs import Claim, ClaimState
 from tests.fakes import FakeEngine
+from tests.fixtures.publishing import NOW
 from tests.fixtures.turning import Feeding
 from worker.publishing import RecordedGroup
 from worker.running import SUSPECT_DELAY_S
@@ -296,3 +300,52 @@ def test_what_waits_unread_is_bounded_in_bytes_and_leaves_with_its_partition() -
     one.feed.turn()
     assert len(one.feed._unread[False]) == 0
     assert one.queue.load(is_high=False) == (0, 0)
+
+
+def test_the_job_with_the_least_slack_is_claimed_first_and_one_past_its_deadline_ends_at_once() -> None:
+    one = Feeding(num_ahead=1)
+    for job_id, after_s in (("plain", None), ("far", 9000.0), ("near", 60.0), ("over", -1.0)):
+        deadline = {} if after_s is None else {"deadline": (NOW + timedelta(seconds=after_s)).isoformat()}
+        one.send(job_id, **deadline)
+    order = []
+    for _ in range(4):
+        one.feed.turn()
+        order += [started.job_id for started in one.start()]
+    assert order == ["over", "near", "far", "plain"]
+
+
+def test_what_a_job_takes_is_learned_from_the_texts_that_ended() -> None:
+    """From its claim: what was claimed ahead waits for its start."""
+    one = Feeding(num_ahead=1)
+    one.send("first")
+    one.feed.turn()
+    (claimed,) = one.start()
+    one.now = 14.0
+    counts = AcceptanceCounts(100, 100, 0)
+    one.feed.served([(claimed, SimpleNamespace(counts=counts, wall_s=10.0))])  # type: ignore[list-item]
+    one.end([claimed])
+    # 100 tokens took 10 s, after 4 s of waiting; these jobs write up to 8 tokens.
+    assert one.feed.service.expected_s("code", 8) == pytest.approx(4.0 + 0.8)
+    for job_id, within_s in (("lost", 4.7), ("can", 4.9)):
+        one.send(job_id, deadline=(NOW + timedelta(seconds=within_s)).isoformat())
+    one.feed.turn()
+    assert [started.job_id for started in one.start()] == ["can"]
+
+
+def test_fewer_jobs_are_claimed_ahead_while_they_are_long() -> None:
+    """What is claimed is not overtaken any more."""
+    one = Feeding(num_ahead=8)
+    for _ in range(2):
+        one.feed.service.ended("code", num_tokens=100, wall_s=60.0, ahead_s=0.0)
+    one.send(*(f"job-{number}" for number in range(20)))
+    one.feed.turn()
+    assert len(one.feed.ready) == 5, "four slots are free, and one job starts soon"
+    running = one.start(4)
+    one.now += 1.0
+    one.feed.turn()
+    assert len(one.feed.ready) == 1
+    one.end(running[:1])
+    one.start(1)
+    one.now += 1.0
+    one.feed.turn()
+    assert len(one.feed.ready) == 1
