@@ -15,7 +15,7 @@ import math
 from typing import Final, NamedTuple
 
 NUM_REMEMBERED: Final = 32  #: ended jobs of a task that its means follow
-MARGIN_SD: Final = 1.0  #: standard deviations of a task's output lengths that a job is expected to be longer
+MARGIN_SD: Final = 2.0  #: standard deviations of a task's output lengths that a job is expected to be longer
 
 
 class _Means(NamedTuple):

@@ -15,7 +15,8 @@ from benchmarks.week.world import DAY_S, Week, WeekJob
 DIES_S: Final = 2 * DAY_S + 14 * 3600
 BACK_S: Final = DIES_S + 3600
 LEASE_S: Final = 30.0
-CONTESTANTS: Final = ("slack", "priority", "arrival", "earliest deadline", "least slack")
+CLAIRVOYANT: Final = ("earliest deadline", "least slack")
+CONTESTANTS: Final = ("slack", "priority", "arrival", *CLAIRVOYANT)
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,7 @@ class Play:
         self._devices = [WeekDevice(week.table, decisions) for _ in range(num_workers)]
         self._log = Log()
         self._clairvoyant = (
-            Clairvoyant(week.table, by_slack=contestant == "least slack")
-            if contestant in ("earliest deadline", "least slack")
-            else None
+            Clairvoyant(week.table, by_slack=contestant == "least slack") if contestant in CLAIRVOYANT else None
         )
         self._knows = contestant
         self._admissions: list[Admission] = []

@@ -41,10 +41,10 @@ class Stream:
 
 STREAMS: Final = (
     Stream("chat", 0.15, 120, 0.6, 0.6, (180.0, 600.0), is_high=True),
-    Stream("code", 0.3, 400, 0.6, 0.8, (1800.0, 10_800.0)),
-    Stream("code", 0.2, 400, 0.6, 0.8, (DAY_S, DAY_S), segment="batch", nightly_at_s=22 * 3600.0),
-    Stream("rag", 0.2, 250, 0.8, 0.5, (3600.0, 21_600.0)),
-    Stream("rag", 0.15, 250, 0.8, 0.5, None, priority=-100),
+    Stream("code", 0.2, 400, 0.6, 0.8, (1800.0, 10_800.0)),
+    Stream("code", 0.15, 400, 0.6, 0.8, (DAY_S, DAY_S), segment="batch", nightly_at_s=22 * 3600.0),
+    Stream("rag", 0.2, 250, 0.8, 0.5, (1800.0, 21_600.0)),
+    Stream("rag", 0.3, 250, 0.8, 0.5, None, priority=-100),
 )
 #: Device time by weight: the batch of `code` has a fifth of its task's, while both wait.
 SEGMENT_WEIGHTS: Final = {"": 4.0, "batch": 1.0}
