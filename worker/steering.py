@@ -130,8 +130,12 @@ class RoundSteering:
         wanted = self._wanted[job.job_id]
         if self._first.get(job.job_id):
             return DraftSetting(wanted.drafter, 0)
+        if not self._trials.is_control(job.job_id):
+            return wanted
+        if (rival := self._trials.rival_of(job.job_id)) is not None:
+            return DraftSetting(rival.drafter, rival.num_draft_tokens)
         # Paused, not closed: after the slice the drafter continues where it was.
-        return DraftSetting(wanted.drafter, 0) if self._trials.is_control(job.job_id) else wanted
+        return DraftSetting(wanted.drafter, 0)
 
 
 @dataclass(eq=False)
