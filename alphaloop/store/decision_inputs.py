@@ -518,8 +518,9 @@ class DraftRegistry(Store):
         return self._database.change(statement) == 1
 
     def retired(self) -> set[str]:
-        """The drafters that an operator retired, by name: no worker opens them."""
-        query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
+        """The drafters all of whose revisions are retired, by name: no worker opens them."""
+        is_retired = func.bool_and(draft_revisions.c.status == DraftStatus.RETIRED)
+        query = select(draft_revisions.c.drafter).group_by(draft_revisions.c.drafter).having(is_retired)
         return {drafter for (drafter,) in self._database.rows(query)}
 
     def set_retired(self, drafter: str, is_retired: bool) -> None:

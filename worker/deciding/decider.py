@@ -187,6 +187,7 @@ class Deciding:
     journal: SnapshotJournal
     first_reads: FirstReads
     facts: SessionFacts
+    revisions: dict[str, str]  #: of the drafters, by name; whoever adds a drafter adds it here
 
 
 def open_deciding(
@@ -214,7 +215,7 @@ def open_deciding(
             is_scorable=drafter.is_scorable,
             trained_for=drafter.trained_for or None,
         )
-    costs = open_costs(settings.worker, engine, CostStore(database), write=write)
+    costs = open_costs(settings.worker, engine, CostStore(database), revisions=drafters, write=write)
     evidence_cache = EvidenceCache(
         AcceptanceStateStore(database),
         registry,
@@ -248,7 +249,8 @@ def open_deciding(
         write=write,
     )
     decider = Decider(engine, evidence_cache, choices, budgets, costs=costs, now=clock.now, note=journal.note)
-    return Deciding(decider, evidence_cache, costs, journal, FirstReads(choices.last_choice, budgets.prepare), facts)
+    first_reads = FirstReads(choices.last_choice, budgets.prepare)
+    return Deciding(decider, evidence_cache, costs, journal, first_reads, facts, drafters)
 
 
 def revisions(engine: Engine) -> dict[str, str]:
