@@ -91,7 +91,7 @@ class SwitchbackStore(Store):
         """How many times faster drafters are than those on trial with them, the newest slices first."""
         rows = rival_speedups.c
         query = select(rival_speedups).where(rows.covers_to >= now - WINDOW).order_by(rows.covers_to.desc(), rows.task)
-        return [_speedup(row) for row in self._database.rows(query)]
+        return [_speedup(row, row.against) for row in self._database.rows(query)]
 
     def shown(self, now: datetime) -> dict[str, TaskSpeedup]:
         """What is shown of each task, by task: the rows of the view task_speedup_now."""
@@ -219,10 +219,10 @@ def _speedup_values(one: TaskSpeedup) -> dict[str, Any]:
     return values | _bounds("speedup", one.speedup)
 
 
-def _speedup(row: Row[Any]) -> TaskSpeedup:
+def _speedup(row: Row[Any], against: str = "") -> TaskSpeedup:
     bounds = None if row.speedup is None else Interval(row.speedup, row.speedup_low, row.speedup_high)
     subject = of_row(SpeedupSubject, row)
-    return of_row(TaskSpeedup, row, subject=subject, speedup=bounds, verdict=Verdict(row.verdict))
+    return of_row(TaskSpeedup, row, subject=subject, speedup=bounds, verdict=Verdict(row.verdict), against=against)
 
 
 #: A transaction that closes a pair ends within this time of the pair's `computed_at`.
