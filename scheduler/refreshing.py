@@ -136,13 +136,13 @@ def ended_trials(
         using = sorted(task for task, drafter in choices.items() if drafter in names)
         measured = f"; {gain_in_words(overall)} over {refresh.drafter}" if overall is not None else ""
         after = f"after {how_many(num, 'job')}{measured}"
-        held = f"; {refresh.sentence}" if refresh.sentence.startswith("held") else ""
+        unloaded = f"; {refresh.sentence}" if refresh.sentence.startswith("not loaded") else ""
         if using:
             yield EndedTrial(
                 refresh, RefreshState.KEPT, f"{', '.join(using)} {'uses' if len(using) == 1 else 'use'} it {after}"
             )
         else:
-            yield EndedTrial(refresh, RefreshState.REJECTED, f"no task uses it {after}{held}")
+            yield EndedTrial(refresh, RefreshState.REJECTED, f"no task uses it {after}{unloaded}")
 
 
 def replaced_parents(

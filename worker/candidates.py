@@ -5,7 +5,7 @@ kept; the loop's thread loads them between two rounds. A candidate drafts under 
 settings and the costs of its parent, because both are networks of one shape. Each hybrid that asks the parent gets a
 successor that asks the candidate (`both-2`). A candidate that was kept is loaded in the same way after a restart.
 
-Nothing here can cost a job: a candidate that cannot be fetched or loaded is held, and its refresh says why.
+Nothing here can cost a job: of a candidate that cannot be fetched or loaded, its refresh says why.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Candidates:
     is_stale: Callable[[str, str], bool]
     write: Callable[[str, Callable[[], object]], object]
     threads: tuple[BackgroundThread, ...] = ()
-    _seen: set[int] = field(default_factory=set)  # refreshes that were fetched, or held for good
+    _seen: set[int] = field(default_factory=set)  # refreshes whose candidate was fetched, or cannot be
     _fetched: deque[Fetched] = field(default_factory=deque)
     _on_trial: frozenset[int] = frozenset()
     _pairs: dict[int, list[tuple[str, str]]] = field(default_factory=dict)  # loaded: candidate and parent, by refresh
@@ -85,7 +85,7 @@ class Candidates:
                 log.warning("%s is not fetched yet: %s", refresh.candidate_name, error.message, extra=extra)
                 continue
             except AlphaloopError as error:
-                self._hold(refresh, error.message)
+                self._not_loaded(refresh, error.message)
             self._seen.add(refresh.id)
 
     def load_fetched(self) -> None:
@@ -104,9 +104,9 @@ class Candidates:
                 else:
                     continue
                 if name == refresh.candidate_name:
-                    self._hold(refresh, why)
+                    self._not_loaded(refresh, why)
                     break
-                log.error("%s drafts nothing: %s", name, why, extra={"action": "candidate_held", "drafter": name})
+                log.error("%s drafts nothing: %s", name, why, extra={"action": "candidate_not_loaded", "drafter": name})
 
     def rivals(self) -> dict[str, DrafterState]:
         """By drafter, the one that it is on trial with: candidate and parent are each other's rival.
@@ -135,11 +135,11 @@ class Candidates:
         extra = {"action": "candidate_loaded", "drafter": name, "parent": successor.parent}
         log.info("%s drafts beside %s", name, successor.parent, extra=extra)
 
-    def _hold(self, refresh: Refresh, why: str) -> None:
-        extra = {"action": "candidate_held", "drafter": refresh.candidate_name, "refresh": refresh.id}
+    def _not_loaded(self, refresh: Refresh, why: str) -> None:
+        extra = {"action": "candidate_not_loaded", "drafter": refresh.candidate_name, "refresh": refresh.id}
         log.error("%s drafts nothing: %s", refresh.candidate_name, why, extra=extra)
-        held = partial(self.store.hold, refresh.id, refresh.attempt, f"held: {why}")
-        self.write("why a candidate is held", held)
+        say = partial(self.store.say, refresh.id, refresh.attempt, f"not loaded: {why}")
+        self.write("why a candidate is not loaded", say)
 
 
 def open_candidates(base: Foundation, deciding: Deciding, configured: ModelSettings) -> Candidates:

@@ -86,7 +86,8 @@ class _Texts:
         begins: dict[str, float] = defaultdict(lambda: math.inf)
         for part in treated:
             begins[part.block_id] = min(begins[part.block_id], part.started_at.timestamp())
-        order = {block_id: index for index, block_id in enumerate(sorted(begins, key=lambda name: begins[name]))}
+        #: By block, its stretch: what lies before it, and its windows.
+        self.order = order = {name: index for index, name in enumerate(sorted(begins, key=lambda name: begins[name]))}
         # [stretches, groups]; rounds with a prompt belong to the tokens, and their proposals are not counted.
         self.tokens, self.rounds, self.plain_rounds, self.proposed = (
             np.zeros((len(order), num_groups)) for _ in range(4)
@@ -126,12 +127,14 @@ class _ControlTexts:
         corrected = np.sqrt(num_blocks / (num_blocks - 1))
         residual = belongs * (tokens[:, None] - self.yields * rounds[:, None])
         self.influence: Floats = residual / np.maximum(whole_tokens, 1.0) * corrected  # [blocks, groups]
+        self.names: Final = [block.control.block_id for block in blocks]
 
 
 def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int], control: _ControlTexts) -> Interval:
     """Linearised: see `time_ratios` for the blocks, Cochran 1977, §6.4, for a ratio over stretches."""
     vanilla_s = texts.tokens * texts.round_s / (times.ratio * control.yields)  # [stretches, groups]
-    moved = -((times.influence + control.influence) @ vanilla_s.sum(axis=0))  # [blocks]
+    by_times, by_texts = -(times.influence @ vanilla_s.sum(axis=0)), -(control.influence @ vanilla_s.sum(axis=0))
+    moved = by_times + by_texts  # [blocks]
     of_times = float(moved @ moved)
     # More proposals than usual make longer rounds too: what they yield is set against what they take.
     extra = texts.proposed - texts.plain_rounds * texts.mean_proposed
@@ -140,11 +143,14 @@ def _interval(texts: _Texts, times: TimeRatios, groups: Sequence[int], control: 
     residual = (vanilla_s - speedup * treatment_s).sum(axis=1)
     degrees_of_texts = float(max(len(residual) - 1, 1))
     of_texts = _serial_variance(residual) * len(residual) / degrees_of_texts
-    variance = of_times + of_texts
+    # Control and the windows around it, which are parts of one stretch, draft for the same texts, easy or hard ones.
+    shared = 2 * float(by_texts @ residual[[texts.order[name] for name in control.names]])
+    apart = of_times + of_texts
+    variance = max(apart + shared, float(by_times @ by_times))
     degrees_of_times = _degrees_of_freedom(moved, times.weight, np.asarray(groups))
     uncertain = of_times**2 / degrees_of_times + of_texts**2 / degrees_of_texts
     whole_s = float(vanilla_s.sum()) + texts.prompt_s
-    margin = t95(variance**2 / uncertain if uncertain else math.inf) * math.sqrt(variance) / whole_s
+    margin = t95(apart**2 / uncertain if uncertain else math.inf) * math.sqrt(variance) / whole_s
     ratio = whole_s / (float(treatment_s.sum()) + texts.prompt_s)
     return Interval(ratio, ratio * math.exp(-margin), ratio * math.exp(margin))
 

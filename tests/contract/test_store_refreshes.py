@@ -175,15 +175,19 @@ def test_a_candidate_that_is_not_kept_is_retired_and_can_be_restored(
     assert drafts.stale("t1") == set(), "what an operator restored stays"
 
 
-def test_a_candidate_that_is_held_says_why(store: RefreshStore) -> None:
+def test_a_candidate_that_is_not_loaded_says_why(store: RefreshStore) -> None:
     opened(store)
     tried = on_trial(store)
-    assert store.hold(tried.id, tried.attempt, "held: no memory")
-    (held,) = store.of("heads")
-    assert (held.state, held.sentence, held.changed_at) == (RefreshState.TRIAL, "held: no memory", tried.changed_at)
-    assert not store.hold(tried.id, tried.attempt + 1, "late")
+    assert store.say(tried.id, tried.attempt, "not loaded: no memory")
+    (found,) = store.of("heads")
+    assert (found.state, found.sentence, found.changed_at) == (
+        RefreshState.TRIAL,
+        "not loaded: no memory",
+        tried.changed_at,
+    )
+    assert not store.say(tried.id, tried.attempt + 1, "late")
     store.cancel("heads", NOW)
-    assert not store.hold(tried.id, tried.attempt, "late")
+    assert not store.say(tried.id, tried.attempt, "late")
 
 
 def test_the_jobs_of_a_trial_are_those_of_its_target_since_it_began(store: RefreshStore, database: Database) -> None:

@@ -204,7 +204,7 @@ def with_choices(choices: Mapping[str, str | None]) -> Callable[..., Any]:
 
 @pytest.mark.usefixtures("looks_often")
 @pytest.mark.parametrize("fault", ["altered", "gone", "name is taken", "other weights", "pickle"])
-def test_a_candidate_that_cannot_be_loaded_is_held_and_no_job_suffers(
+def test_of_a_candidate_that_cannot_be_loaded_the_refresh_says_why_and_no_job_suffers(
     settings: Settings, database: Database, on_trial: Trial, fault: str
 ) -> None:
     why = {
@@ -228,13 +228,13 @@ def test_a_candidate_that_cannot_be_loaded_is_held_and_no_job_suffers(
         torch.save({}, on_trial.folder / "pickle.safetensors")
     client = Client(settings)
     with engine_of(settings) as engine, running_worker(settings, engine):
-        until(lambda: on_trial.now().sentence.startswith("held: "), "it is held")
+        until(lambda: on_trial.now().sentence.startswith("not loaded: "), "the refresh says why")
         send(client, 4)
         assert len(client.results(4)) == 4
         assert "heads-2" not in names(engine) or fault == "name is taken"
-    held = on_trial.now()
-    assert held.state is RefreshState.TRIAL
-    assert why in held.sentence
+    found = on_trial.now()
+    assert found.state is RefreshState.TRIAL
+    assert why in found.sentence
     assert WorkerStore(database).seen() == []
 
 

@@ -171,10 +171,10 @@ def test_the_mean_gain_of_tasks_is_as_wide_as_what_it_rests_on() -> None:
     assert mean_gain([]) is None
 
 
-def test_a_candidate_that_is_held_is_rejected_with_the_reason() -> None:
-    held = replace(TRIAL, sentence="held: no memory")
-    (rejected,) = ended_trials(MODELS, [held], [], {"code": "heads"}, lambda refresh: MOST_JOBS)
-    assert rejected.sentence == "no task uses it after 2,000 jobs; held: no memory"
+def test_a_candidate_that_no_worker_could_load_is_rejected_with_the_reason() -> None:
+    unloaded = replace(TRIAL, sentence="not loaded: no memory")
+    (rejected,) = ended_trials(MODELS, [unloaded], [], {"code": "heads"}, lambda refresh: MOST_JOBS)
+    assert rejected.sentence == "no task uses it after 2,000 jobs; not loaded: no memory"
 
 
 @pytest.mark.parametrize(
