@@ -93,15 +93,9 @@ def assemble(
     presence = open_presence(base, leases, deciding.facts, lambda: bound.bindings.default_model)
     steering = open_steering(base, deciding.decider.session.lengths, presence, validation, candidates.rivals)
     watch = _watch(base, deciding.evidence_cache, leases, [intake, control_intake])
-    turns: dict[str, Callable[[], object]] = {
-        "control": control.turn,
-        "feed": feed.turn,
-        "retries": retries.turn,
-        "recording": recorder.turn,
-        "publishing": publisher.turn,
-        "forwarding": forwarder.turn,
-        "background": partial(_write_in_background, base, deciding),
-    }
+    turns: dict[str, Callable[[], object]] = {"control": control.turn, "feed": feed.turn, "retries": retries.turn}
+    turns |= {"recording": recorder.turn, "publishing": publisher.turn, "forwarding": forwarder.turn}
+    turns |= {"background": partial(_write_in_background, base, deciding)}
     keepers = (leases.thread, watch.thread, bound.thread, *candidates.threads, *(memory.threads if memory else ()))
     return Worker(
         base=base,

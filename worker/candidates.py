@@ -151,14 +151,7 @@ def open_candidates(base: Foundation, deciding: Deciding, configured: ModelSetti
     def loaded(drafter: DrafterState, parent: str) -> None:
         revisions[drafter.name] = drafter.revision
         cache.read_again()
-        register = partial(
-            registry.register,
-            drafter.name,
-            drafter.revision,
-            identity.target_revision,
-            is_scorable=drafter.is_scorable,
-            trained_for=drafter.trained_for or None,
-        )
+        register = partial(registry.register_served, drafter, identity.target_revision)
         base.background.put("a drafter that was trained anew", register)
         if isinstance(costs, LiveCosts):
             where = CostSubject(identity.host, identity.device, identity.engine, identity.target_revision, revisions)
@@ -166,13 +159,13 @@ def open_candidates(base: Foundation, deciding: Deciding, configured: ModelSetti
             base.background.put("costs of a drafter that was trained anew", partial(stored.save, where, copied))
 
     candidates = Candidates(
-        RefreshStore(base.database),
-        KeptDrafts(base.settings).fetch,
-        engine,
-        configured,
-        loaded,
-        cache.is_stale,
-        base.background.put,
+        store=RefreshStore(base.database),
+        fetch=KeptDrafts(base.settings).fetch,
+        engine=engine,
+        configured=configured,
+        loaded=loaded,
+        is_stale=cache.is_stale,
+        write=base.background.put,
     )
     if configured.target.engine == "own":
         candidates.threads = (BackgroundThread("candidates", candidates.look, every_s=LOOK_S),)

@@ -128,7 +128,7 @@ class Trainer:
         prompts = self._capture(refresh, work)
         parent = open_parent(self._drafter(refresh), refresh.parent_draft_revision)
         name, out = self._candidate_name(refresh.drafter), work / "draft"
-        trainee = Trainee(settings, name, parent, prompts, out, _Progress(refresh.id), should_stop)
+        trainee = Trainee(settings, name, parent, prompts, out, progress=_Progress(refresh.id), should_stop=should_stop)
         if settings.refresh.command:
             self._command(refresh, trainee, work)
             trained_on, judgement = "by refresh.command", None

@@ -30,6 +30,7 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
 from alphaloop.store.database import OLDEST_RUNNING, RowSet, Store, driver_of, of_row
 from alphaloop.tables import KEY, acceptance_state, cost_profiles, draft_revisions
@@ -459,6 +460,16 @@ class DraftRegistry(Store):
             where=draft_revisions.c.status == DraftStatus.CANDIDATE,
         )
         self._database.change(promote)
+
+    def register_served(self, drafter: DrafterState, target_revision: str) -> None:
+        """Register a drafter as a worker has loaded it."""
+        self.register(
+            drafter.name,
+            drafter.revision,
+            target_revision,
+            is_scorable=drafter.is_scorable,
+            trained_for=drafter.trained_for or None,
+        )
 
     def register_trained(
         self,
