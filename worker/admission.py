@@ -2,12 +2,12 @@
 
 Three criteria, in this order:
 
-1. *Share of device time* between tasks, and between the segments of a task (`worker/sharing.py`). Who had the least
+1. *Share of device time* between tasks, and between the segments of a task (`ordering/sharing.py`). Who had the least
    device time over weight goes next. Jobs of a task without a segment are one segment. A task's jobs of the high lane
    go first, but for `NORMAL_SHARE` of the starts.
-2. *Priority with age, then slack* within a segment (`worker/segment_order.py`): bands of whole steps of effective
+2. *Priority with age, then slack* within a segment (`ordering/segment_order.py`): bands of whole steps of effective
    priority, then the least slack until the deadline, then the arrival.
-3. *Shared prefix* (`worker/prefixes.py`). Jobs whose prompts begin alike save the device time in which that prefix is
+3. *Shared prefix* (`ordering/prefixes.py`). Jobs whose prompts begin alike save the device time in which that prefix is
    read, as long as they run together. So a job may overtake others of its segment, and its task and segment may stay
    at their turn, within a lead.
 
@@ -32,9 +32,9 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from alphaloop.engine import Sampling
 from alphaloop.messages import Job, Purpose
-from worker.prefixes import Prefix, SharedPrefixes
-from worker.segment_order import AGEING_S, JobHeap, Place, SegmentOrder, WaitingJob, drop_gone
-from worker.sharing import SHORTEST_JOB_S, FairShares
+from worker.ordering.prefixes import Prefix, SharedPrefixes
+from worker.ordering.segment_order import AGEING_S, JobHeap, Place, SegmentOrder, WaitingJob, drop_gone
+from worker.ordering.sharing import SHORTEST_JOB_S, FairShares
 
 _MEASURED: Final = frozenset({Purpose.PROBE.value, Purpose.CONTROL.value})
 Item = TypeVar("Item")

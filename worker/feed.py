@@ -32,12 +32,12 @@ from worker.dead_letters import DeadMessage, Forwarder
 from worker.intake.partitions import Delivery
 from worker.intake.polling import MAX_BUFFERED, Intake
 from worker.intake.validation import Fetching, ReadyJob, Refusal
-from worker.prefixes import prefixes_of
+from worker.ordering.prefixes import prefixes_of
+from worker.ordering.service_times import ServiceTimes
+from worker.ordering.sharing import SHORTEST_JOB_S
 from worker.publishing import Publication, answer_again
 from worker.recording import Recorder, ended
 from worker.running import Suspects
-from worker.service_times import ServiceTimes
-from worker.sharing import SHORTEST_JOB_S
 
 if TYPE_CHECKING:
     from worker.deciding.decider import Deciding

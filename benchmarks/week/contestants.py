@@ -18,8 +18,8 @@ from worker.admission import AdmissionQueue, Line
 from worker.feed import LEAST_AHEAD, Unread, num_soon
 from worker.intake.partitions import Delivery
 from worker.intake.polling import MAX_BUFFERED, MAX_WATERMARK_DISTANCE
-from worker.service_times import ServiceTimes
-from worker.sharing import FairShares
+from worker.ordering.service_times import ServiceTimes
+from worker.ordering.sharing import FairShares
 
 NUM_PARTITIONS: Final = 4  #: of each topic
 MAX_UNREAD_BYTES: Final = 64_000_000  #: worker.max_buffered_bytes

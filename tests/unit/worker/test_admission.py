@@ -15,9 +15,9 @@ from alphaloop.engine import Sampling
 from alphaloop.messages import Body, Decoding, Job, Purpose
 from tests.fixtures.simulated import SimulatedDevice, lane
 from worker.admission import NORMAL_SHARE, AdmissionQueue, LaneKey, Line, lane_of
-from worker.prefixes import MOST_LEAD_S, READING_SHARE, Prefix
-from worker.segment_order import AGEING_S
-from worker.sharing import MOST_IDLE
+from worker.ordering.prefixes import MOST_LEAD_S, READING_SHARE, Prefix
+from worker.ordering.segment_order import AGEING_S
+from worker.ordering.sharing import MOST_IDLE
 
 TASKS = ("code", "rag", "sql")
 PURPOSES = ("traffic", "traffic", "probe", "control")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.feed import LEAST_AHEAD, MOST_AHEAD, SOON_S, num_soon
-from worker.service_times import MARGIN_SD, ServiceTimes
+from worker.ordering.service_times import MARGIN_SD, ServiceTimes
 
 
 def served(*tokens: int, task: str = "code", token_s: float = 0.1, ahead_s: float = 0.0) -> ServiceTimes:

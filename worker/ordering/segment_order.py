@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeAlias, TypeVar
 
 from alphaloop.messages.job import MAX_PRIORITY
-from worker.prefixes import Prefix, SharedPrefixes
+from worker.ordering.prefixes import Prefix, SharedPrefixes
 
 if TYPE_CHECKING:
     from worker.admission import LaneKey

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.fixtures.simulated import lane
 from worker.admission import AdmissionQueue
-from worker.prefixes import Prefix
-from worker.segment_order import AGEING_S, TOP_PRIORITY, UNDATED_SHARE
+from worker.ordering.prefixes import Prefix
+from worker.ordering.segment_order import AGEING_S, TOP_PRIORITY, UNDATED_SHARE
 
 TOP_S = TOP_PRIORITY * AGEING_S  #: a job of priority 0 that has waited so long is in the top band
 seeded = settings(derandomize=True, deadline=None, max_examples=40)
