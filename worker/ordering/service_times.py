@@ -12,13 +12,16 @@ follow the load, and drafts.
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 NUM_REMEMBERED: Final = 32  #: ended jobs of a task that its means follow
+_KEPT: Final = 1 - 1 / NUM_REMEMBERED
 MARGIN_SD: Final = 2.0  #: standard deviations of a task's output lengths that a job is expected to be longer
 
 
-class _Means(NamedTuple):
+@dataclass(slots=True)
+class _Means:
     """Fading sums over ended jobs."""
 
     num_jobs: float = 0.0
@@ -27,15 +30,13 @@ class _Means(NamedTuple):
     wall_s: float = 0.0
     ahead_s: float = 0.0  #: between claim and start
 
-    def after(self, num_tokens: int, wall_s: float, ahead_s: float) -> _Means:
-        kept = 1 - 1 / NUM_REMEMBERED
-        return _Means(
-            kept * self.num_jobs + 1,
-            kept * self.num_tokens + num_tokens,
-            kept * self.squared_tokens + num_tokens**2,
-            kept * self.wall_s + wall_s,
-            kept * self.ahead_s + ahead_s,
-        )
+    def add(self, num_tokens: int, wall_s: float, ahead_s: float) -> None:
+        self.num_tokens = _KEPT * self.num_tokens + num_tokens
+        self.squared_tokens = _KEPT * self.squared_tokens + num_tokens * num_tokens
+        self.wall_s = _KEPT * self.wall_s + wall_s
+        self.ahead_s = _KEPT * self.ahead_s + ahead_s
+        # The last: a thread that asks meanwhile divides by no sum that is still 0.
+        self.num_jobs = _KEPT * self.num_jobs + 1
 
     @property
     def long_tokens(self) -> float:
@@ -45,7 +46,7 @@ class _Means(NamedTuple):
 
 
 class ServiceTimes:
-    """Expected seconds of service by task. One thread counts, any may ask. Of a new task, the means are all tasks'."""
+    """Expected seconds of service by task. One thread counts, any may ask. A new task has the means of all."""
 
     def __init__(self) -> None:
         self._all = _Means()
@@ -53,9 +54,10 @@ class ServiceTimes:
 
     def ended(self, task: str, *, num_tokens: int, wall_s: float, ahead_s: float) -> None:
         """Count a job whose text ended: its output tokens, its decoding, and its wait between claim and start."""
-        tokens = max(1, num_tokens)
-        self._all = self._all.after(tokens, wall_s, ahead_s)
-        self._by_task[task] = self._by_task.get(task, _Means()).after(tokens, wall_s, ahead_s)
+        if (means := self._by_task.get(task)) is None:
+            means = self._by_task[task] = _Means()
+        for sums in (self._all, means):
+            sums.add(max(1, num_tokens), wall_s, ahead_s)
 
     @property
     def decode_s(self) -> float | None:
@@ -66,6 +68,8 @@ class ServiceTimes:
         """Seconds from turn to end of a job whose output is at most `max_tokens` long; 0 before any job has ended."""
         if not self._all.num_jobs:
             return 0.0
-        means = self._by_task.get(task, self._all)
+        means = self._by_task.get(task)
+        if means is None or not means.num_jobs:
+            means = self._all
         decode_s = means.wall_s / means.num_tokens * min(means.long_tokens, max_tokens)
         return self._all.ahead_s / self._all.num_jobs + decode_s
