@@ -40,7 +40,7 @@ class Stream:
 
 
 STREAMS: Final = (
-    Stream("chat", 0.15, 120, 0.6, 0.6, (180.0, 600.0), is_high=True),
+    Stream("chat", 0.15, 120, 0.6, 0.6, (180.0, 600.0), is_high=True, priority=100),
     Stream("code", 0.2, 400, 0.6, 0.8, (1800.0, 10_800.0)),
     Stream("code", 0.15, 400, 0.6, 0.8, (DAY_S, DAY_S), segment="batch", nightly_at_s=22 * 3600.0),
     Stream("rag", 0.2, 250, 0.8, 0.5, (1800.0, 21_600.0)),
