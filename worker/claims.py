@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -84,6 +85,12 @@ class Claims:
     def attempts(self) -> dict[str, int]:
         """The fencing token of every job that is ours."""
         return {c.job_id: c.attempt for c in (*self.to_decode, *(e.claimed for e in self.ended))}
+
+    def end_expired(self, now: datetime) -> None:
+        """Decode no job whose deadline has passed at `now` (aware)."""
+        if over := [claimed for claimed in self.to_decode if claimed.ready.job.is_expired(now)]:
+            self.to_decode = [claimed for claimed in self.to_decode if claimed not in over]
+            self.ended += [EndedUndecoded(claimed, Status.EXPIRED, expired(claimed)) for claimed in over]
 
 
 @dataclass(eq=False)

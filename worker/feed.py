@@ -352,12 +352,12 @@ class JobFeed:
             self._num_taken += len(new)
         now = self.clock()
         self._held += [(now, job) for job in again]
-        self.ready.count_claimed(len(new))
         return new
 
     def _claim(self, jobs: Sequence[ReadyJob], *, alone: bool = False) -> None:
         self.prepare_decisions(job.lane for job in jobs)
         claims = self.claiming.claim(jobs, alone=alone)
+        claims.end_expired(self.undecoded.now())
         now = self.clock()
         self._held += self.suspects.set_aside(claims)
         self._held += [(now + held_for_s, job) for job, held_for_s in claims.held]
@@ -365,6 +365,7 @@ class JobFeed:
         self.intake.handing_over.owe(claimed.ready.delivery for claimed in owed)
         self._forget(self.undecoded.pass_on(claims))
         self.ready.fill(claims.to_decode)
+        self.ready.count_claimed(len(claims.to_decode))
 
     def _is_ours(self, job: ReadyJob) -> bool:
         return self.claiming.leases.holds(job.job.job_id)

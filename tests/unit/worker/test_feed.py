@@ -307,11 +307,25 @@ def test_the_job_with_the_least_slack_is_claimed_first_and_one_past_its_deadline
     for job_id, after_s in (("plain", None), ("far", 9000.0), ("near", 60.0), ("over", -1.0)):
         deadline = {} if after_s is None else {"deadline": (NOW + timedelta(seconds=after_s)).isoformat()}
         one.send(job_id, **deadline)
+    one.feed.turn()
+    assert [(job.claimed.job_id, job.outcome.status) for job in one.ended] == [("over", "expired")]
     order = []
     for _ in range(4):
         one.feed.turn()
         order += [started.job_id for started in one.start()]
-    assert order == ["over", "near", "far", "plain"]
+    assert order == ["near", "far", "plain"]
+
+
+def test_jobs_that_are_over_make_no_others_be_claimed_ahead() -> None:
+    """Each turn ends some, within a moment. Those that can start are claimed no earlier for it."""
+    one = Feeding(num_ahead=1)
+    over = {"deadline": (NOW - timedelta(seconds=1)).isoformat()}
+    one.send(*(f"over-{number}" for number in range(50)), **over)
+    one.send(*(f"job-{number}" for number in range(50)))
+    for _ in range(60):
+        one.feed.turn()
+    assert (len(one.ended), len(one.feed.ready)) == (50, 1)
+    assert +one.feed._taken == {claimed.ready.line: 1 for claimed in one.start()}
 
 
 def test_what_a_job_takes_is_learned_from_the_texts_that_ended() -> None:
