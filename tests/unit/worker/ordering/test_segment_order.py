@@ -103,6 +103,15 @@ def test_a_job_is_lost_by_what_services_take_when_it_is_at_its_turn() -> None:
     assert order.next(now=0.0) == ["easy", "tight"]
 
 
+def test_a_job_whose_service_has_become_shorter_has_more_slack_at_its_turn() -> None:
+    service_s = {"shorter": 90.0, "other": 5.0}
+    queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1, service_s=lambda _, name: service_s[name])
+    for name, within_s in (("shorter", 100.0), ("other", 50.0)):
+        queue.add(lane(), name, priority=0, num_bytes=1, now=0.0, deadline_s=within_s)
+    service_s["shorter"] = 5.0
+    assert [name for _, name in queue.next(2, running={}, now=1.0)] == ["other", "shorter"]
+
+
 def test_a_job_whose_deadline_has_passed_leaves_at_once_without_a_share_of_the_device() -> None:
     queue: AdmissionQueue[str] = AdmissionQueue(num_slots=1, service_s=lambda *_: 5.0)
     for number in range(20):
