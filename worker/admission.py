@@ -78,11 +78,16 @@ class AdmissionQueue(Generic[Item]):
     def __len__(self) -> int:
         return self._num_jobs[True] + self._num_jobs[False]
 
-    def num_waiting(self, task: str, segment: str, *, is_high: bool) -> int:
-        """The waiting jobs of a segment in one of its task's lanes, but for probes and controls."""
+    def num_waiting(self, task: str, segment: str, is_dated: bool | None = None, *, is_high: bool) -> int:
+        """The waiting jobs of a segment in one of its task's lanes, but for probes and controls.
+
+        `is_dated`: those with a deadline, or those without; None: all.
+        """
         known = self._tasks.get(task)
         traffic = known.lanes[is_high].get(segment) if known is not None else None
-        return traffic.num_jobs if traffic is not None else 0
+        if traffic is None:
+            return 0
+        return traffic.num_jobs if is_dated is None else traffic.num_dated if is_dated else traffic.num_undated
 
     def load(self, *, is_high: bool) -> tuple[int, int]:
         """The waiting jobs of the high lanes, or of the others, and their bytes as given to `add`."""

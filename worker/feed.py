@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Inside a text a quotation mark is escaped, so this finds the name of a field.
 _SEGMENT: Final = re.compile(rb'"segment"\s*:\s*("(?:[^"\\]|\\.){1,1000}")')
+#: A field of that name elsewhere costs its job only the place in line of those with a deadline.
+_DEADLINE: Final = b'"deadline"'
 
 
 class Unread:
@@ -53,7 +55,7 @@ class Unread:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._lines: dict[tuple[str, str], deque[Delivery]] = {}
+        self._lines: dict[tuple[str, str, bool], deque[Delivery]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -67,16 +69,18 @@ class Unread:
         return self._max_bytes - self._num_bytes
 
     def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Let these wait after those of their tasks and segments."""
+        """Let these wait after those of their tasks and segments, apart by whether they have a deadline."""
         for delivery in deliveries:
-            line = task_of(delivery.record.topic) or "", segment_in(delivery.record.value)
+            value = delivery.record.value or b""
+            line = task_of(delivery.record.topic) or "", segment_in(value), _DEADLINE in value
             self._lines.setdefault(line, deque()).append(delivery)
             self._num_bytes += delivery.num_bytes
 
-    def take(self, num_read: Callable[[str, str], int]) -> Iterator[Delivery]:
+    def take(self, num_read: Callable[[str, str, bool], int]) -> Iterator[Delivery]:
         """Take out one after the other, as long as the caller asks, of whoever has the fewest read ones waiting.
 
-        `num_read`: how many read jobs of a task and segment wait. What was taken here counts as read.
+        `num_read`: how many read jobs of a task and segment wait, with a deadline or without. What was taken here
+        counts as read.
         """
         turns = [(num_read(*line), number, line) for number, line in enumerate(self._lines)]
         heapify(turns)
@@ -99,13 +103,13 @@ class Unread:
         self.put(left)
 
 
-def segment_in(value: bytes | None) -> str:
+def segment_in(value: bytes) -> str:
     """The segment that a message seems to name; empty for none. Only its place in line depends on it.
 
     Reading the whole message for it would take a hundred times as long. A field of that name deeper in the message may
     be taken for it: the job still runs as its own segment's.
     """
-    match = _SEGMENT.search(value or b"")
+    match = _SEGMENT.search(value)
     if match is None:
         return ""
     try:

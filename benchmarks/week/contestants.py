@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -190,7 +191,8 @@ def _line(job: WeekJob) -> Line:
 
 
 def _delivery(where: tuple[str, int], offset: int, job: WeekJob) -> Delivery:
-    value = b'{"segment": "%s"}' % job.stream.segment.encode() if job.stream.segment else b"{}"
+    fields = {"segment": job.stream.segment, "deadline": "" if job.deadline_s < math.inf else None}
+    value = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
     return Delivery(Record(*where, offset, None, value, (), int(1000 * job.at_s)), 1)
 
 

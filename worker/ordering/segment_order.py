@@ -176,6 +176,16 @@ class SegmentOrder(Generic[Item]):
         return in_turn + [job for _, job in self._late if job.is_waiting]
 
     @property
+    def num_undated(self) -> int:
+        """Jobs without a deadline."""
+        return self._undated.num_jobs
+
+    @property
+    def num_dated(self) -> int:
+        """Jobs with a deadline."""
+        return self.num_jobs - self._undated.num_jobs
+
+    @property
     def eldest(self) -> Place:
         """The place of the first in rank."""
         return min(heap[0][0] for heap in (self._undated.heap, self._dated.heap, self._late) if heap)

@@ -288,6 +288,15 @@ def test_a_segment_that_fills_every_buffer_keeps_no_other_out() -> None:
     assert max(order.index(f"gold-{number}") for number in range(5)) <= 8 + 2 * 5
 
 
+def test_jobs_without_a_deadline_that_fill_every_buffer_keep_no_near_deadline_unread() -> None:
+    one = Feeding(num_ahead=1, max_waiting=8)
+    one.send(*(f"plain-{number}" for number in range(300)))
+    one.send(*(f"near-{number}" for number in range(5)), deadline=(NOW + timedelta(seconds=600)).isoformat())
+    order = one.decode_all()
+    assert len(order) == 305
+    assert max(order.index(f"near-{number}") for number in range(5)) <= 8 + 2 * 5
+
+
 def test_what_waits_unread_is_bounded_in_bytes_and_leaves_with_its_partition() -> None:
     one = Feeding(num_ahead=1, max_waiting=3, max_bytes=20_000)
     one.send(*(f"job-{number}" for number in range(50)))
