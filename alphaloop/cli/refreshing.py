@@ -7,7 +7,7 @@ from dataclasses import asdict
 import typer
 
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
-from alphaloop.cli.screen import note, show_rows
+from alphaloop.cli.screen import note, paragraph, show_rows
 from alphaloop.errors import ConfigError
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines, served
 from alphaloop.settings import Settings
@@ -47,13 +47,17 @@ def refresh(
         lines = refresh_lines(database, settings.models, drafter=name)
     show_rows(
         lines,
-        *("number", "target", "why", "state", "stale", "after", "gain", "what there is to say"),
+        *("number", "target", "why", "state", "stale", "after", "gain"),
         right=["number", "stale", "after"],
         cells=_cells,
         nothing=f"no refresh of {name} is known",
         as_json=as_json,
         row_as_json=asdict,
     )
+    if not as_json:
+        for line in reversed(lines):
+            if line.in_words:
+                paragraph(f"{line.id}: {line.in_words}")
 
 
 def _open(settings: Settings, database: Database, name: str) -> None:
@@ -78,4 +82,4 @@ def _open(settings: Settings, database: Database, name: str) -> None:
 def _cells(line: RefreshLine) -> list[str]:
     rates = ["-" if rate is None else f"{rate:.2f}" for rate in (line.stale, line.after)]
     names = [str(line.id), line.target_revision, words(line.reason), words(line.state)]
-    return [*names, *rates, line.gain or "-", line.in_words or "-"]
+    return [*names, *rates, line.gain or "-"]
