@@ -164,6 +164,7 @@ class JobFeed:
     clock: Callable[[], float] = time.monotonic
 
     def __post_init__(self) -> None:
+        self.queue.service_s = lambda lane, job: self.service.expected_s(lane.task, job.prepared.sampling.max_tokens)
         self._assignment = -1
         self._unread = {is_high: Unread(self.max_bytes) for is_high in (True, False)}
         #: Jobs whose claim another worker or their own first delivery has, with the time at which to ask again.
@@ -480,14 +481,12 @@ def open_feed(
     """What orders and claims this worker's jobs."""
     limits, engine, validation = base.settings.worker, base.engine, reader.validation
     num_slots, segments = engine.load().num_slots, base.settings.segments
-    service = ServiceTimes()
     queue: AdmissionQueue[ReadyJob] = AdmissionQueue(
         num_slots=num_slots,
         quantum_s=limits.task_quantum_s,
         weight_of=lambda task: validation.tasks[task].weight,
         weight_of_segment=lambda segment: settings_of_segment(segments, segment).weight,
         read_s=deciding.costs.read_s,
-        service_s=lambda lane, job: service.expected_s(lane.task, job.prepared.sampling.max_tokens),
     )
     ready = ClaimedAhead(
         max(LEAST_AHEAD, num_slots),
@@ -505,6 +504,6 @@ def open_feed(
         ready=ready,
         max_jobs=MAX_BUFFERED,
         max_bytes=base.max_bytes,
-        service=service,
+        service=ServiceTimes(),
         prepare_decisions=deciding.first_reads.prepare,
     )

@@ -340,10 +340,11 @@ def test_jobs_that_are_over_make_no_others_be_claimed_ahead() -> None:
 def test_what_a_job_takes_is_learned_from_the_texts_that_ended() -> None:
     """From its claim: what was claimed ahead waits for its start."""
     one = Feeding(num_ahead=1)
+    one.now = 5.0
     one.send("first")
     one.feed.turn()
     (claimed,) = one.start()
-    one.now = 14.0
+    one.now = 19.0
     counts = AcceptanceCounts(100, 100, 0)
     one.feed.served([(claimed, SimpleNamespace(counts=counts, wall_s=10.0))])  # type: ignore[list-item]
     one.end([claimed])
