@@ -238,7 +238,9 @@ def test_servers_are_named_by_what_serves_and_where_on_every_screen(
     with console(database_url) as visitor:
         visitor.read("/tasks.json")
         until(lambda: visitor.get("/tasks/code.json").data["explanation"] is not None, "the task is explained", 30)
-        pages = {address: visitor.get(address).text for address in ("/now", "/now.json", "/tasks/code", "/tasks/code.json")}
+        pages = {
+            address: visitor.get(address).text for address in ("/now", "/now.json", "/tasks/code", "/tasks/code.json")
+        }
     screens = {
         **pages,
         **{" ".join(words): cli(*words).out for words in (("status",), ("explain", "code"))},
