@@ -150,7 +150,6 @@ def open_candidates(base: Foundation, deciding: Deciding, configured: ModelSetti
 
     def loaded(drafter: DrafterState, parent: str) -> None:
         revisions[drafter.name] = drafter.revision
-        cache.read_again()
         register = partial(registry.register_served, drafter, identity.target_revision)
         base.background.put("a drafter that was trained anew", register)
         if isinstance(costs, LiveCosts):
