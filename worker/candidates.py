@@ -48,7 +48,7 @@ class Fetched:
 class Candidates:
     """The candidates of one worker. `look` belongs to the thread of `threads`, all else to the loop's.
 
-    `loaded` is called with each drafter once it drafts, and the name of its parent. `is_stale` is asked with a drafter
+    `loaded` is called with each drafter that was loaded, and the name of its parent. `is_stale` is asked with a drafter
     and its revision.
     """
 

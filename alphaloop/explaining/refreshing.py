@@ -158,7 +158,7 @@ class TaskGain:
 
 
 def names_of(models: ModelSettings, refresh: Refresh) -> tuple[str, ...]:
-    """The candidate of a refresh and what asks it, by the names under which they draft; the candidate first."""
+    """The names of a refresh's candidate and of the hybrids that ask it, the candidate first."""
     return tuple(_parents(models, refresh)) or (refresh.candidate_name or "",)
 
 

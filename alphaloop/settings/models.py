@@ -419,7 +419,7 @@ DrafterSettings = Annotated[
 
 
 class Successor(NamedTuple):
-    """A drafter that a worker has beside those of its settings, because one of these was trained anew."""
+    """A drafter that a worker adds to those of its settings, because one of these was trained anew."""
 
     parent: str  #: that it is on trial with
     settings: HeadsDrafterSettings | HybridDrafterSettings
