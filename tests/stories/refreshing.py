@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
+import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,7 +28,7 @@ from typing import Any, Final
 import torch
 from rich.console import Console
 
-from alphaloop.cli.children import child_command, child_process
+from alphaloop.cli.children import child_process
 from alphaloop.cli.options import GlobalOptions, open_database
 from alphaloop.cli.services import prepare
 from alphaloop.embedded.process import ChildProcess
@@ -39,7 +38,6 @@ from alphaloop.errors import AlphaloopError
 from alphaloop.explaining.explanation import next_jobs
 from alphaloop.explaining.refreshing import RefreshLine, refresh_lines
 from alphaloop.settings import Settings
-from alphaloop.settings.load import SHIPPED_CONFIGS
 from alphaloop.settings.models import ModelSettings
 from alphaloop.store.database import Database, DatabaseClock
 from alphaloop.store.decision_inputs import DraftRegistry
@@ -49,10 +47,10 @@ from benchmarks.exactness import decode
 from benchmarks.jobs import PromptJob, forced, prompts_of, without_prefix_cache
 from benchmarks.paired import bootstrap, paired_ratio
 from engine.own import TransformersEngine, load_engine
-from tests.stories.configs import PROFILE
+from tests.stories.configs import PROFILE, write_profile
 from tests.stories.deployment import Deployment
 from tests.stories.faults import Faults
-from tests.stories.models import tuned_target
+from tests.stories.models import train_draft, tuned_target
 from tests.stories.prompts import story_prompts
 from tests.stories.size import Size
 
@@ -60,15 +58,6 @@ HEADS, BOTH, LOOKUP = "heads", "both", "lookup"
 #: Runs of the scheduler in which the trial has to end.
 MOST_RUNS: Final = 6
 _PROFILE: Final = """
-[kafka]
-num_partitions = 2
-replication_factor = 1
-session_timeout_ms = 20000
-
-[models.target]
-source = "{target}"
-num_threads = {num_threads}
-
 [models.drafters.heads]
 method = "heads"
 source = "{heads}"
@@ -83,7 +72,7 @@ max_draft_tokens = 4
 http_port = 0
 
 [policy]
-control_share = 0.2
+control_share = 0.5
 explore_share = 0.1
 
 [scheduler]
@@ -158,28 +147,27 @@ class Story:
         prompts.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
         recipe.write_text(_RECIPE.format(num_texts=self.options.texts, num_epochs=self.options.epochs), "utf-8")
         self._say(f"training heads for the model as it was made, on at most {self.options.texts} texts …")
-        environment = GlobalOptions(data_dir=self.data_dir).environment()
-        environment["ALPHALOOP_MODELS__TARGET__SOURCE"] = self.options.source
-        environment["ALPHALOOP_MODELS__TARGET__NUM_THREADS"] = str(self.options.threads)
-        command = ["draft", "train", str(folder), "--method", "heads", "--prompts", str(prompts)]
-        command += ["--recipe", str(recipe), "--name", HEADS, "--seed", str(self.options.seed)]
-        subprocess.run(child_command("alphaloop.cli", command), env=environment, check=True)
+        train_draft(
+            folder,
+            *("--method", "heads", "--prompts", str(prompts), "--recipe", str(recipe), "--name", HEADS),
+            target=self.options.source,
+            num_threads=self.options.threads,
+            seed=self.options.seed,
+        )
         return folder
 
     def _configs(self, target: Path, heads: Path, tasks: Mapping[str, object]) -> Path:
-        folder = self.data_dir / "configs"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(SHIPPED_CONFIGS, folder)
-        text = _PROFILE.format(target=target, heads=heads.absolute(), num_threads=self.options.threads)
+        num_threads = self.options.threads
+        text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
+        folder = write_profile(self.data_dir / "configs", text, target=str(target), num_threads=num_threads)
         (folder / "tasks.toml").write_text("".join(f"[tasks.{task}]\ntrain_from_traffic = true\n" for task in tasks))
-        (folder / f"{PROFILE}.toml").write_text(text, encoding="utf-8")
         return folder
 
     def _live(
         self, on: Deployment, configs: Path, options: GlobalOptions, traffic: Mapping[str, Sequence[str]]
     ) -> dict[str, Any]:
         """From the first jobs under the new target to the end of the trial."""
-        rounds = _jobs(traffic, self.options)
+        rounds = _rounds(traffic, self.options)
         refreshes = RefreshStore(on.database)
         with on.worker(configs, Faults(seed=self.options.seed)) as worker:
             self._decode(on, next(rounds), worker)
@@ -279,16 +267,22 @@ class Story:
         self.screen.print(f"{time.monotonic() - self._begun:6.0f} s  {text}", markup=False, soft_wrap=True)
 
 
-def _jobs(traffic: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[list[PromptJob]]:
-    """Rounds of jobs: so many of each task, in turn, each under a name of its own."""
+def _rounds(traffic: Mapping[str, Sequence[str]], options: argparse.Namespace) -> Iterator[list[PromptJob]]:
+    """Jobs in rounds, each under a name of its own: some of every task, then many of one, in turn of `options.busy`.
+
+    Rounds of many unlike tasks close few blocks of the experiment, and the trial would last for hours.
+    """
     endless = {task: cycle(prompts) for task, prompts in traffic.items()}
-    for number in range(MOST_RUNS + 1):
-        of_tasks = [(task, list(islice(prompts, options.jobs))) for task, prompts in endless.items()]
-        yield [
-            PromptJob(f"refresh-{number}-{task}-{place}", task, own[place], options.max_tokens)
-            for place in range(options.jobs)
-            for task, own in of_tasks
-        ]
+    first = [(task, prompt) for task, prompts in endless.items() for prompt in islice(prompts, options.jobs)]
+    yield [_job(f"0-{n}", *one, options) for n, one in enumerate(random.Random(options.seed).sample(first, len(first)))]
+    busy = [task for task in options.busy if task in endless] or sorted(endless)[:1]
+    for number, task in enumerate(islice(cycle(busy), MOST_RUNS), start=1):
+        own = islice(endless[task], options.many)
+        yield [_job(f"{number}-{n}", task, prompt, options) for n, prompt in enumerate(own)]
+
+
+def _job(name: str, task: str, prompt: str, options: argparse.Namespace) -> PromptJob:
+    return PromptJob(f"refresh-{name}", task, prompt, options.max_tokens)
 
 
 def _tokens_per_s(engine: TransformersEngine, job: PromptJob, decision: Any) -> float:
@@ -331,7 +325,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="of the worker and of training")
     parser.add_argument("--texts", type=int, default=300, help="that the old heads are trained on")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--jobs", type=int, default=12, help="of each task in a round of traffic")
+    parser.add_argument("--jobs", type=int, default=12, help="of each task before the refresh")
+    parser.add_argument("--busy", nargs="*", default=["code", "function_calling"], help="tasks of the trial's rounds")
+    parser.add_argument("--many", type=int, default=100, help="jobs of such a round")
     parser.add_argument("--unseen", type=int, default=4, help="prompts of each task that are decoded forced")
     parser.add_argument("--max-tokens", type=int, default=64)
     return parser.parse_args()
