@@ -195,7 +195,8 @@ def _tell_status(
     if as_json:
         print_json(counted.as_json(batch.batch_id))
     else:
-        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}"))
+        end = f"; {counted.end.sentence()}" if counted.end else ""
+        note(one_line(f"{batch.batch_id}: {counted.state}; {counts(counted.by_status)}{end}"))
     return num_failed
 
 

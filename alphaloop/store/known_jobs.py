@@ -31,6 +31,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from alphaloop.store.database import Database, Store, columns_of, of_row
 from alphaloop.store.job_counts import DRAFTED_ROUNDS, ROUNDS
+from alphaloop.store.promises import PromisedEnd, newest_promises
 from alphaloop.store.workers import SILENT_AFTER
 from alphaloop.tables import api_batches, batches, decode_runs, jobs, redrives, workers
 
@@ -405,6 +406,7 @@ class ListedBatch:
     by_status: Mapping[str, int]
     status: str | None  #: one of the API's; None of any other
     created_at: datetime
+    end: PromisedEnd | None = None  #: what was said last of when it ends
 
 
 class BatchStore(Store):
@@ -414,7 +416,8 @@ class BatchStore(Store):
         """The newest, after the batch that was made at this moment and has this id. Raises StoreError."""
         at, batch_id = after or (None, None)
         rows = self._database.rows(_PAGE_OF_BATCHES, {"limit": limit, "at": at, "id": batch_id})
-        return [of_row(ListedBatch, row) for row in rows]
+        ends = newest_promises(self._database, [row.id for row in rows])
+        return [of_row(ListedBatch, row, end=ends.get(row.id)) for row in rows]
 
     def find(self, batch_id: str) -> ListedBatch | None:
         """The batch of this id; None where none was submitted, and no worker has claimed a job of it."""
@@ -454,7 +457,8 @@ class BatchStore(Store):
                 connection.execute(change)
 
     def _named(self, ids: Sequence[str]) -> dict[str, ListedBatch]:
-        return {row.id: of_row(ListedBatch, row) for row in self._database.rows(_NAMED, {"ids": ids})}
+        rows, ends = self._database.rows(_NAMED, {"ids": ids}), newest_promises(self._database, ids)
+        return {row.id: of_row(ListedBatch, row, end=ends.get(row.id)) for row in rows}
 
 
 _LISTED: Final = """
