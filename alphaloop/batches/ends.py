@@ -297,9 +297,10 @@ class _Future:
             ends[part.batch.id] = np.maximum(ends.get(part.batch.id, 0.0), end_s)
         found = {}
         for batch in {part.batch.id: part.batch for part in self._parts}.values():
-            end_s = np.minimum(ends[batch.id], batch.deadline_s - self._situation.now_s)
+            # What no draw has ended is later than any that is promised.
+            end_s = np.minimum(ends[batch.id], min(2 * MOST_S, batch.deadline_s - self._situation.now_s))
             low_s, median_s, high_s = np.quantile(end_s, [0.16, 0.5, 0.84])
-            if np.isinf(high_s):
+            if high_s > MOST_S:
                 found[batch.id] = Outlook(why=f"it takes more than {MOST_S / DAY_S:.0f} days as things are now")
             else:
                 found[batch.id] = Outlook(float(median_s), max(float(high_s - low_s) / 2, 0.02 * float(median_s), 1.0))
