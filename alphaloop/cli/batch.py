@@ -139,7 +139,7 @@ def list_batches(
         batches = BatchStore(database).page(limit)
     show_rows(
         batches,
-        *("batch", "from", "state", "done", "age"),
+        *("batch", "from", "state", "done", "age", "end"),
         right=("done", "age"),
         cells=_batch_cells,
         nothing="no batches",
@@ -152,7 +152,8 @@ def _batch_cells(batch: ListedBatch) -> tuple[str, ...]:
     now, came = Progress.of(batch), " ".join(one_line(part) for part in (batch.source, batch.by or "") if part)
     done = f"{now.num_completed:,}+{now.num_failed:,}/{now.total:,}"
     age = (datetime.now(UTC) - batch.created_at).total_seconds()
-    return (one_line(batch.id), came, words(now.state), done, span(age))
+    end = now.end.sentence() if now.end else ""
+    return (one_line(batch.id), came, words(now.state), done, span(age), end)
 
 
 @example("alphaloop batch output requests.jsonl --to output.jsonl")

@@ -59,6 +59,7 @@ class KnownJob:
     num_tokens: int | None
     silence: timedelta | None
     is_cancelling: bool
+    batch_id: str | None = None
 
 
 def known_jobs(database: Database, job_ids: Collection[str]) -> dict[str, KnownJob]:
@@ -339,8 +340,9 @@ def ended_among(database: Database, job_ids: Iterable[str]) -> set[str]:
 _PAGE: Final = 500
 # The worker's row says which of its claims it decodes, and how far it is.
 _CLAIMED: Final = text("""
-    SELECT jobs.job_id, jobs.task, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures, jobs.owner,
-        jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at, jobs.finished_at,
+    SELECT jobs.job_id, jobs.task, jobs.batch_id, jobs.status, jobs.attempt, jobs.num_crashes, jobs.num_failures,
+        jobs.owner, jobs.lease_expires_at, jobs.lease_expires_at > clock_timestamp() AS is_held, jobs.created_at,
+        jobs.finished_at,
         jobs.outcome::text AS outcome, workers.num_tokens[array_position(workers.job_ids, jobs.job_id)] AS num_tokens,
         clock_timestamp() - workers.seen_at AS silence,
         EXISTS (SELECT FROM cancellations WHERE job_id = jobs.job_id AND ends_at >= created_at) AS is_cancelling
