@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 from sqlalchemy import func, select, text, update
@@ -50,8 +50,9 @@ class PromisedEnd:
         return expected_end(self.ends_at, self.earliest_at, self.latest_at, self.promised_at)
 
     def as_json(self) -> dict[str, Any]:
-        """What was said, without what it was made from."""
-        return values_of(self, "batch_id", "median_s", "sd_s")
+        """What was said, without what it was made from; moments in UTC, the same text on every screen."""
+        said = values_of(self, "batch_id", "median_s", "sd_s", "ended_at")
+        return {n: v.astimezone(UTC).isoformat() if isinstance(v, datetime) else v for n, v in said.items()}
 
 
 @dataclass(frozen=True, slots=True)
