@@ -39,6 +39,10 @@ _IS_FULL: Final = 0.75
 #: Standard deviations of logarithms that no measurement shows: of the device's speed, and of a line's arrivals.
 _SPEED_SD: Final = 0.03
 _ARRIVALS_SD: Final = 0.15
+_NEW_ARRIVALS_SD: Final = 0.4  #: before a whole day was seen
+#: No end is expected with a smaller standard deviation: a share of what remains, and seconds.
+_LEAST_SD: Final = 0.03
+_LEAST_SD_S: Final = 5.0
 _NUM_LAST_HOURS: Final = 3  #: that say at which level jobs arrive now
 _PRIOR_ARRIVALS: Final = 30.0  #: jobs that the level of other days is worth
 _FIRST_STEP_S: Final = 5.0
@@ -76,6 +80,7 @@ class Arrivals:
     num_by_hour: Sequence[float]
     #: Variance of an hour's number over its mean: 1 where jobs come one by one, their number where they come together.
     dispersion: float = 1.0
+    is_new: bool = False  #: less than a day of them was seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,7 @@ class Outlook:
 
     median_s: float = math.nan
     sd_s: float = math.nan
+    most_s: float = math.inf  #: its requests expire then
     why: str | None = None
 
 
@@ -142,9 +148,10 @@ class Calibration:
     def interval_s(self, outlook: Outlook) -> tuple[float, float, float]:
         """Seconds from now: the expected end, the earliest and the latest."""
         quantile = t_quantile(_PRIOR_BATCHES + self.num_batches, 1 - COVERAGE)
-        middle_s = max(0.0, outlook.median_s + self.shift * outlook.sd_s)
+        middle_s = outlook.median_s + self.shift * outlook.sd_s
         half_s = quantile * self.scale * outlook.sd_s
-        return middle_s, max(0.0, middle_s - half_s), middle_s + half_s
+        ends = (max(0.0, min(end_s, outlook.most_s)) for end_s in (middle_s, middle_s - half_s, middle_s + half_s))
+        return next(ends), next(ends), next(ends)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +219,7 @@ def outlooks(situation: Situation) -> dict[str, Outlook]:
     known, found = [], dict[str, Outlook]()
     for batch in situation.batches:
         if not sum(batch.num_open.values()):
-            found[batch.id] = Outlook(0.0, 1.0)
+            found[batch.id] = Outlook(0.0, _LEAST_SD_S)
         elif any(costs.of(line) is None for line in batch.num_open):
             found[batch.id] = Outlook(why="no job has ended in the last day")
         else:
@@ -256,7 +263,8 @@ class _Future:
         self._overtaking = self._overtaking_of(batches)
         self._by_hour = self._hours()
         self._dispersion = np.array([self._arrivals(line).dispersion for line in self._lines])
-        self._busier = np.exp(_ARRIVALS_SD * self._normal(len(self._lines)))
+        sd = [_NEW_ARRIVALS_SD if self._arrivals(line).is_new else _ARRIVALS_SD for line in self._lines]
+        self._busier = np.exp(np.array(sd) * self._normal(len(self._lines)))
         self._weights = self._shares()
 
     def _normal(self, num: int) -> _Draws:
@@ -298,12 +306,14 @@ class _Future:
         found = {}
         for batch in {part.batch.id: part.batch for part in self._parts}.values():
             # What no draw has ended is later than any that is promised.
-            end_s = np.minimum(ends[batch.id], min(2 * MOST_S, batch.deadline_s - self._situation.now_s))
+            end_s = np.minimum(ends[batch.id], 2 * MOST_S)
             low_s, median_s, high_s = np.quantile(end_s, [0.16, 0.5, 0.84])
-            if high_s > MOST_S:
+            most_s = max(0.0, batch.deadline_s - self._situation.now_s)
+            if min(high_s, most_s) > MOST_S:
                 found[batch.id] = Outlook(why=f"it takes more than {MOST_S / DAY_S:.0f} days as things are now")
             else:
-                found[batch.id] = Outlook(float(median_s), max(float(high_s - low_s) / 2, 0.02 * float(median_s), 1.0))
+                sd_s = max(float(high_s - low_s) / 2, _LEAST_SD * float(median_s), _LEAST_SD_S)
+                found[batch.id] = Outlook(float(median_s), sd_s, most_s)
         return found
 
     def _parts_of(self, batches: Sequence[OpenBatch]) -> list[_Part]:
@@ -347,7 +357,7 @@ class _Future:
         """Those of the last days, else as many as lately."""
         if (known := self._situation.arrivals.get(line)) is not None:
             return known
-        return Arrivals([3600 * self._lately(line)] * 24)
+        return Arrivals([3600 * self._lately(line)] * 24, is_new=True)
 
     def _hours(self) -> _Draws:
         """Jobs a second, by the hour of the day and line."""
@@ -453,5 +463,6 @@ def arrivals_of(num_jobs: Mapping[Line, Mapping[int, float]], first_hour: int, t
         last = counts[-_NUM_LAST_HOURS:]
         course = np.where(num_seen > 0, sums / np.maximum(1, num_seen), last.mean())
         expected, prior = course[hours[-_NUM_LAST_HOURS:] % 24].sum(), _PRIOR_ARRIVALS * dispersion
-        found[line] = Arrivals((course * (last.sum() + prior) / (expected + prior)).tolist(), dispersion)
+        level = (last.sum() + prior) / (expected + prior)
+        found[line] = Arrivals((course * level).tolist(), dispersion, is_new=len(hours) < 24)
     return found

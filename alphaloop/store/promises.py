@@ -82,7 +82,10 @@ class PromiseStore(Store):
         return set(self._database.scalars(query))
 
     def ended(self) -> list[PromisedEnd]:
-        """Promises of the newest batches that have ended, of each the first in every quarter of its requests."""
+        """Promises of the newest batches that have ended, of each the first in every quarter of its requests.
+
+        A batch of the API whose time was over, or that was cancelled, says nothing of how long its requests take.
+        """
         return [of_row(PromisedEnd, row) for row in self._database.rows(_ENDED, {"limit": MOST_KEPT})]
 
     def of_batch(self, batch_id: str) -> list[PromisedEnd]:
@@ -139,8 +142,9 @@ _ENDED: Final = text("""
         GROUP BY batch_id ORDER BY 2 DESC LIMIT :limit
     )
     SELECT DISTINCT ON (batch_id, 4 * num_open / greatest(num_total, 1)) promised_ends.*
-    FROM promised_ends JOIN newest USING (batch_id)
+    FROM promised_ends JOIN newest USING (batch_id) LEFT JOIN api_batches ON api_batches.id = batch_id
     WHERE promised_ends.why IS NULL AND promised_ends.ended_at IS NOT NULL
+        AND coalesce(api_batches.status, '') NOT IN ('expired', 'cancelling', 'cancelled')
     ORDER BY batch_id, 4 * num_open / greatest(num_total, 1), promised_at
 """)
 _LATELY: Final = text("""

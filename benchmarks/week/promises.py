@@ -38,7 +38,7 @@ from alphaloop.store.promises import MOST_LATELY
 from benchmarks.reporting import checkout, console, machine, parser_of, table_of
 from benchmarks.week.device import Decoding
 from benchmarks.week.play import Play
-from benchmarks.week.world import BATCH_STREAMS, SEGMENT_WEIGHTS, WeekJob, draw_week
+from benchmarks.week.world import DAY_S, SEGMENT_WEIGHTS, WeekJob, batch_streams, draw_week
 
 _STAGES: Final = (0.0, 0.25, 0.5, 0.75)
 
@@ -52,6 +52,7 @@ class _Batch:
     num_total: int
     drawn: float
     num_ended: int = 0
+    num_expired: int = 0
     ended_s: float = math.inf
     promises: dict[str, Promise] = field(default_factory=dict)
 
@@ -107,11 +108,12 @@ class Promising:
             return
         batch = self._open[job.batch_id]
         batch.num_ended += 1
+        batch.num_expired += job.is_expired
         if batch.num_ended == batch.num_total:
             batch.ended_s = now_s
             del self._open[batch.id]
             for name, said in batch.promises.items():
-                if name != "drawn" and said.outlook.why is None:
+                if name != "drawn" and said.outlook.why is None and not batch.num_expired:
                     came_s = now_s - said.at_s
                     self._kept.append(Kept(batch.id, said.outlook.median_s, said.outlook.sd_s, came_s))
         else:
@@ -155,9 +157,8 @@ class Promising:
 def main() -> None:
     """Play, print a table and the JSON line."""
     options = _options()
-    work = [
-        (load, options.days, options.workers, seed) for load in options.load for seed in range(1, options.weeks + 1)
-    ]
+    weeks, at_random = range(1, options.weeks + 1), options.at_random
+    work = [(load, options.days, options.workers, seed, at_random) for load in options.load for seed in weeks]
     rows: list[dict[str, Any]] = []
     with get_context("fork").Pool(options.processes) as pool:
         for part in pool.imap(_play, work):
@@ -177,17 +178,21 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--weeks", type=int, default=6)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--at-random", action="store_true", help="batches come at any time, not at times of the day")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--keep", type=Path, help="write every promise there, as JSON")
     return parser.parse_args()
 
 
-def _play(work: tuple[float, float, int, int]) -> list[dict[str, Any]]:
-    load, num_days, num_workers, seed = work
-    week = draw_week(load=load, num_days=num_days, num_workers=num_workers, seed=seed, streams=BATCH_STREAMS)
+def _play(work: tuple[float, float, int, int, bool]) -> list[dict[str, Any]]:
+    load, num_days, num_workers, seed, at_random = work
+    streams = batch_streams(at_random=at_random)
+    week = draw_week(load=load, num_days=num_days, num_workers=num_workers, seed=seed, streams=streams)
     promising = Promising(week.jobs, seed)
     Play(week, "slack", num_workers=num_workers, seed=seed, observer=promising).run()
-    return [row for batch in promising.batches.values() for row in _rows(batch, load, seed)]
+    # Nothing comes after the last day, which no history foretells.
+    ended = [batch for batch in promising.batches.values() if batch.created_s < (num_days - 1) * DAY_S]
+    return [row for batch in ended for row in _rows(batch, load, seed)]
 
 
 def _rows(batch: _Batch, load: float, seed: int) -> list[dict[str, Any]]:

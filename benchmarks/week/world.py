@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -38,7 +38,8 @@ class Stream:
     segment: str = ""
     priority: int = 0
     nightly_at_s: float | None = None  #: all of a day's jobs come at this time of the day; None: by day and night
-    batches_a_day: float = 0.0  #: jobs come in batches of unlike sizes, at any time
+    batches_a_day: int = 0  #: jobs come in so many batches of unlike sizes
+    is_regular: bool = True  #: these come within half an hour of times of the day, else at any time
 
 
 STREAMS: Final = (
@@ -47,14 +48,6 @@ STREAMS: Final = (
     Stream("code", 0.15, 400, 0.6, 0.8, (DAY_S, DAY_S), segment="batch", nightly_at_s=22 * 3600.0),
     Stream("rag", 0.2, 250, 0.8, 0.5, (1800.0, 21_600.0)),
     Stream("rag", 0.3, 250, 0.8, 0.5, None, priority=-100),
-)
-#: The same load with many batches, for promises of their ends.
-BATCH_STREAMS: Final = (
-    STREAMS[0],
-    STREAMS[1],
-    STREAMS[2],
-    STREAMS[3],
-    Stream("rag", 0.3, 250, 0.8, 0.5, (DAY_S, DAY_S), segment="batch", batches_a_day=6),
 )
 #: Device time by weight: the batch of `code` has a fifth of its task's, while both wait.
 SEGMENT_WEIGHTS: Final = {"": 4.0, "batch": 1.0}
@@ -86,6 +79,12 @@ class Week:
     device: Device
     num_days: float
     load: float  #: offered, over what all workers can decode
+
+
+def batch_streams(*, at_random: bool) -> tuple[Stream, ...]:
+    """The same load with six batches a day in the place of jobs without a deadline."""
+    batches = Stream("rag", 0.3, 250, 0.8, 0.5, (DAY_S, DAY_S), segment="batch", batches_a_day=6)
+    return (*STREAMS[:-1], replace(batches, is_regular=not at_random))
 
 
 def yield_at(alpha: float, k: int) -> float:
@@ -156,7 +155,11 @@ def _arrivals(
             yield float(day) * DAY_S + stream.nightly_at_s, f"{stream.task}-night-{day}"
         return
     if stream.batches_a_day:
-        starts_s = rng.uniform(0, num_days * DAY_S, max(1, rng.poisson(stream.batches_a_day * num_days)))
+        num_batches = max(1, round(stream.batches_a_day * num_days))
+        starts_s = rng.uniform(0, num_days * DAY_S, num_batches)
+        if stream.is_regular:
+            late_s = rng.uniform(-1800, 1800, num_batches)
+            starts_s = (np.arange(num_batches) + 0.5) * DAY_S / stream.batches_a_day + late_s
         sizes = rng.lognormal(0, 0.5, len(starts_s))
         for number in rng.choice(len(starts_s), num_jobs, p=sizes / sizes.sum()):
             yield float(starts_s[number]), f"{stream.task}-{number}"

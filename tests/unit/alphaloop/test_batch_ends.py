@@ -94,7 +94,12 @@ def test_an_older_batch_of_the_segment_goes_first() -> None:
 
 
 def test_a_batch_ends_with_its_window_at_the_latest() -> None:
-    assert median_s(situation(replace(night(), deadline_s=NOW + 300))) == 300
+    outlook = outlooks(situation(replace(night(), deadline_s=NOW + 300)))["b1"]
+    assert Calibration.of([]).interval_s(outlook) == (300, 300, 300)
+    busy = situation(replace(night(), deadline_s=NOW + 300), num_unfinished={"code": 10**8}, lately=decoded(NIGHT))
+    assert outlooks(busy)["b1"].why is None
+    over = outlooks(situation(replace(night(), deadline_s=NOW - 5)))["b1"]
+    assert Calibration.of([]).interval_s(over) == (0, 0, 0)
 
 
 def test_its_own_jobs_say_what_the_others_will_take() -> None:
