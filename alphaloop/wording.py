@@ -66,6 +66,12 @@ def counts(by_name: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {name}" for name, number in by_name.items() if number) or "none"
 
 
+def money(amount: float, currency: str) -> str:
+    """`1,234.50 EUR`; small amounts with two digits that say something."""
+    shown = f"{amount:,.2f}" if abs(amount) >= 1 or amount == 0 else f"{amount:.2g}"
+    return f"{shown} {currency}".rstrip()
+
+
 def how_many(number: int, noun: str) -> str:
     """`1 job`, `1,234 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -123,6 +123,7 @@ class CostLine(ReportPart):
     num_jobs: int = Field(description="Jobs that were decoded in the last day.")
     num_tokens: int = Field(description="Tokens that they generated.")
     device_s: float = Field(description="Device seconds that they took.")
+    cost: float | None = Field(None, description="What these cost; null without a price.")
     per_1000_jobs: float | None = Field(description="Cost of 1,000 such jobs; null without a price or a job.")
     per_million_tokens: float | None = Field(description="Cost of a million such tokens; null likewise.")
     saved: Interval | None = Field(description="Cost of saved_device_s; null without a price or a verdict.")
@@ -327,7 +328,8 @@ class DriftReport(ReportPart):
     probe_budget_device_s: float = 0.0
     probe_spent_device_s: float = Field(0.0, description="Device seconds of probes and controls in the last day.")
     device_s: float = Field(0.0, description="Device seconds of all jobs in the last day.")
-    device_cost_per_hour: float | None = Field(None, description="The price of a device; null: not set.")
+    cost: float | None = Field(None, description="What these cost; null: no price is set.")
+    probe_cost: float | None = Field(None, description="Of it, that of probes and controls.")
     currency: str = Field("", description="Of all amounts.")
     gaps: tuple[GapLine, ...] = Field((), description="Without measurement, oldest first.")
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
