@@ -32,7 +32,7 @@ from alphaloop.probe_plan import DEADLINE, WINDOW, ProbePlanner
 from alphaloop.settings import SchedulerSettings, Settings, TasksFile
 from alphaloop.store.coordination import ScheduleStore
 from alphaloop.store.database import Database
-from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry
+from alphaloop.store.decision_inputs import AcceptanceStateStore, DraftRegistry, DraftStatus
 from alphaloop.store.decisions import DecisionLog
 from alphaloop.store.drift import DriftEventStore, DriftMemoryStore, EventState, IncidentStore
 from alphaloop.store.housekeeping import Dropped, RetentionStore, drop_days_before, ensure_ahead, utc_day
@@ -49,11 +49,11 @@ from alphaloop.store.workers import ServerIdentityStore, WorkerStore, targets_by
 from scheduler.causes import About, DriftFinding, Judged, SeenIncident, judge
 from scheduler.counts import RunCounts
 from scheduler.drift.watching import watch_traffic
-from scheduler.events import REOPENED_WITHIN, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
+from scheduler.events import REOPENED_WITHIN, Draft, Flagged, TaskPace, event_changes, lost_tokens_per_s, status_changes
 from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
-from scheduler.refreshing import due_refreshes
+from scheduler.refreshing import due_refreshes, ended_trials, replaced_parents
 from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
@@ -162,6 +162,7 @@ class Scheduler:
                 watched = compare_new(self._probes, self._incidents, now)
                 judged = self._judge(counts)
                 flagged = self._flag(judged, choices, now)
+                self._end_trials(choices, now)
                 self._open_refreshes(now)
                 sent = self._send_probes(due, now)
                 report = self._make_report(counts, figures, choices, sent, watched, flagged)
@@ -242,13 +243,15 @@ class Scheduler:
             forget_after=timedelta(days=self._dials.history_retention_days),
         )
         self._events.write(changes, now)
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
-        of_drafts = status_changes(judged.values(), statuses)
+        of_drafts = status_changes(judged.values(), self._statuses())
         for status in of_drafts:
             self._drafts.set_status(*astuple(status))
         states = Counter(change.state for change in changes)
         num_opened = states[EventState.OPENED] + states[EventState.REOPENED]
         return Flagged(num_opened, states[EventState.CLOSED], len(of_drafts))
+
+    def _statuses(self) -> dict[Draft, DraftStatus]:
+        return {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
 
     def _cost_of_inaction(self, finding: DriftFinding, choices: Mapping[str, NextJob], now: datetime) -> float | None:
         task, began = finding.subject.task, finding.began_after
@@ -260,6 +263,20 @@ class Scheduler:
         )
         return lost_tokens_per_s(finding, pace)
 
+    def _end_trials(self, choices: Mapping[str, NextJob], now: datetime) -> None:
+        """Keep or reject candidates whose trial is decided; retire parents that their candidates have replaced."""
+        models, known = self._settings.models, self._refreshes.all()
+        drafters = {task: choice.drafter for task, choice in choices.items()}
+        num_jobs = partial(self._refreshes.num_jobs, until=now)
+        for trial in ended_trials(models, known, self._switchback.rivals(now), drafters, num_jobs):
+            refresh = trial.refresh
+            self._refreshes.end(refresh.id, refresh.attempt, trial.state, sentence=trial.sentence)
+            facts = {"action": f"refresh_{trial.state}", "refresh": refresh.id}
+            log.info("%s: %s", refresh.candidate_name, trial.sentence, extra=facts)
+        for parent, why in replaced_parents(models, known, self._statuses(), drafters, now):
+            self._drafts.set_status(*parent, DraftStatus.RETIRED, why)
+            log.info("%s is retired: %s", parent[0], why, extra={"action": "parent_retired", "drafter": parent[0]})
+
     def _open_refreshes(self, now: datetime) -> None:
         """Have drafters trained anew that no longer fit, after their statuses are known, as far as a day allows."""
         dials = self._settings.refresh
@@ -269,9 +286,8 @@ class Scheduler:
             facts = {"action": "refresh_postponed", "device_s": round(spent_s)}
             log.info("no refresh is opened: trainers took %.0f s in the last day", spent_s, extra=facts)
             return
-        statuses = {(d.drafter, d.draft_revision, d.target_revision): d.status for d in self._drafts.all()}
         known, workers = self._refreshes.all(), self._workers.seen()
-        for due in due_refreshes(self._settings.models, workers, statuses, known, now):
+        for due in due_refreshes(self._settings.models, workers, self._statuses(), known, now):
             try:
                 self._refreshes.open(due.drafter, due.target_revision, due.parent, due.reason, now)
             except ConfigError:
@@ -341,7 +357,7 @@ class Scheduler:
                 watched=watched,
                 flagged=flagged,
                 spent={spent.name: spent for spent in of_tasks},
-                refreshes=refresh_lines(self._database, within=WINDOW),
+                refreshes=refresh_lines(self._database, self._settings.models, within=WINDOW),
             )
         )
         # Longer than this is a gap: one run may be skipped, because another one took too long.

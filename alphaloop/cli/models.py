@@ -123,7 +123,8 @@ def calibrate(
 
     def shown(calibration: Calibration) -> None:
         fields = asdict(calibration)
-        print_json({**fields.pop("identity"), **fields}) if as_json else _show_costs(calibration)
+        identity = {**fields.pop("identity"), "device": calibration.identity.shown_device}
+        print_json({**identity, **fields}) if as_json else _show_costs(calibration)
 
     carry_out(context, CalibrateOrder(**context.params), Calibration, shown)
 
@@ -235,7 +236,7 @@ def _draft_cells(draft: DraftRevision) -> list[str]:
 def _show_costs(calibration: Calibration) -> None:
     """Print milliseconds: a row for each batch and context, a column for each width."""
     screen, identity = out(), calibration.identity
-    paragraph(f"{identity.target} on {identity.device}, {identity.engine}\n")
+    paragraph(f"{identity.target} on {identity.shown}\n")
     screen.print("milliseconds of a round, by positions a sequence; a drafter proposes one fewer")
     screen.print(_rounds_table([point for point in calibration.points if point.kind is not CostKind.PREFILL]))
     if any(point.kind is CostKind.SERVED for point in calibration.points):

@@ -30,7 +30,9 @@ from sqlalchemy.dialects.postgresql import insert
 from alphaloop.acceptance import EvidenceKey
 from alphaloop.costs import CostKind, CostPoint, CostTable, after_pause
 from alphaloop.deciding.evidence import EvidenceSums, KeyEvidence, together
+from alphaloop.deciding.goodput import DrafterState
 from alphaloop.errors import StoreError
+from alphaloop.server_identity import shown_device, shown_engine
 from alphaloop.store.database import OLDEST_RUNNING, RowSet, Store, driver_of, of_row
 from alphaloop.tables import KEY, acceptance_state, cost_profiles, draft_revisions
 
@@ -284,6 +286,16 @@ class MeasuredEngine:
     measured_at: datetime
     batches: tuple[int, ...]  #: batch sizes whose costs were measured
 
+    @property
+    def shown_device(self) -> str:
+        """Its device, as screens name it."""
+        return shown_device(self.device, self.engine, self.host)
+
+    @property
+    def shown(self) -> str:
+        """The engine and its device, as screens name them."""
+        return shown_engine(self.device, self.engine, self.host)
+
 
 class CostSubject(NamedTuple):
     """What rows of the table are about: a target on an engine, and some drafters (name → revision)."""
@@ -460,6 +472,16 @@ class DraftRegistry(Store):
         )
         self._database.change(promote)
 
+    def register_served(self, drafter: DrafterState, target_revision: str) -> None:
+        """Register a drafter as a worker has loaded it."""
+        self.register(
+            drafter.name,
+            drafter.revision,
+            target_revision,
+            is_scorable=drafter.is_scorable,
+            trained_for=drafter.trained_for or None,
+        )
+
     def register_trained(
         self,
         drafter: str,
@@ -518,8 +540,9 @@ class DraftRegistry(Store):
         return self._database.change(statement) == 1
 
     def retired(self) -> set[str]:
-        """The drafters that an operator retired, by name: no worker opens them."""
-        query = select(draft_revisions.c.drafter).where(draft_revisions.c.status == DraftStatus.RETIRED)
+        """The drafters all of whose revisions are retired, by name: no worker opens them."""
+        is_retired = func.bool_and(draft_revisions.c.status == DraftStatus.RETIRED)
+        query = select(draft_revisions.c.drafter).group_by(draft_revisions.c.drafter).having(is_retired)
         return {drafter for (drafter,) in self._database.rows(query)}
 
     def set_retired(self, drafter: str, is_retired: bool) -> None:

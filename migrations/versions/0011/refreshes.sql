@@ -81,6 +81,24 @@ COMMENT ON COLUMN draft_revisions.parent_revision IS
 -- Training wrote here the revision of the target.
 UPDATE draft_revisions SET trained_for = parent_revision, parent_revision = NULL WHERE parent_revision IS NOT NULL;
 
+-- A drafter on trial is compared with the one that it may replace too.
+ALTER TABLE switchback_slices ADD COLUMN against TEXT NOT NULL DEFAULT '';
+COMMENT ON COLUMN switchback_slices.against IS
+    'Drafter of the block''s control slice; empty: it is vanilla, or the slice belongs to no block';
+COMMENT ON COLUMN switchback_slices.phase IS
+    'control is vanilla, or drafts with the drafter that against names; between, before and after are the treatment';
+CREATE TABLE rival_speedups (
+    LIKE task_speedups INCLUDING COMMENTS,
+    against TEXT NOT NULL,
+    CONSTRAINT pk_rival_speedups PRIMARY KEY
+        (task, sampling_bucket, target_revision, engine, host, device, drafter, draft_revision, against)
+);
+COMMENT ON TABLE rival_speedups IS
+    'The measured speed-up of a drafter over another one, of which one is on trial, over the last day of their slices';
+COMMENT ON COLUMN rival_speedups.against IS 'Drafter of the control slices';
+COMMENT ON COLUMN rival_speedups.speedup IS 'Measured, over that drafter; null before there are eight blocks';
+COMMENT ON COLUMN rival_speedups.num_control_rounds IS 'Rounds of the control slices in them';
+
 -- The rights on the tables of revision 0001 stay where they are.
 ALTER FUNCTION grant_to_roles() RENAME TO grant_first_tables;
 CREATE FUNCTION grant_to_roles() RETURNS text[] LANGUAGE plpgsql AS $$
@@ -90,10 +108,10 @@ BEGIN
     IF missing = '{}' THEN
         -- A trainer has the rights of a worker, and leaves out the prompts of probes without reading their texts.
         GRANT SELECT, INSERT, UPDATE ON refreshes TO alphaloop_worker;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON refresh_prompts TO alphaloop_worker;
-        GRANT SELECT, INSERT, UPDATE, DELETE ON refreshes, refresh_prompts TO alphaloop_scheduler;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON refresh_prompts, rival_speedups TO alphaloop_worker;
+        GRANT SELECT, INSERT, UPDATE, DELETE ON refreshes, refresh_prompts, rival_speedups TO alphaloop_scheduler;
         GRANT SELECT (task, version, position, prompt_id) ON probe_prompts TO alphaloop_worker;
-        GRANT SELECT ON refreshes, refresh_prompts TO alphaloop_reader;
+        GRANT SELECT ON refreshes, refresh_prompts, rival_speedups TO alphaloop_reader;
     END IF;
     RETURN missing;
 END
