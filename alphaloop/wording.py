@@ -72,6 +72,17 @@ def money(amount: float, currency: str) -> str:
     return f"{shown} {currency}".rstrip()
 
 
+def money_with_interval(amount: Interval, currency: str) -> str:
+    """`1.60 EUR [0.069 3.82]`."""
+    return f"{money(amount.mean, currency)} [{money(amount.low, '')} {money(amount.high, '')}]"
+
+
+def spent(device_s: float, cost: float | None, currency: str) -> str:
+    """`12.5 device seconds, 0.0087 EUR`; without a price the seconds alone."""
+    seconds = f"{device_s:,.1f}" if device_s >= 10 or not device_s else f"{device_s:.2g}"
+    return f"{seconds} device seconds" + ("" if cost is None else f", {money(cost, currency)}")
+
+
 def how_many(number: int, noun: str) -> str:
     """`1 job`, `1,234 jobs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

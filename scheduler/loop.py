@@ -54,7 +54,7 @@ from scheduler.metrics import SchedulerMetrics
 from scheduler.probe_history import probe_histories
 from scheduler.probing import PlannedJob, SentProbes, Watched, compare_new, make_jobs
 from scheduler.refreshing import due_refreshes, ended_trials, replaced_parents
-from scheduler.report.build import RunFindings, build_report, expectation_lines, gaps
+from scheduler.report.build import REPORTED, RunFindings, build_report, expectation_lines, gaps
 from scheduler.report.data import DriftReport
 from scheduler.report.pages import (
     MAX_ENTRIES,
@@ -341,8 +341,8 @@ class Scheduler:
     ) -> DriftReport:
         """The report of a run, with what changed since the last one."""
         now = counts.now
-        begin = begin_of(now)
-        of_tasks, by_purpose = (self._spending.by(what, begin, now) for what in (SpentBy.TASK, SpentBy.PURPOSE))
+        spent = {what: self._spending.by(what, begin_of(now), now) for what in REPORTED}
+        by_purpose = spent[SpentBy.PURPOSE]
         all_jobs, measured = total(by_purpose), total([part for part in by_purpose if part.name in MEASURED])
         report = build_report(
             RunFindings(
@@ -356,7 +356,7 @@ class Scheduler:
                 incidents=self._incidents.open_incidents(),
                 watched=watched,
                 flagged=flagged,
-                spent={spent.name: spent for spent in of_tasks},
+                spent=spent,
                 refreshes=refresh_lines(self._database, self._settings.models, within=WINDOW),
             )
         )

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Final
 
 import typer
 
-from alphaloop.acceptance import Interval
 from alphaloop.cli.options import AS_JSON, connected_settings, example, open_database
 from alphaloop.cli.screen import note, out, print_json, table
-from alphaloop.prices import NO_PRICE
-from alphaloop.store.spending import Spending, SpendingStore, SpentBy, total
-from alphaloop.store.switchback import SwitchbackStore
-from alphaloop.store.task_figures import begin_of
-from alphaloop.wording import FORMS, how_many, minute, moment_ago, money, one_line
+from alphaloop.explaining.spending import SpendingTable, spending_table
+from alphaloop.store.spending import SpentBy
+from alphaloop.wording import FORMS, how_many, minute, moment_ago, one_line
 
 _MAX_SHOWN: Final = 50
-_COLUMNS: Final = ("name", "num_jobs", "num_prompt_tokens", "num_tokens", "device_s", "cost", "currency")
-_SAVED: Final = ("saved", "saved_low", "saved_high")
+_COLUMNS: Final = ("name", "num_jobs", "num_prompt_tokens", "num_tokens", "device_s", "cost")
+#: A spreadsheet takes a cell that begins so for a formula.
+_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 @example("""\
@@ -31,7 +28,7 @@ alphaloop cost --by segment --since 7d
 alphaloop cost --by batch --since 2026-09-01 --until 2026-10-01 --csv > september.csv""")
 def cost(
     context: typer.Context,
-    by: SpentBy = typer.Option(SpentBy.TASK, help="What is summed up: jobs of one task, segment, …"),
+    by: SpentBy = typer.Option(SpentBy.TASK, help="What jobs are summed by."),
     since: str | None = typer.Option(None, help=f"Decoded since then: {FORMS}. The last day without it."),
     until: str | None = typer.Option(None, help="Decoded until then; now without it."),
     as_csv: bool = typer.Option(False, "--csv", help="Print as CSV, with a header."),
@@ -45,69 +42,47 @@ def cost(
     if as_csv and as_json:
         raise typer.BadParameter("expected either --csv or --json")
     settings, now = connected_settings(context, broker=False), datetime.now(UTC)
-    end = moment_ago(until, now, "--until") if until else now
-    begin = moment_ago(since, now, "--since") if since else begin_of(end)
-    if begin > end:
+    begin = moment_ago(since, now, "--since") if since else None
+    end = moment_ago(until, now, "--until") if until else None
+    if begin is not None and begin > (end or now):
         raise typer.BadParameter("expected --since before --until")
     with open_database(settings) as database:
-        spent = SpendingStore(database, settings.prices).by(by, begin, end)
-        is_last_day = by is SpentBy.TASK and since is None and until is None
-        speedups = SwitchbackStore(database).shown(now) if is_last_day else {}
-    saved_s = {task: measured.saved_device_s for task, measured in speedups.items()}
-    saved = {row.name: cost for row in spent if (cost := row.cost_of(saved_s.get(row.name))) is not None}
-    currency, is_priced = settings.prices.currency, settings.prices.per_hour is not None
-    if as_csv:
-        _write_csv(spent, saved, currency)
-    elif as_json:
-        rows = [
-            {**asdict(row), "currency": currency if is_priced else None, "saved": _bounds(saved.get(row.name))}
-            for row in spent
-        ]
-        why = None if is_priced else NO_PRICE
-        print_json({"by": by, "since": begin, "until": end, "rows": rows, "no_cost_because": why})
-    elif not spent:
-        note(f"no job was decoded from {minute(begin)} to {minute(end)}")
+        spent = spending_table(database, settings.prices, by, since=begin, until=end, now=now)
+    if as_json:
+        print_json(spent.as_json())
+    elif as_csv:
+        _write_csv(spent)
     else:
-        note(f"decoded from {minute(begin)} to {minute(end)}")
-        _show(by, spent, saved, currency)
-    if not is_priced:
-        note(NO_PRICE)
+        _show(spent)
+    if spent.no_cost_because is not None and not as_json:
+        note(spent.no_cost_because)
 
 
-def _show(by: SpentBy, spent: Sequence[Spending], saved: Mapping[str, Interval], currency: str) -> None:
-    figures = ("jobs", "tokens", "device s", *(("cost",) if spent[0].cost is not None else ()))
-    shown = table(by.value, *figures, *(("saved",) if saved else ()), right=figures)
-    all_of_them = [total(spent, "all")] if len(spent) > 1 else []
-    for row in (*spent[:_MAX_SHOWN], *all_of_them):
+def _show(spent: SpendingTable) -> None:
+    times = f"from {minute(spent.since)} to {minute(spent.until)}"
+    if not spent.rows:
+        note(f"no job was decoded {times}")
+        return
+    note(f"decoded {times}")
+    figures = ("jobs", "tokens", "device s", *(("cost",) if spent.currency is not None else ()))
+    shown = table(spent.by.value, *figures, *(("saved",) if spent.saved else ()), right=figures)
+    sums = [spent.total] if len(spent.rows) > 1 else []
+    for row in (*spent.rows[:_MAX_SHOWN], *sums):
         cells = [one_line(row.name) or "-", f"{row.num_jobs:,}", f"{row.num_tokens:,}", f"{row.device_s:,.1f}"]
-        if row.cost is not None:
-            cells.append(money(row.cost, currency))
-        if saved:
-            one = saved.get(row.name)
-            cells.append(f"{money(one.mean, currency)} [{money(one.low, '')} {money(one.high, '')}]" if one else "-")
+        cells += [spent.cost_in_words(row)] if spent.currency is not None else []
+        cells += [spent.saved_in_words(row.name) or "-"] if spent.saved else []
         shown.add_row(*cells)
     out().print(shown)
-    if (num_left := len(spent) - _MAX_SHOWN) > 0:
+    if (num_left := len(spent.rows) - _MAX_SHOWN) > 0:
         note(f"… and {how_many(num_left, 'row')} more, with less device time; --csv and --json have them all")
 
 
-def _write_csv(spent: Sequence[Spending], saved: Mapping[str, Interval], currency: str) -> None:
+def _write_csv(spent: SpendingTable) -> None:
+    """Amounts are empty cells where no price is set or nothing was measured."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow((*_COLUMNS, *_SAVED))
-    for row in spent:
-        values, interval = _values(row, currency), saved.get(row.name)
-        bounds = ("", "", "") if interval is None else (interval.mean, interval.low, interval.high)
-        writer.writerow([*("" if values[name] is None else _as_text(values[name]) for name in _COLUMNS), *bounds])
-
-
-def _values(row: Spending, currency: str) -> dict[str, object]:
-    return {**asdict(row), "currency": currency if row.cost is not None else None}
-
-
-def _bounds(interval: Interval | None) -> dict[str, float] | None:
-    return None if interval is None else asdict(interval)
-
-
-def _as_text(value: object) -> object:
-    """A name that a spreadsheet would take for a formula is written as text."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+    writer.writerow((*_COLUMNS, "currency", "saved", "saved_low", "saved_high"))
+    for row in spent.rows:
+        figures, saved = asdict(row), spent.saved.get(row.name)
+        bounds = (None, None, None) if saved is None else (saved.mean, saved.low, saved.high)
+        cells = (*(figures[name] for name in _COLUMNS), spent.currency, *bounds)
+        writer.writerow([f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell for cell in cells])

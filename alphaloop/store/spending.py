@@ -20,7 +20,7 @@ from alphaloop.messages import Purpose
 from alphaloop.prices import named_targets, stretches
 from alphaloop.settings.prices import PriceSettings
 from alphaloop.store.database import Database, of_row
-from alphaloop.wording import money
+from alphaloop.wording import spent
 
 
 class SpentBy(StrEnum):
@@ -62,8 +62,7 @@ class Spending:
 
     def in_words(self, currency: str) -> str:
         """`12.5 device seconds, 0.0087 EUR`."""
-        seconds = f"{self.device_s:,.1f}" if self.device_s >= 10 or not self.device_s else f"{self.device_s:.2g}"
-        return f"{seconds} device seconds" + ("" if self.cost is None else f", {money(self.cost, currency)}")
+        return spent(self.device_s, self.cost, currency)
 
 
 class SpendingStore:
@@ -128,7 +127,7 @@ def _query(name: str, where: str) -> TextClause:
 
     A device that ran from the beginning of the tariff to a moment t would have cost
     paid[i] + per_s[i] · (t - begins[i]), with i the stretch that holds t. The mean price of a job is the difference of
-    this between its two ends, by its time of decoding.
+    this between its two ends, by the time between them.
     """
     return text(f"""
         WITH tariff AS MATERIALIZED (
@@ -141,11 +140,11 @@ def _query(name: str, where: str) -> TextClause:
         SELECT {name} AS name, count(*) AS num_jobs, sum(runs.num_prompt_tokens)::bigint AS num_prompt_tokens,
             sum(runs.num_tokens)::bigint AS num_tokens, sum(runs.device_s) AS device_s,
             sum(runs.device_s * CASE
-                WHEN ends.i = starts.i OR runs.wall_s <= 0 THEN tariff.per_s[ends.i]
+                WHEN ends.i = starts.i THEN tariff.per_s[ends.i]
                 ELSE (tariff.paid[ends.i] - tariff.paid[starts.i]
                     + tariff.per_s[ends.i] * extract(epoch FROM runs.decoded_at - tariff.begins[ends.i])::float8
                     - tariff.per_s[starts.i] * extract(epoch FROM starts.at - tariff.begins[starts.i])::float8
-                ) / runs.wall_s
+                ) / extract(epoch FROM runs.decoded_at - starts.at)::float8
             END) AS cost,
             coalesce(sum(runs.num_tokens - runs.num_forced - runs.rounds) FILTER (WHERE runs.mode = 'speculative'), 0)
                 ::bigint AS num_saved_passes
@@ -186,29 +185,29 @@ _SPAN_OF_BATCHES, _SPAN_OF_JOBS = (
 )
 
 
-def total(spent: Sequence[Spending], name: str = "") -> Spending:
+def total(parts: Sequence[Spending], name: str = "") -> Spending:
     """Several together."""
-    costs = [part.cost for part in spent]
+    costs = [part.cost for part in parts]
     return Spending(
         name=name,
-        num_jobs=sum(part.num_jobs for part in spent),
-        num_prompt_tokens=sum(part.num_prompt_tokens for part in spent),
-        num_tokens=sum(part.num_tokens for part in spent),
-        device_s=sum(part.device_s for part in spent),
+        num_jobs=sum(part.num_jobs for part in parts),
+        num_prompt_tokens=sum(part.num_prompt_tokens for part in parts),
+        num_tokens=sum(part.num_tokens for part in parts),
+        device_s=sum(part.device_s for part in parts),
         cost=None if None in costs else sum(cost for cost in costs if cost is not None),
-        num_saved_passes=sum(part.num_saved_passes for part in spent),
+        num_saved_passes=sum(part.num_saved_passes for part in parts),
     )
 
 
-def spent_as_json(spent: Spending | None, currency: str) -> dict[str, Any] | None:
+def spent_as_json(spending: Spending | None, currency: str) -> dict[str, Any] | None:
     """Device seconds, cost and its currency, the last two null where no price is set; None before anything was decoded.
 
     The same object in the JSON of jobs and batches on every screen.
     """
-    if spent is None:
+    if spending is None:
         return None
     return {
-        "device_s": spent.device_s,
-        "cost": spent.cost,
-        "currency": None if spent.cost is None else currency,
+        "device_s": spending.device_s,
+        "cost": spending.cost,
+        "currency": None if spending.cost is None else currency,
     }

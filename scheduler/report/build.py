@@ -22,7 +22,7 @@ from alphaloop.measurements import DecodedJob, ProbeResult, Stream
 from alphaloop.probe_plan import Measurement
 from alphaloop.store.decision_inputs import DraftRevision
 from alphaloop.store.drift import DriftEvent, KnownIncident
-from alphaloop.store.spending import Spending
+from alphaloop.store.spending import Spending, SpentBy
 from alphaloop.store.task_figures import TaskFigures
 from alphaloop.wording import how_many
 from scheduler.counts import RunCounts
@@ -41,12 +41,16 @@ from scheduler.report.data import (
     ProbeLine,
     RefreshReport,
     RevisionMark,
+    SpentLine,
     TaskHistory,
     TaskLine,
 )
 
 STEPS: Final = tuple(timedelta(minutes=m) for m in (1, 5, 15, 60, 360, 1440))
 MAX_POINTS: Final = 24
+MAX_OWNERS: Final = 10
+OWNERS: Final = (SpentBy.SEGMENT, SpentBy.KEY, SpentBy.BATCH)
+REPORTED: Final = (SpentBy.TASK, SpentBy.PURPOSE, *OWNERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +67,7 @@ class RunFindings:
     incidents: Sequence[KnownIncident]
     watched: Watched
     flagged: Flagged
-    spent: Mapping[str, Spending]  #: by task, in the last day
+    spent: Mapping[SpentBy, Sequence[Spending]]  #: in the last day, by each of REPORTED, the most device time first
     refreshes: Sequence[RefreshLine]  #: open, or changed lately
 
     @property
@@ -75,7 +79,8 @@ class RunFindings:
 def build_report(run: RunFindings) -> DriftReport:
     """The report of one run."""
     counts, plan, incidents = run.counts, run.sent.plan, run.incidents
-    tasks = tuple(_task_line(run, task) for task in run.tasks)
+    spent = {row.name: row for row in run.spent[SpentBy.TASK]}
+    tasks = tuple(_task_line(run, task, spent.get(task)) for task in run.tasks)
     drift = tuple(DriftLine.of(event, event.content, event.subject) for event in run.events)
     draft_lines = tuple(map(DraftLine.of, run.drafts))
     return DriftReport(
@@ -96,6 +101,7 @@ def build_report(run: RunFindings) -> DriftReport:
         exactness=run.watched,
         drafts=draft_lines,
         refreshes=tuple(map(RefreshReport.of, run.refreshes)),
+        spending=tuple(SpentLine.of(spent, by=by) for by in OWNERS for spent in _named(run.spent[by])[:MAX_OWNERS]),
         history=_history(counts),
     )
 
@@ -110,7 +116,7 @@ def _probe_line(measurement: Measurement) -> ProbeLine:
     )
 
 
-def _task_line(run: RunFindings, task: str) -> TaskLine:
+def _task_line(run: RunFindings, task: str, spent: Spending | None) -> TaskLine:
     counts, figures = run.counts, run.figures.get(task) or TaskFigures(task)
     choice, measured = run.choices.get(task), run.measured.get(task)
     drafter = choice.drafter if choice and choice.drafter else _most_tried(counts, task)
@@ -136,8 +142,8 @@ def _task_line(run: RunFindings, task: str) -> TaskLine:
             "next_revisions": choice.revisions,
             "next_expected_low": choice.expected_low,
         }
-    seen["saved_device_s"] = saved = measured and measured.saved_device_s
-    if (spent := run.spent.get(task)) is not None:
+    seen["saved_device_s"] = saved = None if measured is None else measured.saved_device_s
+    if spent is not None:
         seen |= {"num_saved_passes": spent.num_saved_passes, "cost": cost_line(spent, saved)}
     return TaskLine.of(figures, choice, drafter=drafter, measured=measured, **seen)
 
@@ -298,6 +304,10 @@ def cost_line(spent: Spending, saved_device_s: Interval | None) -> CostLine:
         per_million_tokens=spent.per(spent.num_tokens, 1_000_000),
         saved=spent.cost_of(saved_device_s),
     )
+
+
+def _named(rows: Iterable[Spending]) -> list[Spending]:
+    return [row for row in rows if row.name]
 
 
 def gaps(runs: Sequence[datetime], now: datetime, longest_pause: timedelta) -> tuple[GapLine, ...]:

@@ -13,6 +13,7 @@ from alphaloop.experiment.estimate import Verdict
 from alphaloop.probe_plan import Why
 from alphaloop.store.drift import EventState, IncidentKind
 from alphaloop.store.refreshes import RefreshReason, RefreshState
+from alphaloop.store.spending import SpentBy
 from scheduler.causes import Cause
 from scheduler.probing import Watched
 
@@ -301,6 +302,17 @@ class Changes(ReportPart):
     lines: tuple[ChangeLine, ...] = Field((), description="The most serious kind first.")
 
 
+class SpentLine(ReportPart):
+    """What the jobs of a segment, key or batch took in the last day."""
+
+    by: SpentBy
+    name: str
+    num_jobs: int
+    num_tokens: int
+    device_s: float
+    cost: float | None
+
+
 class GapLine(ReportPart):
     """A time in which no run ended well, so that nothing was tested and no probe was sent."""
 
@@ -331,6 +343,9 @@ class DriftReport(ReportPart):
     cost: float | None = Field(None, description="What these cost; null: no price is set.")
     probe_cost: float | None = Field(None, description="Of it, that of probes and controls.")
     currency: str = Field("", description="Of all amounts.")
+    spending: tuple[SpentLine, ...] = Field(
+        (), description="By segment, key and batch: the ten of each with the most device time."
+    )
     gaps: tuple[GapLine, ...] = Field((), description="Without measurement, oldest first.")
     num_due: int = Field(0, description="(task, drafter) pairs without fresh evidence, sent or not.")
     num_probe_sets: int = Field(0, description="Tasks that have a probe set.")

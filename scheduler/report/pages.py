@@ -30,6 +30,7 @@ from scheduler.report.wording import (
     apart_from_traffic,
     cost_of_all,
     cost_of_jobs,
+    cost_of_owner,
     cost_saved,
     costs,
     freshness,
@@ -87,7 +88,8 @@ def render_text(report: DriftReport) -> str:
         chapter("Saved by speculation", _items(f"{line.task}: {saved(line)}" for line in report.tasks))
         priced = report.tasks if report.cost is not None else ()
         jobs = (f"{line.task}: {cost_of_jobs(line, report.currency)}" for line in priced)
-        chapter("Cost", _items([cost_of_all(report), *jobs]))
+        owners = (cost_of_owner(line, report.currency) for line in report.spending)
+        chapter("Cost", _items([cost_of_all(report), *jobs, *owners]))
     if report.gaps:
         chapter("Not measured", _items(gap_lines(report)))
     chapter("Drift", _drift(report))

@@ -13,8 +13,28 @@ from alphaloop.measurements import DriftSubject
 from alphaloop.prices import NO_PRICE
 from alphaloop.store.drift import EventState, KnownIncident, PastState
 from alphaloop.store.workers import ServerLife
-from alphaloop.wording import acceptance_of, counted_apart, minute, money, span, words
-from scheduler.report.data import ChangeKind, ChangeLine, Changes, DraftLine, DriftLine, DriftReport, TaskLine
+from alphaloop.wording import (
+    acceptance_of,
+    counted_apart,
+    how_many,
+    minute,
+    money,
+    money_with_interval,
+    one_line,
+    span,
+    spent,
+    words,
+)
+from scheduler.report.data import (
+    ChangeKind,
+    ChangeLine,
+    Changes,
+    DraftLine,
+    DriftLine,
+    DriftReport,
+    SpentLine,
+    TaskLine,
+)
 
 #: A system without a job for so long is called idle.
 IDLE: Final = timedelta(hours=1)
@@ -65,8 +85,13 @@ def cost_saved(line: TaskLine, currency: str) -> str:
     saved_money = line.cost.saved if line.cost is not None else None
     if saved_money is None:
         return "saved: not known"
-    low, high = (money(bound, "") for bound in (saved_money.low, saved_money.high))
-    return f"saved {money(saved_money.mean, currency)} [{low} {high}] in the last day"
+    return f"saved {money_with_interval(saved_money, currency)} in the last day"
+
+
+def cost_of_owner(line: SpentLine, currency: str) -> str:
+    """What jobs of a segment, key or batch took."""
+    took = spent(line.device_s, line.cost, currency)
+    return f"{line.by} {one_line(line.name)}: {how_many(line.num_jobs, 'job')}, {took}"
 
 
 def cost_of_all(report: DriftReport) -> str:

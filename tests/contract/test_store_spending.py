@@ -55,7 +55,7 @@ def some_run(rng: random.Random) -> DecodeRun:
 def cost_of(run: DecodeRun) -> float:
     """By the wall clock, a quarter of an hour at a time."""
     began, quarter = run.decoded_at - timedelta(seconds=run.wall_s), timedelta(minutes=15)
-    if not run.wall_s:
+    if began == run.decoded_at:
         return run.device_s * (per_hour_at(PRICES, run.target, run.decoded_at) or 0.0) / 3600
     at, paid = began, 0.0
     while at < run.decoded_at:
@@ -63,7 +63,7 @@ def cost_of(run: DecodeRun) -> float:
         ends = min(run.decoded_at, midnight + ((at - midnight) // quarter + 1) * quarter)
         paid += (ends - at).total_seconds() * (per_hour_at(PRICES, run.target, at) or 0.0) / 3600
         at = ends
-    return paid / run.wall_s * run.device_s
+    return paid / (run.decoded_at - began).total_seconds() * run.device_s
 
 
 @pytest.fixture
