@@ -57,6 +57,7 @@ VIEWS = (
     "decision_log",
     "evidence_now",
     "failed_jobs",
+    "job_spending",
     "open_drift",
 )
 
