@@ -139,6 +139,7 @@ def run_of(plan: TaskPlan, at: datetime, now: datetime, rng: random.Random, k: i
         wall_s=wall_s,
         device_s=wall_s / RUNNING,
         decoded_at=at,
+        target=TARGET_NAME,
     )
 
 
