@@ -179,8 +179,12 @@ _WITHIN: Final = {what: _query(name, _IN_TIME) for what, name in _NAMES.items()}
 _BATCHES, _JOBS = "runs.batch_id = ANY(:names)", "runs.job_id = ANY(:names)"
 _OF_BATCHES: Final = _query("runs.batch_id", _BATCHES)
 _OF_JOBS: Final = _query("runs.job_id", _JOBS)
+# Materialized: for a plain min() PostgreSQL may walk through the whole index of times instead.
 _SPAN_OF_BATCHES, _SPAN_OF_JOBS = (
-    text(f"SELECT min(decoded_at), max(decoded_at) FROM decode_runs AS runs WHERE {where}")  # noqa: S608
+    text(f"""
+        WITH decoded AS MATERIALIZED (SELECT decoded_at FROM decode_runs AS runs WHERE {where})
+        SELECT min(decoded_at), max(decoded_at) FROM decoded
+    """)  # noqa: S608
     for where in (_BATCHES, _JOBS)
 )
 

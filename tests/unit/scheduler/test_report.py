@@ -261,8 +261,17 @@ def test_without_a_price_a_job_or_a_verdict_there_is_no_amount() -> None:
 
 
 def test_amounts_are_readable_and_carry_their_currency() -> None:
-    shown = [money(amount, "EUR") for amount in (1234.5, 0.0, 0.00123, -0.25, -12.0)]
-    assert shown == ["1,234.50 EUR", "0.00 EUR", "0.0012 EUR", "-0.25 EUR", "-12.00 EUR"]
+    shown = [money(amount, "EUR") for amount in (1234.5, 0.0, 0.00123, 0.000069, 0.4, 0.999, -0.25, -12.0)]
+    assert shown == [
+        "1,234.50 EUR",
+        "0.00 EUR",
+        "0.0012 EUR",
+        "0.000069 EUR",
+        "0.40 EUR",
+        "1.00 EUR",
+        "-0.25 EUR",
+        "-12.00 EUR",
+    ]
     assert money(1.0, "") == "1.00"
 
 
