@@ -72,7 +72,9 @@ def test_every_screen_says_the_same_of_a_batch_and_its_jobs(
         own = {"device_s": of_job, "cost": pytest.approx(of_job), "currency": "EUR"}
         assert visitor.get(f"/job.json?id={job_id}").data["spent"] == own
         assert [job["spent"] for job in stack_cli("job", job_id, "--json").json] == [own]
-        for by, name in (("batch", done.id), ("key", "nightly"), ("segment", "gold"), ("task", "chat")):
+        target = FakeEngine().identity.target
+        owners = (("batch", done.id), ("key", "nightly"), ("segment", "gold"), ("task", "chat"), ("target", target))
+        for by, name in owners:
             (row,) = stack_cli("cost", "--by", by, "--json").json["rows"]
             assert (row["name"], row["num_jobs"], row["device_s"], row["cost"]) == (name, 3, of_batch, of_batch)
             (shown,) = visitor.read(f"/cost.json?by={by}")["spent"]["rows"]
