@@ -287,13 +287,18 @@ def test_text_and_page_tell_the_same() -> None:
     for part in ("0.93 EUR", "3.62 EUR", "saved 1.60 EUR [0.069 3.82] in the last day", cost_of_all(report)):
         assert part in page
     assert "5,000 device seconds, which cost 3.47 EUR, of which probes 0.028 EUR." in cost_of_all(report)
+    assert "segment gold: 1,100 jobs, 4,001.5 device seconds, 2.78 EUR" in render_text(report)
+    for part in ("gold", "4,001.5&nbsp;s", "2.78 EUR", "0.00035 EUR"):
+        assert part in page
 
 
 def test_without_a_price_text_and_page_say_which_setting_is_missing() -> None:
-    report = full().model_copy(update={"cost": None, "probe_cost": None})
+    unpriced = tuple(line.model_copy(update={"cost": None}) for line in full().spending)
+    report = full().model_copy(update={"cost": None, "probe_cost": None, "spending": unpriced})
     for told in (render_text(report), render_page(report)):
         assert "No price is set: prices.per_hour" in told
         assert "per million tokens" not in told.lower()
+        assert "EUR" not in told
 
 
 SUBJECT = DriftSubject("code", "lookup", "r", "t")
