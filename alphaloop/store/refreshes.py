@@ -75,6 +75,11 @@ class Refresh:
     num_erased: int = 0  #: jobs that it was trained with and whose texts were erased since
 
     @property
+    def parent(self) -> tuple[str, str, str]:
+        """Drafter, draft revision and target revision of what is trained anew."""
+        return self.drafter, self.parent_draft_revision, self.target_revision
+
+    @property
     def is_open(self) -> bool:
         """Whether anything may still come of it."""
         return self.state in OPEN
