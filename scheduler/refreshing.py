@@ -157,7 +157,9 @@ def replaced_parents(
         candidate = (refresh.candidate_name or "", refresh.candidate_revision or "", refresh.target_revision)
         if refresh.state is not RefreshState.KEPT or now - refresh.changed_at < COOL_DOWN:
             continue
-        if statuses.get(refresh.parent) in (None, DraftStatus.RETIRED) or statuses.get(candidate) in (None, *UNFIT):
+        if statuses.get(refresh.parent) in (None, DraftStatus.RETIRED):
+            continue
+        if statuses.get(candidate) is not DraftStatus.ACTIVE:  # a server's stays a candidate: no worker loads it
             continue
         asking = {name for name in models.drafters if refresh.drafter in models.with_sources([name])}
         if not {refresh.drafter, *asking} & set(choices.values()):
