@@ -397,8 +397,7 @@ class RefreshSettings(Section):
     )  #: memory that the command may take, and as much again of files that it may write
     hook: tuple[
         str, ...
-    ] = ()  #: starts servers with a draft that was kept: called with TARGET DRAFTER REVISION FOLDER after its own
-    #: arguments, where servers decode the target
+    ] = ()  #: starts servers with a draft kept for them: called with TARGET DRAFTER REVISION FOLDER after its arguments
     max_hook_s: float = Field(600.0, gt=0)  #: then the hook is ended
 
 
