@@ -268,7 +268,8 @@ class Scheduler:
         models, known = self._settings.models, self._refreshes.all()
         drafters = {task: choice.drafter for task, choice in choices.items()}
         num_jobs = partial(self._refreshes.num_jobs, until=now)
-        for trial in ended_trials(models, known, self._switchback.rivals(now), drafters, num_jobs):
+        speedups = [*self._switchback.rivals(now), *self._switchback.over_vanilla(now)]
+        for trial in ended_trials(models, known, self._statuses(), speedups, drafters, num_jobs):
             refresh = trial.refresh
             self._refreshes.end(refresh.id, refresh.attempt, trial.state, sentence=trial.sentence)
             facts = {"action": f"refresh_{trial.state}", "refresh": refresh.id}

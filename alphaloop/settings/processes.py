@@ -395,6 +395,10 @@ class RefreshSettings(Section):
     max_command_bytes: int = Field(
         8 << 30, ge=1 << 20
     )  #: memory that the command may take, and as much again of files that it may write
+    hook: tuple[
+        str, ...
+    ] = ()  #: starts servers with a draft kept for them: called with TARGET DRAFTER REVISION FOLDER after its arguments
+    max_hook_s: float = Field(600.0, gt=0)  #: then the hook is ended
 
 
 class DraftsSettings(Section):
