@@ -62,7 +62,7 @@ chaos: $(INSTALLED) ## 50,000 jobs while workers, brokers, database, network and
 stories: $(INSTALLED) ## four things that go wrong with a real model, and what the one report says of them (20 minutes)
 	@$(BIN)/python -m tests.stories $(ARGS)
 
-story-refresh: $(INSTALLED) ## a new target: heads are trained anew, tried beside the old ones, judged (40 minutes)
+story-refresh: $(INSTALLED) ## heads that no longer fit are trained anew, tried, judged; --story stale, worn (40 minutes each)
 	@$(BIN)/python -m tests.stories.refreshing $(ARGS)
 
 accounting: $(INSTALLED) ## 200,000 records of every kind, workers killed, all of it redelivered and redriven: `results` alone accounts for each

@@ -148,16 +148,15 @@ _ENDED: Final = text("""
     ORDER BY batch_id, 4 * num_open / greatest(num_total, 1), promised_at
 """)
 _LATELY: Final = text("""
-    SELECT runs.task, runs.segment, jobs.batch_id, runs.decoded_s - runs.queue_s - runs.wall_s AS arrived_s,
+    SELECT runs.task, runs.segment, runs.batch_id, runs.decoded_s - runs.queue_s - runs.wall_s AS arrived_s,
         runs.decoded_s, runs.wall_s, runs.device_s
     FROM unnest(CAST(:tasks AS text[])) AS asked (task)
     CROSS JOIN LATERAL (
-        SELECT job_id, task, segment, extract(epoch FROM decoded_at)::float8 AS decoded_s, queue_s, wall_s, device_s
+        SELECT task, segment, batch_id, extract(epoch FROM decoded_at)::float8 AS decoded_s, queue_s, wall_s, device_s
         FROM decode_runs
         WHERE task = asked.task AND purpose = :purpose AND decoded_at > now() - CAST(:lately AS interval)
         ORDER BY decoded_at DESC LIMIT :limit
     ) AS runs
-    LEFT JOIN jobs USING (job_id)
 """)
 # A sample, because a batch may have 50,000 requests and is asked for every few seconds.
 _PLACES: Final = text("""

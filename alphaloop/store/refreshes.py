@@ -75,6 +75,11 @@ class Refresh:
     num_erased: int = 0  #: jobs that it was trained with and whose texts were erased since
 
     @property
+    def parent(self) -> tuple[str, str, str]:
+        """Drafter, draft revision and target revision of what is trained anew."""
+        return self.drafter, self.parent_draft_revision, self.target_revision
+
+    @property
     def is_open(self) -> bool:
         """Whether anything may still come of it."""
         return self.state in OPEN
@@ -143,10 +148,15 @@ class RefreshStore(Store):
         location: str,
         figures: Mapping[str, Any],
         sentence: str,
+        state: RefreshState = RefreshState.TRIAL,
     ) -> bool:
-        """The candidate is kept at `location`, and workers try it; whether the attempt still held."""
+        """The candidate's files are at `location`, and workers try it; whether the attempt still held.
+
+        `state` is `kept` where no worker can try it.
+        """
         given = {"id": refresh_id, "attempt": attempt, "name": name, "revision": revision, "location": location}
-        return self._database.change(_TRIAL, {**given, "figures": dict(figures), "sentence": sentence}) == 1
+        facts = {"figures": dict(figures), "sentence": sentence, "state": state}
+        return self._database.change(_TRIAL, given | facts) == 1
 
     def say(self, refresh_id: int, attempt: int, sentence: str) -> bool:
         """Say why the candidate on trial drafts nothing; whether it is on trial."""
@@ -304,7 +314,7 @@ _TAKE_PROMPTS: Final = text("""
     ON CONFLICT DO NOTHING RETURNING job_id
 """)
 _TRIAL: Final = text(f"""
-    UPDATE refreshes SET state = 'trial', candidate_name = :name, candidate_revision = :revision, location = :location,
+    UPDATE refreshes SET state = :state, candidate_name = :name, candidate_revision = :revision, location = :location,
         figures = :figures, sentence = :sentence, lease_owner = NULL, lease_expires_at = NULL, changed_at = now()
     WHERE {_ATTEMPT} AND state = 'training'
 """).bindparams(bindparam("figures", type_=JSONB))  # noqa: S608 - names of columns, no values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -89,7 +90,7 @@ def test_the_newest_decoded_jobs_come_with_their_batch_and_arrival(
     database: Database, database_url: SecretStr, postgres_server: str
 ) -> None:
     claim(database, "j-1", batch_id="monday", segment="gold")
-    run = decode_run(vanilla_counts(4), segment="gold", device_s=0.5, at=NOW)
+    run = replace(decode_run(vanilla_counts(4), segment="gold", device_s=0.5, at=NOW), batch_id="monday")
     assert OutcomeStore(database).record([outcome("j-1", run=run)], owner="w")
     with Database(as_member(postgres_server, database_url, "alphaloop_scheduler")) as seen_by_role:
         (row,) = PromiseStore(seen_by_role).decoded_lately(["code", "none"])

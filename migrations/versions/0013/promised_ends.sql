@@ -34,10 +34,10 @@ COMMENT ON COLUMN promised_ends.sd_s IS 'Standard deviation of median_s, before 
 COMMENT ON COLUMN promised_ends.why IS 'Why the end was not known; null where it was';
 COMMENT ON COLUMN promised_ends.ended_at IS 'When it ended; null while it is open';
 
-ALTER FUNCTION grant_to_roles() RENAME TO grant_tables_before_0013;
+ALTER FUNCTION grant_to_roles() RENAME TO grant_tables_of_0012;
 CREATE FUNCTION grant_to_roles() RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-    missing text[] := grant_tables_before_0013();
+    missing text[] := grant_tables_of_0012();
 BEGIN
     IF missing = '{}' THEN
         GRANT SELECT, INSERT, UPDATE, DELETE ON promised_ends TO alphaloop_scheduler;
@@ -46,7 +46,7 @@ BEGIN
     RETURN missing;
 END
 $$;
-COMMENT ON FUNCTION grant_tables_before_0013() IS 'What grant_to_roles() does for the tables of earlier revisions';
+COMMENT ON FUNCTION grant_tables_of_0012() IS 'What grant_to_roles() does for the tables of revisions before 0013';
 COMMENT ON FUNCTION grant_to_roles() IS
     'Makes the group roles, if the caller may, and grants them their rights; returns the roles that are missing';
 SELECT grant_to_roles();
