@@ -141,11 +141,11 @@ _ENDED: Final = text("""
         SELECT batch_id, max(ended_at) AS ended_at FROM promised_ends WHERE ended_at IS NOT NULL
         GROUP BY batch_id ORDER BY 2 DESC LIMIT :limit
     )
-    SELECT DISTINCT ON (batch_id, 4 * num_open / greatest(num_total, 1)) promised_ends.*
-    FROM promised_ends JOIN newest USING (batch_id) LEFT JOIN api_batches ON api_batches.id = batch_id
-    WHERE promised_ends.why IS NULL AND promised_ends.ended_at IS NOT NULL
+    SELECT DISTINCT ON (said.batch_id, 4 * said.num_open / greatest(said.num_total, 1)) said.*
+    FROM promised_ends AS said JOIN newest USING (batch_id) LEFT JOIN api_batches ON api_batches.id = said.batch_id
+    WHERE said.why IS NULL AND said.ended_at IS NOT NULL
         AND coalesce(api_batches.status, '') NOT IN ('expired', 'cancelling', 'cancelled')
-    ORDER BY batch_id, 4 * num_open / greatest(num_total, 1), promised_at
+    ORDER BY said.batch_id, 4 * said.num_open / greatest(said.num_total, 1), said.promised_at
 """)
 _LATELY: Final = text("""
     SELECT runs.task, runs.segment, runs.batch_id, runs.decoded_s - runs.queue_s - runs.wall_s AS arrived_s,
