@@ -14,6 +14,7 @@ from alphaloop.store.database import Database
 from alphaloop.store.known_jobs import BatchStore
 from alphaloop.store.outcomes import OutcomeStore
 from alphaloop.store.promises import PromisedEnd, PromiseStore, newest_promises
+from tests.contract.test_store_segments import batch_of
 from tests.fixtures.postgres import as_member
 from tests.fixtures.runs import claim, decode_run, outcome, vanilla_counts
 
@@ -69,6 +70,17 @@ def test_of_an_ended_batch_the_first_promise_of_each_quarter_is_judged(store: Pr
     assert store.ended() == []
     store.end(["monday"])
     assert sorted(each.num_open for each in store.ended()) == [10, 60, 90, 100]
+
+
+@pytest.mark.roles("owner")
+def test_a_batch_whose_window_was_over_says_nothing_of_how_long_its_requests_take(
+    database: Database, store: PromiseStore
+) -> None:
+    batch_of(database, "gold", id="expired", status="expired")
+    batch_of(database, "gold", id="done", status="completed")
+    store.keep([promise("expired"), promise("done")])
+    store.end(["expired", "done"])
+    assert [each.batch_id for each in store.ended()] == ["done"]
 
 
 def test_a_promise_without_times_says_why(database: Database, store: PromiseStore) -> None:
