@@ -124,6 +124,7 @@ class Kept:
 
 _MOST_MISS: Final = 6.0
 _PRIOR_BATCHES: Final = 4.0  #: that the history of promises is worth before there is any
+_PRIOR_SCALE: Final = 2.0  #: the model leaves out what it does not know of
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Calibration:
     """What earlier promises say of the next."""
 
     shift: float = 0.0  #: standard deviations that ends come later than the median
-    scale: float = 1.0  #: of the standard deviation
+    scale: float = _PRIOR_SCALE  #: of the standard deviation
     num_batches: int = 0
 
     @classmethod
@@ -143,7 +144,7 @@ class Calibration:
         num = len(by_batch)
         shift = sum(sum(misses) / len(misses) for misses in by_batch.values()) / (num + _PRIOR_BATCHES)
         squares = sum(sum((z - shift) ** 2 for z in misses) / len(misses) for misses in by_batch.values())
-        return cls(shift, math.sqrt((_PRIOR_BATCHES + squares) / (_PRIOR_BATCHES + num)), num)
+        return cls(shift, math.sqrt((_PRIOR_BATCHES * _PRIOR_SCALE**2 + squares) / (_PRIOR_BATCHES + num)), num)
 
     def interval_s(self, outlook: Outlook) -> tuple[float, float, float]:
         """Seconds from now: the expected end, the earliest and the latest."""
