@@ -409,7 +409,7 @@ def _waiting(message: Message | None, claimed: KnownJob | None) -> str:
     if delay_s := retry_delay_s(message.topic):
         return f"waits {delay_s} s to be tried again ({place}{sent}){again}"
     before = (
-        f"behind {message.num_before} messages of its partition" if message.num_before else "first in its partition"
+        f"after {message.num_before} messages of its partition" if message.num_before else "first in its partition"
     )
     return f"waits in Kafka, {before} ({place}{sent}){again}"
 
