@@ -342,7 +342,7 @@ _NUM_JOBS: Final = text("""
     WHERE purpose = 'traffic' AND target_revision = :target_revision AND decoded_at > :since AND decoded_at <= :until
 """)
 _DEVICE_S: Final = text("SELECT coalesce(sum(device_s), 0) FROM refreshes WHERE changed_at >= :since")
-#: For an erasure. `which` is a condition about `prompts`; none holds a value. What is open and judged on a job ends too.
+#: For an erasure. `which` is a condition about `prompts`; none holds a value. What is judged on a job and open ends.
 _HOLDING: Final = "id IN (SELECT prompts.refresh_id FROM refresh_prompts AS prompts WHERE {which})"
 _TAUGHT: Final = """EXISTS (
     SELECT FROM refresh_prompts AS prompts
