@@ -12,6 +12,7 @@ Pure; one thread uses it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
@@ -33,6 +34,21 @@ _BUSY_IN_A_ROW: Final = 6
 FRESH_S: Final = 3.0
 
 
+class RequestKind(NamedTuple):
+    """What a request is, and where something is wrong beside it: by what an endpoint has to keep requests apart."""
+
+    is_sampled: bool = False  #: its tokens are drawn. On vLLM's CPU build greedy texts beside it can be wrong
+    is_adapted: bool = False  #: it has an adapter. On vLLM's CPU build texts without one beside it are the adapter's
+
+    def only(self, kept_apart: RequestKind) -> RequestKind:
+        """The part of it that counts where requests are kept apart by this."""
+        return RequestKind(*(is_so and counts for is_so, counts in zip(self, kept_apart, strict=True)))
+
+
+#: Greedy, of the model itself; or nothing that is kept apart.
+NEITHER: Final = RequestKind()
+
+
 @dataclass(frozen=True, slots=True)
 class Flight:
     """A request on its way, as `Fleet.began` hands it out and `Fleet.ended` takes it back."""
@@ -42,10 +58,9 @@ class Flight:
     here: LoadSums  #: of the endpoint up to `began_s`
     everywhere: LoadSums  #: of all endpoints, this one included
     is_alone: bool
-    asked: AskedDrafts | None = (
-        None  #: the drafts that it asks the endpoint for; None: for nothing, so as it was started
-    )
-    is_sampled: bool = False
+    #: The drafts that it asks the endpoint for; None: for nothing, so as it was started.
+    asked: AskedDrafts | None = None
+    kind: RequestKind = NEITHER
 
     @property
     def is_undrafted(self) -> bool:
@@ -84,7 +99,7 @@ class Places:
         self._most, self._clock, self._rng = most, clock, rng
         self.num_in_flight = 0  #: requests that began and have not ended
         self.num_undrafted = 0  #: of those, asked for without drafts where something drafts
-        self.num_sampled = 0  #: of those, with sampling
+        self._kinds: Counter[RequestKind] = Counter()  # of those
         self.paused_until_s = -math.inf  #: the server asked for quiet, so that nothing new is sent until then
         self._limit, self._known_good = float(most), float(most)
         self._grown_s = self._counted_s = clock()
@@ -96,6 +111,11 @@ class Places:
         """How many may be in flight now, 1 to the endpoint's most; what is there already may be more."""
         self._grow()
         return max(1, int(self._limit))
+
+    @property
+    def kind(self) -> RequestKind:
+        """What any request in flight is."""
+        return RequestKind(*map(any, zip(*(kind for kind, num in self._kinds.items() if num), strict=True)))
 
     @property
     def is_paused(self) -> bool:
@@ -144,25 +164,17 @@ class Places:
         *,
         is_alone: bool,
         asked: AskedDrafts | None = None,
-        is_sampled: bool = False,
+        kind: RequestKind = NEITHER,
     ) -> Flight:
         """One request more; `asked` is what it asks for, if anything.
 
         `everywhere`: of all endpoints, up to now.
         """
         here = self.load_sums
-        flight = Flight(
-            endpoint,
-            self._counted_s,
-            here,
-            everywhere,
-            is_alone,
-            asked=asked,
-            is_sampled=is_sampled,
-        )
+        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, asked=asked, kind=kind)
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
-        self.num_sampled += is_sampled
+        self._kinds[kind] += 1
         return flight
 
     def remove(self, flight: Flight, everywhere: LoadSums) -> Landing:
@@ -171,7 +183,7 @@ class Places:
         life_s = self._counted_s - flight.began_s
         self.num_in_flight -= 1
         self.num_undrafted -= flight.is_undrafted
-        self.num_sampled -= flight.is_sampled
+        self._kinds[flight.kind] -= 1
         if life_s <= 0:
             return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False))
         grown = everywhere - flight.everywhere
