@@ -318,7 +318,7 @@ class Story:
             trainer.stop()
 
     def _until(self, refreshes: RefreshStore, state: RefreshState) -> Refresh:
-        until = time.monotonic() + 900
+        until = time.monotonic() + 1800
         while (refresh := refreshes.of(HEADS)[0]).state is not state:
             if not refresh.is_open or time.monotonic() > until:
                 raise AlphaloopError(f"expected a refresh in {state.value}, found {refresh.state}: {refresh.sentence}")
