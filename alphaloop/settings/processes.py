@@ -421,12 +421,3 @@ class TracingSettings(Section):
     endpoint: HttpUrl | None = (
         None  #: OTLP over HTTP, with its path: http://collector:4318/v1/traces; unset: no traces are made
     )
-
-
-class ReportSettings(Section):
-    """What a device costs. The same price holds for every device."""
-
-    device_cost_per_hour: float | None = Field(
-        None, gt=0
-    )  #: of one device; unset: the report shows device time and no cost
-    currency: str = Field("", max_length=12)  #: written after amounts: EUR

@@ -57,6 +57,7 @@ class Flight:
     began_s: float
     here: LoadSums  #: of the endpoint up to `began_s`
     everywhere: LoadSums  #: of all endpoints, this one included
+    shared_s: float  #: what a request would have had that was there since the beginning
     is_alone: bool
     #: The drafts that it asks the endpoint for; None: for nothing, so as it was started.
     asked: AskedDrafts | None = None
@@ -74,6 +75,9 @@ class Landing:
 
     num_beside: float  #: our mean requests in flight at its endpoint meanwhile, itself included
     load: ServerLoad  #: with those of others
+    #: Its share of the endpoint's time: each moment divided by our requests that were there. The shares of all requests
+    #: add up to the time in which the endpoint had one.
+    share_s: float
 
 
 class LoadSums(NamedTuple):
@@ -105,6 +109,7 @@ class Places:
         self._grown_s = self._counted_s = clock()
         self._last_cut_s = self._known_until_s = -math.inf
         self._sums, self._num_others, self._num_busy = LoadSums(), 0.0, 0
+        self._shared_s = 0.0  # the share of a request that was there since the beginning
 
     @property
     def limit(self) -> int:
@@ -145,6 +150,7 @@ class Places:
         known_s = min(max(self._known_until_s - self._counted_s, 0.0), passed_s)
         own, others, unknown_s = self._sums
         own, others = own + self.num_in_flight * passed_s, others + self._num_others * known_s
+        self._shared_s += passed_s / self.num_in_flight if self.num_in_flight else 0.0
         self._sums, self._counted_s = LoadSums(own, others, unknown_s + passed_s - known_s), now
         return self._sums
 
@@ -171,7 +177,16 @@ class Places:
         `everywhere`: of all endpoints, up to now.
         """
         here = self.load_sums
-        flight = Flight(endpoint, self._counted_s, here, everywhere, is_alone, asked=asked, kind=kind)
+        flight = Flight(
+            endpoint,
+            self._counted_s,
+            here,
+            everywhere,
+            self._shared_s,
+            is_alone,
+            asked=asked,
+            kind=kind,
+        )
         self.num_in_flight += 1
         self.num_undrafted += flight.is_undrafted
         self._kinds[kind] += 1
@@ -185,7 +200,7 @@ class Places:
         self.num_undrafted -= flight.is_undrafted
         self._kinds[flight.kind] -= 1
         if life_s <= 0:
-            return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False))
+            return Landing(num_own, ServerLoad(num_own, 0.0, is_whole=False), 0.0)
         grown = everywhere - flight.everywhere
         elsewhere = grown - here
         load = ServerLoad(
@@ -193,7 +208,7 @@ class Places:
             num_elsewhere=max(0.0, elsewhere.own + max(0.0, elsewhere.others)) / life_s,
             is_whole=grown.unknown_s <= 0,
         )
-        return Landing(here.own / life_s, load)
+        return Landing(here.own / life_s, load, self._shared_s - flight.shared_s)
 
     def start_slowly(self) -> None:
         """The server is new: begin with one request."""

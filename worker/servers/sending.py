@@ -186,6 +186,7 @@ class Sending:
                     sent_at=sent_at,
                     ended_at=ended_at,
                     num_beside=landing.num_beside,
+                    share_s=landing.share_s,
                     # Counts of two kinds are never added up.
                     is_counted_apart=self._counting.counts(name),
                     slice_counts=slice_counts,
