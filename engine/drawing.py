@@ -30,9 +30,9 @@ def verify_drawn(
     """One verdict a proposal.
 
     `p` [rows, columns]: the target's probabilities (float64), 1 + len(tokens) rows a proposal, one proposal after the
-    other; they are used up. `ids` [rows, columns]: the token of each column; None: column i is token i, which drawn
-    proposals need. `uniforms` [rows]: independent draws from [0, 1), of each proposal one a draft, and the last for the
-    token that the target adds.
+    other; they are used up. `ids` [rows, columns]: the token of each column, and `p` may be weights that do not add up
+    to 1; None: column i is token i, which drawn proposals need. `uniforms` [rows]: independent draws from [0, 1), of
+    each proposal one a draft, and the last for the token that the target adds.
     """
     plan = _plan(proposals)
     left = _Left(p, ids, uniforms)
@@ -204,9 +204,8 @@ class _Left:
 
     def read(self, uniforms: NDArray[np.float64]) -> tuple[list[int], list[bool]]:
         """The token that each row adds, drawn at its own of `uniforms`, and whether the draft at each place stays."""
-        tokens = draw_rows(self._left, torch.from_numpy(uniforms).to(self._left.device))
-        if self._ids is not None:
-            tokens = self._ids.gather(1, tokens[:, None]).squeeze(1)
+        columns = draw_rows(self._left, torch.from_numpy(uniforms[:, None]).to(self._left.device))
+        tokens = (columns if self._ids is None else self._ids.gather(1, columns)).squeeze(1)
         numbers: list[int] = (torch.cat((tokens, *self._accepted)) if self._accepted else tokens).tolist()
         accepted = [False] * len(tokens)
         for place, is_accepted in zip(self._places, numbers[len(tokens) :], strict=True):
@@ -233,15 +232,15 @@ def _still_left(residuals: Tensor, before: Tensor) -> Tensor:
 
 
 def draw_rows(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Columns drawn in proportion to `weights` [rows, columns], one a row, by inverting its cumulative sum: [rows].
+    """Columns drawn in proportion to `weights` [rows, columns], one a row, by inverting its cumulative sum: [rows, 1].
 
-    `uniforms` [rows]: below 1.
+    `uniforms` [rows, 1]: below 1.
     """
     cumulative = weights.cumsum(dim=-1)
     # A uniform is below 1 by at least 2^-53, so no product rounds up to the whole sum. Sums taken in parallel may rise
     # by a bit where there is no weight.
-    places = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)
-    return torch.where(weights.gather(1, places) > 0, places, weights.argmax(dim=-1, keepdim=True)).squeeze(1)
+    places = torch.searchsorted(cumulative, uniforms * cumulative[:, -1:], right=True)
+    return torch.where(weights.gather(1, places) > 0, places, weights.argmax(dim=-1, keepdim=True))
 
 
 def _followed(proposal: Proposal, tokens: SequenceOf[int], accepted: SequenceOf[bool]) -> DraftVerdict:

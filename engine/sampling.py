@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import numpy as np
@@ -122,15 +124,14 @@ class TokenChooser:
         return probabilities(scores, self.sampling)
 
     def candidates(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The same distribution as the tokens that have a share of it: probabilities, and token ids ascending.
+        """The same distribution as the tokens that have a share of it: weights, and token ids ascending.
 
-        Both [rows, n], padded with 0. Without cuts all [rows, vocabulary] and None: column i is token i.
+        Both [rows, n], padded with 0; weights are not `normalised`. Without cuts all [rows, vocabulary] and None:
+        column i is token i.
         """
         if not self.sampling.is_cut:
             return probabilities(scores, self.sampling), None
-        p, tokens = _candidates(scores, self.sampling)
-        tokens, order = tokens.sort(dim=-1)
-        return p.gather(-1, order), tokens
+        return _candidates(scores, self.sampling)
 
     @property
     def cut(self) -> tuple[float, int, float, float]:
@@ -280,7 +281,8 @@ class _Adjustments:
         self._counts = counts.index_add(0, where, torch.ones_like(where))
 
 
-# Tokens a block: large enough that the blocks' maxima are few, small enough that a block read in vain costs little.
+# Tokens a block, a power of two: large enough that the blocks' maxima are few, small enough that a block read in vain
+# costs little.
 BLOCK: Final = 64
 # Tokens with less than this share of the likeliest one's probability are looked at only if top_p needs them.
 _HOPE: Final = 2.0**-10
@@ -304,75 +306,90 @@ def probabilities(scores: Tensor, sampling: Sampling) -> Tensor:
         whole = _softmax(scores, sampling)
         _refuse_infinite(whole[:, 0])
         return whole
-    p, tokens = _candidates(scores, sampling)
+    weights, tokens = _candidates(scores, sampling)
     # The padding adds 0 to token 0.
-    return torch.zeros(scores.shape, dtype=torch.float64, device=scores.device).scatter_add_(-1, tokens, p)
+    whole = torch.zeros(scores.shape, dtype=torch.float64, device=scores.device)
+    return whole.scatter_add_(-1, tokens, normalised(weights))
 
 
 def _candidates(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """The same distribution as the few tokens that share it; `sampling` must be cut.
 
-    Probabilities [rows, n] in float64, likeliest first, padded with 0, and their tokens [rows, n], ties in order of
-    token id. n is the longest row's.
+    Weights [rows, n] in float64, not normalised and padded with 0, and their tokens [rows, n], ascending but for the
+    padding. n is the longest row's. Two waits for the device.
     """
-    # Maxima of 16-bit numbers take longer than turning them into float32.
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
-    peaks = _in_blocks(scores).amax(dim=-1)
-    best = peaks.amax(dim=-1, keepdim=True).double()
     if 0 < sampling.top_k < scores.shape[-1]:
-        # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
-        among = peaks if sampling.top_k <= peaks.shape[-1] else scores
-        kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-        values, tokens = _at_least(scores, peaks, best, kth)
-        if values.shape[-1] > sampling.top_k:
-            values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
-        p = _normalised(_weights(values, best, sampling))
+        weights, order, tokens = _top_k(_in_blocks(_comparable(scores)), sampling)
+        if sampling.top_p < 1 or sampling.min_p > 0:
+            weights = normalised(weights)
     elif sampling.top_p < 1:
-        p, tokens = _reaching(scores, peaks, best, sampling)
+        weights, order, tokens = _reaching(scores, sampling)
     else:
-        values, tokens = _at_least(scores, peaks, best, _bound(best, sampling.min_p, sampling))
-        p = _weights(values, best, sampling)
+        blocks = _in_blocks(_comparable(scores))
+        peaks = blocks.amax(dim=-1)
+        best = peaks.amax(dim=-1, keepdim=True).double()
+        # Less the error of its rounding. Without min_p top_k asks for more than the vocabulary: no token is cut.
+        distance = sampling.temperature * math.log(sampling.min_p) if sampling.min_p else -math.inf
+        bound = best + (distance - 1e-9)
+        values, order, tokens = _at_least(blocks, peaks, bound.sub_(best.abs(), alpha=1e-9), -torch.inf)
+        weights = _weights(values, best, sampling)
     if sampling.top_p < 1:
-        p = p.masked_fill(p.cumsum(dim=-1) - p >= sampling.top_p, 0.0)
+        weights = weights.masked_fill(weights.cumsum(dim=-1) - weights >= sampling.top_p, 0.0)
     if sampling.min_p > 0:
-        p = p.masked_fill(p < sampling.min_p * p[:, :1], 0.0)
-    return _normalised(p), tokens
+        weights = weights.masked_fill(weights < sampling.min_p * weights[:, :1], 0.0)
+    return weights.scatter(1, order, weights), tokens
 
 
-def _reaching(scores: Tensor, peaks: Tensor, best: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Probabilities [rows, n] of all tokens that top_p and min_p can keep, descending, and the tokens."""
+def _top_k(blocks: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_at_least`, weights of the top_k likeliest tokens and of those that equal the last of them."""
+    peaks = blocks.amax(dim=-1)
+    best = peaks.amax(dim=-1, keepdim=True)
+    # Each of the top_k highest blocks has a token that reaches the lowest of their maxima.
+    among = peaks if sampling.top_k <= peaks.shape[-1] else blocks.flatten(1)
+    kth = among.topk(sampling.top_k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    values, order, tokens = _at_least(blocks, peaks, kth, -torch.inf)
+    if values.shape[-1] > sampling.top_k:
+        values = values.masked_fill(values < values[:, sampling.top_k - 1 : sampling.top_k], -torch.inf)
+    return _weights(values, best, sampling), order, tokens
+
+
+def _reaching(scores: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_at_least`, probabilities of all tokens that top_p and min_p can keep."""
     p = _softmax(scores, sampling)
-    p_best = p.amax(dim=-1, keepdim=True)
-    share: Tensor | float = max(_HOPE, sampling.min_p)
+    blocks = _in_blocks(p, 0.0)
+    peaks = blocks.amax(dim=-1)
+    best = peaks.amax(dim=-1, keepdim=True)
+    # 1e-9 covers the error of rounded sums.
+    bound = (max(_HOPE, sampling.min_p) * (1 - 1e-9)) * best
     if sampling.min_p < _HOPE:
-        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do; 1e-9
-        # covers the error of rounded sums. Else: all tokens below this probability have at most half of 1 - top_p.
+        # Tokens with that share are all that top_p keeps if together they reach top_p, as they nearly always do. Else:
+        # all tokens below this probability have at most half of 1 - top_p.
         certain = (1 - sampling.top_p) / (2 * scores.shape[-1])
-        is_enough = p.mul_(p >= share * p_best).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
-        share = (certain / p_best).clamp_(min=sampling.min_p, max=1.0).masked_fill_(is_enough, share)
-    values, tokens = _at_least(scores, peaks, best, _bound(best, share, sampling))
-    return _weights(values, best, sampling).mul_(p_best), tokens
+        is_enough = p.mul(p >= bound).sum(dim=-1, keepdim=True) > sampling.top_p + 1e-9
+        least: Tensor | float = (sampling.min_p * (1 - 1e-9) * best).clamp_min_(certain) if sampling.min_p else certain
+        bound = torch.where(is_enough, bound, least)
+    return _at_least(blocks, peaks, bound, 0.0)
+
+
+def _comparable(scores: Tensor) -> Tensor:
+    """Maxima of 16-bit numbers take longer than turning them into float32."""
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
 
 
 def _weights(values: Tensor, best: Tensor, sampling: Sampling) -> Tensor:
     return ((values - best) / sampling.temperature).exp_()
 
 
-def _normalised(weights: Tensor) -> Tensor:
+def normalised(weights: Tensor) -> Tensor:
+    """Each row of `weights` [rows, columns] over its sum."""
     # A running sum, because its bits do not depend on the row's padding, and so not on the other rows.
     return weights / weights.cumsum(dim=-1)[:, -1:]
 
 
-def _bound(best: Tensor, share: Tensor | float, sampling: Sampling) -> Tensor:
-    """The score of a token with this share of the likeliest one's probability, less the error of its rounding."""
-    distance = sampling.temperature * torch.as_tensor(share, dtype=torch.float64, device=best.device).log()
-    return best + distance - 1e-9 * (1 + best.abs() - distance)
-
-
 def _softmax(scores: Tensor, sampling: Sampling) -> Tensor:
     # Less the best score first, because a score over a temperature near 0 has no float64.
-    rows = scores.to(torch.float64, copy=True)
-    return rows.sub_(rows.amax(dim=-1, keepdim=True)).div_(sampling.temperature).softmax(dim=-1)
+    best = scores.amax(dim=-1, keepdim=True).double()
+    return scores.sub(best).div_(sampling.temperature).softmax(dim=-1)
 
 
 def _refuse_infinite(best: Tensor) -> None:
@@ -381,45 +398,57 @@ def _refuse_infinite(best: Tensor) -> None:
         raise DecodeFailed("the target returned logits that are not finite")
 
 
-def _in_blocks(values: Tensor) -> Tensor:
-    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded with -inf."""
+def _in_blocks(values: Tensor, padding: float = -torch.inf) -> Tensor:
+    """[..., blocks, BLOCK] of values [..., vocabulary], the last block padded."""
     surplus = -values.shape[-1] % BLOCK
-    padded = functional.pad(values, (0, surplus), value=-torch.inf) if surplus else values
+    padded = functional.pad(values, (0, surplus), value=padding) if surplus else values
     return padded.reshape(*padded.shape[:-1], -1, BLOCK)
 
 
-def _at_least(values: Tensor, peaks: Tensor, best: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
-    """Finite values [rows, n] in float64 that reach their row's bound, descending, padded with -inf; their tokens.
+def _at_least(blocks: Tensor, peaks: Tensor, bound: Tensor, padding: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The values of each row [rows, blocks, BLOCK] that reach its bound [rows, 1] and are more than `padding`.
 
-    `peaks` [rows, blocks] are the blocks' maxima, `best` the rows'. Two waits for the device. Raises DecodeFailed where
-    a row has no finite maximum.
+    Returns these values [rows, n] in float64, descending, equal ones by token id, padded; the column of each in the
+    tokens; and their token ids [rows, n], ascending but for the padding. `peaks` [rows, blocks] are the blocks' maxima.
+    Two waits for the device. Raises DecodeFailed where a row has no finite maximum.
     """
-    bound = bound.clamp_min(torch.finfo(values.dtype).min)
-    most = (peaks >= bound).sum(dim=-1).amax()
-    num_blocks, are_finite = torch.stack((most, best.isfinite().all().to(most.dtype))).tolist()
-    if not are_finite:
+    lowest = torch.finfo(blocks.dtype).tiny if padding == 0 else torch.finfo(blocks.dtype).min
+    # No number reaches the sum where the maximum is not finite.
+    bound = bound.clamp_min(lowest).add_(peaks.amax(dim=-1, keepdim=True), alpha=0)
+    nums_blocks: list[int] = (peaks >= bound).sum(dim=-1).tolist()
+    if not all(nums_blocks):
         raise DecodeFailed("the target returned logits that are not finite")
-    blocks = peaks.topk(num_blocks, dim=-1).indices.sort(dim=-1).values[:, :, None]
-    inside = _in_blocks(values).gather(1, blocks.expand(-1, -1, BLOCK)).flatten(1)
-    tokens = (blocks * BLOCK + torch.arange(BLOCK, device=values.device)).flatten(1)
+    places = peaks.topk(max(nums_blocks), dim=-1).indices.sort(dim=-1).values
+    tokens = torch.add(_lanes(blocks.device), places[:, :, None], alpha=BLOCK).flatten(1)
+    inside = blocks.flatten(1).gather(1, tokens)
     is_reached = inside >= bound
     column = is_reached.cumsum(dim=-1)
-    num = int(column[:, -1].amax())
+    num = int(column.amax())
     # What is not reached goes into the first column, which is left out.
     column = column.mul_(is_reached)
-    packed = torch.full((len(values), 1 + num), -torch.inf, dtype=torch.float64, device=values.device)
+    packed = torch.full((len(inside), 1 + num), padding, dtype=torch.float64, device=inside.device)
     packed = packed.scatter_(1, column, inside.double())[:, 1:]
-    tokens = tokens.new_zeros((len(values), 1 + num)).scatter_(1, column, tokens)
+    tokens = tokens.new_zeros((len(inside), 1 + num)).scatter_(1, column, tokens)[:, 1:]
     packed, order = packed.sort(dim=-1, descending=True, stable=True)
-    return packed, tokens[:, 1:].gather(-1, order)
+    return packed, order, tokens
+
+
+@lru_cache(maxsize=8)
+def _lanes(device: torch.device) -> Tensor:
+    """The places in a block [BLOCK]."""
+    return torch.arange(BLOCK, device=device)
 
 
 def token_noise(key: int | Tensor, block: Tensor, lane: Tensor, vocabulary: int) -> Tensor:
     """Gumbel noise in float64 of token `block * BLOCK + lane`; `key` [rows, 1 …], block and lane are broadcast."""
-    size = _sizes(block, vocabulary)
-    largest = _largest_noise(key, block, size)
-    owner = (uniforms(key, -2 - 2 * block) * size).long()
-    others = ((-largest).exp_() - uniforms(key, block * BLOCK + lane).log_()).log_().neg_()
+    size, first = _sizes(block, vocabulary), -2 * block
+    tokens = torch.add(lane, block, alpha=BLOCK)
+    # All draws in one call: each takes some twenty operations of integers.
+    counters = torch.stack(torch.broadcast_tensors(first - 1, first - 2, tokens))
+    of_largest, of_owner, of_token = uniforms(key, counters).unbind()
+    largest = _gumbel(of_largest).add_(size.log())
+    owner = (of_owner * size).long()
+    others = ((-largest).exp_() - of_token.log_()).log_().neg_()
     return torch.where(lane == owner, largest, others)
 
 
@@ -445,9 +474,9 @@ def _perturbed_tokens(scores: Tensor, sampling: Sampling, keys: Sequence[int]) -
     vocabulary = scores.shape[-1]
     key = torch.tensor(keys, dtype=torch.long, device=scores.device)[:, None]
     if sampling.is_cut:
-        p, tokens = _candidates(scores, sampling)
-        block = tokens.div(BLOCK, rounding_mode="floor")
-        best = (p.log() + token_noise(key, block, tokens - block * BLOCK, vocabulary)).argmax(dim=-1, keepdim=True)
+        weights, tokens = _candidates(scores, sampling)
+        noise = token_noise(key, tokens >> BLOCK.bit_length() - 1, tokens & BLOCK - 1, vocabulary)
+        best = weights.log_().add_(noise).argmax(dim=-1, keepdim=True)
         return tokens.gather(-1, best).squeeze(-1)
     # log p is (score - best score) / temperature up to a constant of the row; without the best score, a score over a
     # temperature near 0 would have no float64.
@@ -529,4 +558,9 @@ def gumbel(key: int | Tensor, counters: Tensor) -> Tensor:
     argmax(log p + gumbel) is distributed as p (Gumbel 1954; Maddison et al. 2014). Taken as -log(-log1p(-u)): winners
     have a small u, where it is the most precise.
     """
-    return uniforms(key, counters).neg_().log1p_().neg_().log_().neg_()
+    return _gumbel(uniforms(key, counters))
+
+
+def _gumbel(uniforms: Tensor) -> Tensor:
+    """In place."""
+    return uniforms.neg_().log1p_().neg_().log_().neg_()

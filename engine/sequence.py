@@ -86,8 +86,9 @@ class Drafting:
             counts.num_vanilla_rounds += 1
             counts.num_vanilla_forced += num_forced_after
             return
-        counts.take_proposers(self.drafter.name, proposal, verdict.path, num_emitted=num_emitted)
-        forced = proposal.forced_in(verdict.path)
+        path = verdict.path
+        counts.take_proposers(self.drafter.name, proposal, path, num_emitted=num_emitted)
+        forced = proposal.forced_in(path)
         num_forced = sum(place < num_emitted for place in forced)
         counts.take_drafted(
             self.drafter,
@@ -122,6 +123,8 @@ class Sequence:
         self.slot = -1  #: none yet
         self.text = list(prepared.token_ids)  #: prompt and output; drafters hold this very list
         self.num_prompt = len(self.text)
+        self.max_tokens = sampling.max_tokens  #: most tokens that the output may have
+        self.num_positions = self.num_prompt + self.max_tokens  #: that its slot may come to need
         #: Last tokens of the text that no pass has read: the pending one, and those that were forced after it.
         self.num_fresh = 1
         #: What may follow in its text; None: anything.
@@ -164,16 +167,6 @@ class Sequence:
     def output(self) -> SequenceOf[int]:
         """The tokens generated so far."""
         return self.text[self.num_prompt :]
-
-    @property
-    def num_positions(self) -> int:
-        """Positions that its slot may come to need."""
-        return self.num_prompt + self.max_tokens
-
-    @property
-    def max_tokens(self) -> int:
-        """Most tokens that the output may have."""
-        return self.spec.sampling.max_tokens
 
     @property
     def has_begun(self) -> bool:

@@ -73,9 +73,12 @@ def verify(logits: Tensor, judged: SequenceOf[tuple[Sequence, Proposal]]) -> lis
     for each sequence that has it. Raises DecodeFailed for logits that are not finite, because a choice from them has no
     meaning.
     """
-    best, are_finite = best_tokens(logits)
-    if not are_finite:
-        raise DecodeFailed("the model returned logits that are not finite")
+    best: list[int] = []
+    # What is drawn from plain logits is refused where these become probabilities, without a wait for the device.
+    if any(sequence.choice.is_greedy or not sequence.choice.is_plain for sequence, _ in judged):
+        best, are_finite = best_tokens(logits)
+        if not are_finite:
+            raise DecodeFailed("the model returned logits that are not finite")
     verdicts: dict[int, DraftVerdict] = {}
     alike: defaultdict[tuple[_Rule, tuple[float, ...]], list[_Judged]] = defaultdict(list)
     everyone: list[_Judged] = []

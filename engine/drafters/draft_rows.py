@@ -18,6 +18,7 @@ from alphaloop.settings.models import NetworkDrafterSettings
 from engine.drafters.draft_vocabulary import DraftTokens, likeliest
 from engine.drawing import draw_rows
 from engine.proposal import Ask, DraftDistributions, Proposal
+from engine.sampling import normalised
 
 
 def tried_places(settings: NetworkDrafterSettings, *, siblings: str = "") -> str:
@@ -139,14 +140,16 @@ def _draw_together(rows: Sequence[DraftRow], scores: Tensor, proposable: Tensor 
     Its siblings are drawn too, without replacement. `proposable`: the tokens of a head that was cut.
     """
     q, ids = rows[0].ask.choice.candidates(scores)
-    if ids is None and proposable is not None:
+    if ids is not None:
+        q = normalised(q)
+    elif proposable is not None:
         q, ids = q[:, proposable], proposable.expand(len(q), -1)
     left, num = q, rows[0].num_branches
     uniforms = torch.stack([row.ask.choice.uniforms(num, q.device) for row in rows])
     pairs: list[Tensor] = []
     for place in range(num):
         # Where nothing is left to be drawn any token will do: it has no probability.
-        columns = draw_rows(torch.where(left.sum(dim=1, keepdim=True) > 0, left, q), uniforms[:, place])[:, None]
+        columns = draw_rows(torch.where(left.sum(dim=1, keepdim=True) > 0, left, q), uniforms[:, place, None])
         tokens = columns if ids is None else ids.gather(1, columns)
         pairs += [tokens.double(), left.gather(1, columns)]
         left = left.scatter(1, columns, 0.0)
